@@ -1,0 +1,33 @@
+"""mocha_jax: federated multi-task learning as array programs.
+
+The public surface is what this file re-exports: data and problem, the two drivers, the
+algorithms, the certificate, and the modules `losses`, `regularizers`, `coupling`, `systems`,
+`costs`, `metrics` and `datasets`.
+"""
+
+from mocha_jax import costs as costs
+from mocha_jax import coupling as coupling
+from mocha_jax import datasets as datasets
+from mocha_jax import losses as losses
+from mocha_jax import metrics as metrics
+from mocha_jax import regularizers as regularizers
+from mocha_jax import systems as systems
+from mocha_jax._algorithm import Algorithm as Algorithm
+from mocha_jax._algorithm import Info as Info
+from mocha_jax._checkpoint import CheckpointError as CheckpointError
+from mocha_jax._data import TaskData as TaskData
+from mocha_jax._data import pack_tasks as pack_tasks
+from mocha_jax._mocha import Mocha as Mocha
+from mocha_jax._mocha import MochaState as MochaState
+from mocha_jax._objective import Certificate as Certificate
+from mocha_jax._objective import certificate as certificate
+from mocha_jax._objective import objective as objective
+from mocha_jax._problem import Problem as Problem
+from mocha_jax._pytree import Pytree as Pytree
+from mocha_jax._run import History as History
+from mocha_jax._run import run as run
+from mocha_jax._solve import Solution as Solution
+from mocha_jax._solve import Status as Status
+from mocha_jax._solve import solve as solve
+
+__version__ = "0.1.0"

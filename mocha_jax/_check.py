@@ -1,0 +1,79 @@
+"""Checks of what a person hands in: one sentence, naming the culprit and the remedy.
+
+Values that JAX is tracing cannot be looked at; the checks let them pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def concrete(value: Any) -> np.ndarray | None:
+    """The value as a NumPy array, or None where it is traced or abstract."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    array = np.asarray(value)
+    return None if array.dtype == object else array
+
+
+def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
+    if not ok:
+        shown = value.item() if value.size == 1 else value
+        raise ValueError(f"{owner}: {name} must be {rule}, got {shown}.")
+
+
+def positive(owner: str, **values: Any) -> None:
+    """Every value finite and > 0."""
+    for name, value in values.items():
+        if (v := concrete(value)) is not None:
+            _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
+
+
+def nonnegative(owner: str, **values: Any) -> None:
+    """Every value finite and >= 0."""
+    for name, value in values.items():
+        if (v := concrete(value)) is not None:
+            _require(bool(np.all(np.isfinite(v) & (v >= 0))), owner, name, v, "finite and >= 0")
+
+
+def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: Any) -> None:
+    """Every value in [0, 1]; either end can be left out."""
+    rule = f"in {'(' if open_left else '['}0, 1{')' if open_right else ']'}"
+    for name, value in values.items():
+        if (v := concrete(value)) is not None:
+            low = v > 0 if open_left else v >= 0
+            high = v < 1 if open_right else v <= 1
+            _require(bool(np.all(low & high)), owner, name, v, rule)
+
+
+def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
+    """Square, finite, symmetric and without an eigenvalue below rounding."""
+    shape = np.shape(matrix)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {shape}.")
+    if (a := concrete(matrix)) is None:
+        return
+    if not np.all(np.isfinite(a)):
+        raise ValueError(f"{owner}: {name} has a NaN or infinite entry.")
+    # Matrices built in float32 are symmetric and semi-definite up to its rounding only.
+    slack = 1e-5 * max(float(np.abs(a).max(initial=0.0)), 1e-30)
+    a = a.astype(np.float64)
+    if (skew := float(np.abs(a - a.T).max(initial=0.0))) > slack:
+        raise ValueError(
+            f"{owner}: {name} must be symmetric, but {name} and its transpose differ by up to "
+            f"{skew:.3g}; pass ({name} + {name}.T) / 2 if that is what you mean."
+        )
+    if (lowest := float(np.linalg.eigvalsh(a).min(initial=0.0))) < -slack * len(a):
+        raise ValueError(
+            f"{owner}: {name} must be positive semi-definite, but its smallest eigenvalue is "
+            f"{lowest:.3g}; add that much to its diagonal, or clip its eigenvalues at 0."
+        )
+
+
+def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """The value is one of a few words."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

@@ -1,0 +1,117 @@
+"""Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
+
+The file holds the arrays of `Progress` and `History` in order, and a fingerprint of everything
+that determines the run: data, loss, regularizer, algorithm, systems, key. How many rounds
+to run and when to stop are not part of it, so a finished solve can be continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._pytree import Pytree, fields_of
+from mocha_jax._run import History, Progress
+
+_FORMAT = "mocha_jax checkpoint 1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used."""
+
+
+class Saver:
+    """Saves to and loads from one file; without a file it does nothing."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, key: Array, *run: Any) -> None:
+        self._path = None if path is None else Path(path)
+        self._fingerprint = "" if path is None else fingerprint(jax.random.key_data(key), *run)
+
+    def __call__(self, progress: Progress, history: History) -> None:
+        """Write everything to a new file, then put it in place of the old one."""
+        if self._path is None:
+            return
+        arrays = {f"progress_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(progress))}
+        arrays |= {f"history_{name}": np.asarray(a) for name, a in fields_of(history).items()}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        with open(partial, "wb") as file:
+            np.savez(file, format=np.array(_FORMAT), fingerprint=np.array(self._fingerprint), **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self._path)
+        with contextlib.suppress(OSError):  # not every system lets a folder be synced
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def load(self, fresh: Progress) -> tuple[Progress, History | None]:
+        """The saved run where there is one, else `fresh`."""
+        if self._path is None or not self._path.exists():
+            return fresh, None
+        arrays = self._read()
+        if str(arrays.get("format")) != _FORMAT:
+            raise CheckpointError(f"{self._path} is not a mocha_jax checkpoint; choose another path.")
+        if str(arrays["fingerprint"]) != self._fingerprint:
+            raise CheckpointError(
+                f"{self._path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, key or "
+                f"record_every differ from this call's; choose another path, or delete it to start afresh."
+            )
+        try:
+            leaves, structure = jax.tree.flatten(fresh)
+            saved = [
+                jax.device_put(jnp.asarray(arrays[f"progress_{i}"], leaf.dtype), leaf.sharding)
+                for i, leaf in enumerate(leaves)
+            ]
+            names = [name.removeprefix("history_") for name in arrays if name.startswith("history_")]
+            return structure.unflatten(saved), History(**{name: arrays[f"history_{name}"] for name in names})
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{self._path} lacks {error}; delete it to start afresh.") from error
+
+    def _read(self) -> dict[str, np.ndarray]:
+        try:
+            with np.load(self._path, allow_pickle=False) as file:  # type: ignore[arg-type]
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+            raise CheckpointError(
+                f"{self._path} is damaged or not a checkpoint ({error}); delete it to start afresh."
+            ) from error
+
+
+def fingerprint(*parts: Any) -> str:
+    """A digest of records, arrays and plain values by content, the same in every process."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, parts)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, Pytree):
+        digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+        for name, field in fields_of(value).items():
+            digest.update(f"{name}=".encode())
+            _feed(digest, field)
+        digest.update(b")")
+    elif isinstance(value, tuple | list):
+        digest.update(f"[{len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        array = np.ascontiguousarray(value)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.data)
+    elif callable(value):
+        digest.update(f"{value.__module__}.{value.__qualname__}".encode())
+    else:
+        digest.update(repr(value).encode())

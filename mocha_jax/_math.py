@@ -1,0 +1,38 @@
+"""Small numerical helpers shared by the modules."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+# Accelerators multiply float32 matrices in lower precision unless told otherwise, and a
+# certificate computed so would not certify anything.
+EXACT = lax.Precision.HIGHEST
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """`a @ b` in the full precision of the inputs, on every device."""
+    return jnp.matmul(a, b, precision=EXACT)
+
+
+def safe_ratio(num: Array, den: Array) -> Array:
+    """`num / den` where `den > 0`, else 0; value and gradient are finite."""
+    ok = den > 0
+    return jnp.where(ok, num / jnp.where(ok, den, 1.0), 0.0)
+
+
+def saturating_ratio(num: Array, den: Array) -> Array:
+    """`num / den` where `den > 0`, else `num` times a huge finite number.
+
+    A coordinate step that divides by a curvature and clips the result is right in the
+    limit of zero curvature too: it moves to the end of the interval that `num` points to.
+    """
+    ok = den > 0
+    huge = jnp.finfo(jnp.result_type(num)).max ** 0.5
+    return jnp.where(ok, num / jnp.where(ok, den, 1.0), num * huge)
+
+
+def uniform_bits(key: Array, count: int) -> Array:
+    """Random bits ``[count]``; entry i depends on the key and on i, never on `count`."""
+    return jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i)))(jnp.arange(count))

@@ -1,0 +1,62 @@
+"""What is to be solved: data, loss and regularizer."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mocha_jax import _check
+from mocha_jax._data import TaskData
+from mocha_jax._pytree import Pytree
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
+
+
+class Problem(Pytree):
+    r"""The convex problem :math:`\min_W \sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W)`.
+
+    Hyperparameters are cast to the data's dtype here, once, so that a Python number and an
+    array of any float type compile to the same program.
+
+    Args:
+      data: from `pack_tasks`.
+      loss: from `mocha_jax.losses`.
+      regularizer: from `mocha_jax.regularizers`.
+      layout: what an algorithm made of the data for its own use; drivers set it.
+    """
+
+    data: TaskData
+    loss: Loss
+    regularizer: Regularizer
+    layout: Any = None
+
+    def __post_init__(self) -> None:
+        dtype = self.data.x.dtype
+        for name in ("loss", "regularizer"):
+            cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), getattr(self, name))
+            object.__setattr__(self, name, cast)
+        self.regularizer.check_tasks(self.data.num_tasks)
+        if self.loss.binary:
+            _check_signs(self.data, type(self.loss).__name__)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; a layout does not outlive its data."""
+        if "data" in changes:
+            changes = {"layout": None, **changes}
+        return super().replace(**changes)
+
+
+def _check_signs(data: TaskData, loss: str) -> None:
+    y, weight = _check.concrete(data.y), _check.concrete(data.weight)
+    if y is None or weight is None:
+        return
+    wrong = (np.abs(y) != 1) & (weight > 0)
+    if wrong.any():
+        node, row = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"task {node}: has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
+            f"np.where(y == positive_class, 1, -1)."
+        )

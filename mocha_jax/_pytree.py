@@ -1,0 +1,70 @@
+"""Immutable records that JAX sees as pytrees.
+
+Every noun of the library (data, losses, regularizers, states, ...) derives from
+`Pytree`. Fields are array leaves unless marked with `static()`; static fields are
+part of the tree's structure, so `jit` hashes them by value and a new value
+retraces, while a new array does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self, dataclass_transform
+
+import jax
+
+
+def static(**kwargs: Any) -> Any:
+    """A field that belongs to the structure of the record, not to its leaves."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+class Pytree:
+    """Base class: subclasses become frozen dataclasses registered with JAX.
+
+    Rebuilding a record inside a transformation skips `__init__`, hence also the
+    checks in `__post_init__`: those see only what a person wrote.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        meta = tuple(f.name for f in fields if f.metadata.get("static"))
+        data = tuple(f.name for f in fields if not f.metadata.get("static"))
+
+        def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            return tuple(getattr(node, k) for k in data), tuple(getattr(node, k) for k in meta)
+
+        def flatten_with_keys(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            leaves, aux = flatten(node)
+            keys = (jax.tree_util.GetAttrKey(k) for k in data)
+            return tuple(zip(keys, leaves, strict=True)), aux
+
+        def unflatten(aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> Any:
+            node = object.__new__(cls)
+            for name, value in zip(data + meta, tuple(leaves) + tuple(aux), strict=True):
+                object.__setattr__(node, name, value)
+            return node
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the checks of the constructor run again."""
+        return type(self)(**{**fields_of(self), **changes})
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{k}={_short(v)}" for k, v in fields_of(self).items())
+        return f"{type(self).__name__}({inner})"
+
+
+def fields_of(record: Pytree) -> dict[str, Any]:
+    """The fields of a record by name, in order (shallow)."""
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape != ():
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,244 @@
+"""`solve`: rounds until the gap is small enough, watched from the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax import _check, _checkpoint
+from mocha_jax._algorithm import Algorithm
+from mocha_jax._mocha import Mocha
+from mocha_jax._objective import Certificate
+from mocha_jax._problem import Problem
+from mocha_jax._progress import Bar
+from mocha_jax._run import History, Progress, block, settle, start
+from mocha_jax.costs import Cost
+from mocha_jax.systems import System
+
+
+class Status(enum.IntEnum):
+    """Why a solve ended."""
+
+    CONVERGED = 0
+    MAX_ROUNDS = 1
+    NON_FINITE = 2
+    STOPPED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What `solve` found, and how good it provably is."""
+
+    problem: Problem
+    weights: Array  # [num_tasks, d]
+    state: Any
+    certificate: Certificate
+    history: History  # NumPy arrays, one entry per recorded round
+    status: Status
+    message: str
+    rounds: int
+    silent_nodes: tuple[int, ...]  # nodes with data that never did any work
+
+    @property
+    def omega(self) -> Array:
+        """The relationship matrix of the model, ``[num_tasks, num_tasks]``."""
+        return self.problem.regularizer.relationship(self.problem.data.num_tasks)
+
+    @property
+    def primal(self) -> float:
+        """Objective at `weights`."""
+        return float(self.certificate.primal)
+
+    @property
+    def dual(self) -> float:
+        """A lower bound on the optimum."""
+        return float(self.certificate.dual)
+
+    @property
+    def gap(self) -> float:
+        """Bound on the distance of `primal` from the optimum."""
+        return float(self.certificate.gap)
+
+    @property
+    def relative_gap(self) -> float:
+        """The gap over the size of the objective."""
+        return float(self.certificate.relative_gap)
+
+    @property
+    def task_gaps(self) -> Array:
+        """Each task's share of the gap, ``[num_tasks]``."""
+        return self.certificate.task_gaps
+
+    @property
+    def joint_gap(self) -> None:
+        """Distance from the joint optimum over W and Omega; None where Omega is given."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"Solution({self.message})"
+
+
+def solve(
+    problem: Problem,
+    algorithm: Algorithm | None = None,
+    *,
+    key: Array | None = None,
+    tol: float | None = 1e-4,
+    max_rounds: int = 1000,
+    systems: System | None = None,
+    cost: Cost | None = None,
+    record_every: int = 1,
+    chunk: int = 25,
+    progress: bool = False,
+    callback: Callable[[int, History], Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    state: Any = None,
+) -> Solution:
+    """Run rounds until the relative duality gap is at most `tol`.
+
+    The rounds run in compiled chunks; between chunks the host shows progress, calls back and
+    saves. A solve that was interrupted, even killed, continues from its checkpoint when
+    called again with the same arguments, and ends bit for bit where it would have ended.
+
+    Args:
+      problem: what to solve.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap at which to stop, tested at every record; None never stops early.
+      max_rounds: stop after that many rounds in any case.
+      systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
+      cost: prices of ``history.simulated_time``.
+      record_every: rounds between records of the history.
+      chunk: rounds per compiled call.
+      progress: show a progress bar (tqdm where installed).
+      callback: called as ``callback(round, history)`` after each chunk with all records so
+        far; a true return value stops the solve.
+      checkpoint: file to save to after each chunk and to resume from where it exists. It is
+        replaced atomically. A damaged file, or one of another run, is refused.
+      state: start from here instead of ``algorithm.init(problem)``.
+
+    >>> import numpy as np, mocha_jax as mj
+    >>> rng = np.random.default_rng(0)
+    >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+    >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.01))
+    >>> solution = mj.solve(problem, tol=1e-3)
+    >>> solution.status.name, solution.relative_gap <= 1e-3, solution.weights.shape
+    ('CONVERGED', True, (4, 3))
+    """
+    for name, value in (("max_rounds", max_rounds), ("record_every", record_every), ("chunk", chunk)):
+        if not isinstance(value, int) or value < (name != "max_rounds"):
+            raise ValueError(f"solve: {name} must be a positive integer, got {value!r}.")
+    if tol is not None:
+        _check.nonnegative("solve", tol=tol)
+    key = jax.random.key(0) if key is None else key
+    settled = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost)
+
+    where, save = _begin(*settled, state), _checkpoint.Saver(checkpoint, key, settled, record_every, state)
+    where, history = save.load(where)
+    settled = _prepare(*settled)
+    stopped = False
+    with Bar(progress, total=max_rounds, done=int(where.round)) as bar:
+        while (outcome := _outcome(history, where, tol, max_rounds, stopped)) is None:
+            limit = min(int(where.round) + chunk, max_rounds)
+            where, records, count = _chunk(
+                key, *settled, where, limit, -1.0 if tol is None else tol, size=chunk, record_every=record_every
+            )
+            history = _extend(history, records, int(count))
+            save(where, history)
+            bar.show(int(where.round), float(history.relative_gap[-1]))
+            stopped = callback is not None and bool(callback(int(where.round), history))
+    return _solution(problem, settled, where, history, outcome, tol)
+
+
+@jax.jit
+def _begin(algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, state: Any) -> Progress:
+    return start(algorithm, problem, state)
+
+
+@jax.jit
+def _prepare(algorithm: Algorithm, problem: Problem, systems: System, cost: Cost) -> tuple[Any, ...]:
+    return algorithm, algorithm.prepare(problem), systems, cost
+
+
+@partial(jax.jit, static_argnames=("size", "record_every"))
+def _chunk(
+    key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress,
+    limit: int, tol: float, *, size: int, record_every: int,
+) -> tuple[Progress, History, Array]:  # fmt: skip
+    """Blocks of rounds until the limit, the tolerance or a non-finite gap; at most `size` rounds."""
+    one_block = partial(block, key, algorithm, problem, systems, cost)
+    blank = jax.eval_shape(lambda p: one_block(p, 1)[1], progress)
+    history = jax.tree.map(lambda r: jnp.zeros((-(-size // record_every),), r.dtype), blank)
+
+    def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
+        return carry[3] & (carry[0].round < limit)
+
+    def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
+        progress, history, i, _ = carry
+        progress, record = one_block(progress, jnp.minimum(record_every, limit - progress.round))
+        history = jax.tree.map(lambda h, r: h.at[i].set(r), history, record)
+        return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.relative_gap <= tol)
+
+    carry = progress, history, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    return lax.while_loop(unfinished, body, carry)[:3]
+
+
+def _extend(history: History | None, records: History, count: int) -> History:
+    new = jax.tree.map(lambda r: np.asarray(r)[:count], records)
+    return new if history is None else jax.tree.map(lambda h, r: np.concatenate([h, r]), history, new)
+
+
+def _outcome(
+    history: History | None, where: Progress, tol: float | None, max_rounds: int, stopped: bool
+) -> Status | None:
+    if history is not None and len(history.gap):
+        if not np.isfinite(history.gap[-1]):
+            return Status.NON_FINITE
+        if tol is not None and history.relative_gap[-1] <= tol:
+            return Status.CONVERGED
+    if int(where.round) >= max_rounds:
+        return Status.MAX_ROUNDS
+    return Status.STOPPED if stopped else None
+
+
+_certify = jax.jit(lambda algorithm, problem, state: algorithm.certify(state, problem))
+
+
+def _solution(
+    problem: Problem, settled: tuple[Any, ...], where: Progress, history: History | None, status: Status,
+    tol: float | None,
+) -> Solution:  # fmt: skip
+    algorithm, rounds = settled[0], int(where.round)
+    certificate = _certify(algorithm, settled[1], where.state)
+    if history is None:
+        empty = np.zeros(0, np.asarray(certificate.gap).dtype)
+        history = History(*[empty] * 8)
+    gap = float(certificate.relative_gap)
+    message = {
+        Status.CONVERGED: f"converged: relative gap {gap:.2g} <= {tol} after {rounds} rounds",
+        Status.MAX_ROUNDS: f"stopped at max_rounds = {rounds} with relative gap {gap:.2g}",
+        Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the scale of the data",
+        Status.STOPPED: f"stopped by the callback after {rounds} rounds with relative gap {gap:.2g}",
+    }[status]
+    answered, sizes = np.asarray(where.answered), np.asarray(problem.data.sizes)
+    silent = np.flatnonzero((answered == 0) & (sizes > 0)) if rounds else np.zeros(0, int)
+    if len(silent):
+        tasks = sorted(set(np.asarray(problem.data.task)[silent].tolist()))
+        which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
+        message += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
+        warnings.warn(f"solve: {message}", stacklevel=3)
+    return Solution(
+        problem=problem, weights=algorithm.weights(where.state), state=where.state, certificate=certificate,
+        history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+r"""How the tasks pull on each other: the operator :math:`\bar M` of a regularizer.
+
+For a given :math:`\Omega` the convex models' regularizers are quadratic in the tasks,
+:math:`R(W) = \tfrac12 \mathrm{tr}(W^\top A W)` with the task axis first, W ``[m, d]``. Then
+:math:`R^*(V) = \tfrac12\langle V, \bar M V\rangle` with :math:`\bar M = A^{-1}` and
+:math:`W = \nabla R^*(V) = \bar M V`. A solver needs no more of a regularizer than this operator.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._math import matmul, safe_ratio
+from mocha_jax._pytree import Pytree, static
+
+SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
+
+
+class Coupling(Pytree):
+    r"""A symmetric positive semi-definite operator on the task axis."""
+
+    @abstractmethod
+    def apply(self, v: Array) -> Array:
+        r""":math:`W = \bar M V`: ``[m, d]`` to ``[m, d]``."""
+
+    @abstractmethod
+    def diagonal(self) -> Array:
+        r""":math:`\bar M_{tt}`, each task's own curvature, ``[m]``."""
+
+    @abstractmethod
+    def row_sums(self, nodes: Array) -> Array:
+        r""":math:`\sum_{t'} n_{t'} |\bar M_{tt'}|` with `nodes` the counts n, ``[m]``."""
+
+    @abstractmethod
+    def spectral_bound(self, nodes: Array) -> Array:
+        r"""At least :math:`\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})` over nodes, D the diagonal; a scalar."""
+
+    def conjugate(self, v: Array) -> Array:
+        r""":math:`R^*(V) = \tfrac12 \langle V, \bar M V \rangle`, a scalar."""
+        return 0.5 * jnp.sum(v * self.apply(v))
+
+    def sigma_prime(self, rule: str, gamma: Array | float = 1.0, nodes: Array | None = None) -> Array:
+        r"""A safe :math:`\sigma'_t` per task: :math:`\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})`, eq. (28).
+
+        Args:
+          rule: ``"lemma9"``, the largest row sum (29) for all tasks; ``"per_task"``, each
+            task's own row sum (Remark 5); ``"spectral"``, one number from the largest
+            eigenvalue, never above Lemma 9's.
+          gamma: aggregation parameter in (0, 1].
+          nodes: how many nodes share each task, ``[m]``; default one. The condition is
+            over nodes, so three nodes on one task make it three times as hard.
+
+        >>> import jax.numpy as jnp
+        >>> m = jnp.array([[2.0, 1.0], [1.0, 4.0]])
+        >>> Dense(m).sigma_prime("per_task").tolist()
+        [1.5, 1.25]
+        >>> Dense(m).sigma_prime("lemma9").tolist()
+        [1.5, 1.5]
+        """
+        _check.one_of("sigma_prime", "rule", rule, SIGMA_PRIME_RULES)
+        diagonal = self.diagonal()
+        nodes = jnp.ones_like(diagonal) if nodes is None else jnp.maximum(nodes, 1.0)
+        if rule == "spectral":
+            sigma = jnp.broadcast_to(self.spectral_bound(nodes), diagonal.shape)
+        else:
+            sigma = safe_ratio(self.row_sums(nodes), diagonal)
+            if rule == "lemma9":
+                sigma = jnp.broadcast_to(jnp.max(sigma), diagonal.shape)
+        # A task is at least as curved as itself; this only matters where the diagonal is 0.
+        return gamma * jnp.maximum(sigma, 1.0)
+
+
+class Diagonal(Coupling):
+    """Tasks that do not touch each other: one number per task. O(m d)."""
+
+    scale: Array  # [m]
+
+    def apply(self, v: Array) -> Array:
+        return self.scale[:, None] * v
+
+    def diagonal(self) -> Array:
+        return self.scale
+
+    def row_sums(self, nodes: Array) -> Array:
+        return nodes * self.scale
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        return jnp.max(nodes)
+
+
+class Exchangeable(Coupling):
+    r"""All tasks alike: :math:`\bar M = a(I - J) + b J` with :math:`J = 11^\top/m`, b >= a. O(m d)."""
+
+    within: Array  # [] a, on deviations from the mean
+    common: Array  # [] b, on the mean
+    num_tasks: int = static()
+
+    @property
+    def _off(self) -> Array:
+        return (self.common - self.within) / self.num_tasks
+
+    def apply(self, v: Array) -> Array:
+        return self.within * v + (self.common - self.within) * jnp.mean(v, axis=0, keepdims=True)
+
+    def diagonal(self) -> Array:
+        return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
+
+    def row_sums(self, nodes: Array) -> Array:
+        return nodes * self.within + jnp.sum(nodes) * self._off
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        # Exact with equally many nodes per task, an upper bound otherwise.
+        return (jnp.max(nodes) * self.within + jnp.sum(nodes) * self._off) / (self.within + self._off)
+
+
+class Dense(Coupling):
+    """Any relationship, stored as a matrix. O(m^2 d)."""
+
+    matrix: Array  # [m, m]
+
+    def apply(self, v: Array) -> Array:
+        return matmul(self.matrix, v)
+
+    def diagonal(self) -> Array:
+        return jnp.diagonal(self.matrix)
+
+    def row_sums(self, nodes: Array) -> Array:
+        return matmul(jnp.abs(self.matrix), nodes)
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        # Nodes of one task have equal rows, so the eigenvalue over nodes is one over tasks.
+        scale = jnp.sqrt(safe_ratio(nodes, self.diagonal()))
+        return jnp.linalg.eigvalsh(scale[:, None] * self.matrix * scale[None, :])[-1]
+
+
+def as_matrix(coupling: Coupling) -> Any:
+    """The operator written out, ``[m, m]``; for inspection and tests of small problems."""
+    diagonal = coupling.diagonal()
+    return coupling.apply(jnp.eye(diagonal.shape[0], dtype=diagonal.dtype))

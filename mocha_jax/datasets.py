@@ -1,0 +1,166 @@
+r"""Synthetic federations whose weights W and relationship :math:`\Omega` are known.
+
+Made in three steps, each a pure function of a key: a task covariance, weights
+:math:`W \sim \mathcal{MN}(0, \Omega \otimes I)`, and samples. `federation` does all three.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._data import TaskData
+from mocha_jax._math import matmul
+
+
+class Federation(NamedTuple):
+    """Data with the truth behind it."""
+
+    data: TaskData
+    weights: Array  # [m, d] true W
+    covariance: Array  # [m, m] true relationship, unit diagonal up to sampling
+
+
+def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: float = 0.0) -> Array:
+    """Covariance of tasks in equal clusters, neighbours together.
+
+    Args:
+      num_tasks: m.
+      num_clusters: tasks are cut into that many runs.
+      within: correlation of two tasks of one cluster, in [0, 1).
+      across: correlation of two tasks of different clusters, below `within`. Negative values
+        down to ``-within / (num_clusters - 1)`` or so make rival clusters.
+
+    >>> clusters(4, 2, within=0.5).tolist()[0]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    label = jnp.arange(num_tasks) * num_clusters // num_tasks
+    covariance = jnp.where(label[:, None] == label, within, across)
+    covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
+    _check.positive_semidefinite("clusters", "covariance", covariance)
+    return covariance
+
+
+def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> Array:
+    """Covariance of tasks that mix a few hidden factors, plus a little of their own; unit diagonal."""
+    factor = jax.random.normal(key, (num_tasks, rank))
+    factor = factor / jnp.linalg.norm(factor, axis=1, keepdims=True) * (1.0 - noise) ** 0.5
+    return matmul(factor, factor.T) + noise * jnp.eye(num_tasks)
+
+
+def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: float = 4.0) -> tuple[Array, Array]:
+    """A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
+
+    The Laplacian is the :math:`\\Omega` to give to `regularizers.Graph`; the covariance is
+    ``inv(strength * laplacian + I)``, scaled to a mean diagonal of 1.
+
+    Args:
+      key: a JAX random key; the key is consumed.
+      num_tasks: m.
+      degree: neighbours of a task on average.
+      strength: how much a pair of neighbours agrees.
+    """
+    edge = jnp.triu(jax.random.uniform(key, (num_tasks, num_tasks)) < degree / max(num_tasks - 1, 1), 1)
+    adjacency = (edge | edge.T).astype(jnp.result_type(float))
+    laplacian = jnp.diag(jnp.sum(adjacency, axis=1)) - adjacency
+    covariance = jnp.linalg.inv(strength * laplacian + jnp.eye(num_tasks))
+    return laplacian, 0.5 * (covariance + covariance.T) / jnp.mean(jnp.diagonal(covariance))
+
+
+def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
+    """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
+    values, vectors = jnp.linalg.eigh(covariance)
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+    return matmul(root, jax.random.normal(key, (len(covariance), num_features)))
+
+
+def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.ndarray:
+    """Sample counts spread evenly on a log scale from `smallest` to `largest`, in random order.
+
+    >>> import jax
+    >>> sorted(skewed_sizes(jax.random.key(0), 3, 10, 1000).tolist())
+    [10, 100, 1000]
+    """
+    sizes = np.round(np.geomspace(smallest, largest, num_tasks)).astype(int)
+    return np.asarray(jax.random.permutation(key, jnp.asarray(sizes)))
+
+
+def classification(
+    key: Array, weights: Array, sizes: np.ndarray, *, label_noise: float = 0.05, loss_scaling: str = "task_mean"
+) -> TaskData:
+    """Samples with labels sign(w_t'x), some flipped; features are N(0, 1/d).
+
+    Args:
+      key: a JAX random key; the key is consumed.
+      weights: true W ``[m, d]``.
+      sizes: samples of each task ``[m]``.
+      label_noise: probability of a flipped label.
+      loss_scaling: of the data, see `pack_tasks`.
+    """
+    x_key, flip_key = jax.random.split(key)
+    x, z = _samples(x_key, weights, sizes)
+    flip = jax.random.bernoulli(flip_key, label_noise, z.shape)
+    y = jnp.where((z > 0) ^ flip, 1.0, -1.0).astype(x.dtype)
+    return _as_data(x, y, sizes, loss_scaling)
+
+
+def regression(
+    key: Array, weights: Array, sizes: np.ndarray, *, noise: float = 0.1, loss_scaling: str = "task_mean"
+) -> TaskData:
+    """Samples with targets w_t'x plus Gaussian noise; otherwise as `classification`."""
+    x_key, noise_key = jax.random.split(key)
+    x, z = _samples(x_key, weights, sizes)
+    return _as_data(x, z + noise * jax.random.normal(noise_key, z.shape, z.dtype), sizes, loss_scaling)
+
+
+def federation(
+    key: Array,
+    num_tasks: int = 24,
+    num_features: int = 30,
+    *,
+    covariance: Array | None = None,
+    smallest: int = 12,
+    largest: int = 120,
+    label_noise: float = 0.05,
+) -> Federation:
+    """A classification federation of related tasks with ragged sizes.
+
+    Args:
+      key: a JAX random key; the key is consumed.
+      num_tasks: m.
+      num_features: d.
+      covariance: true relationship ``[m, m]``; default four clusters.
+      smallest: fewest samples of a task.
+      largest: most samples of a task.
+      label_noise: probability of a flipped label.
+
+    >>> import jax
+    >>> truth = federation(jax.random.key(0), num_tasks=8, num_features=5)
+    >>> truth.data.x.shape, truth.weights.shape, int(truth.data.sizes.min())
+    ((8, 120, 5), (8, 5), 12)
+    """
+    weight_key, size_key, sample_key = jax.random.split(key, 3)
+    covariance = clusters(num_tasks, min(4, num_tasks)) if covariance is None else covariance
+    weights = sample_weights(weight_key, covariance, num_features)
+    sizes = skewed_sizes(size_key, num_tasks, smallest, largest)
+    return Federation(classification(sample_key, weights, sizes, label_noise=label_noise), weights, covariance)
+
+
+def _samples(key: Array, weights: Array, sizes: np.ndarray) -> tuple[Array, Array]:
+    m, d = weights.shape
+    x = jax.random.normal(key, (m, int(np.max(sizes)), d), weights.dtype) / d**0.5
+    return x, matmul(x, weights[:, :, None])[:, :, 0]
+
+
+def _as_data(x: Array, y: Array, sizes: np.ndarray, loss_scaling: str) -> TaskData:
+    real = jnp.arange(x.shape[1]) < jnp.asarray(sizes)[:, None]
+    data = TaskData(
+        x=x * real[:, :, None].astype(x.dtype), y=y, weight=real.astype(x.dtype),
+        task=jnp.arange(len(x), dtype=jnp.int32), loss_scaling=loss_scaling,
+    )  # fmt: skip
+    return data.replace(weight=data._base_weight())

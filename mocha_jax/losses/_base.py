@@ -1,0 +1,162 @@
+"""What a loss must offer: its value, its conjugate and one exact coordinate step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._pytree import Pytree
+
+
+class Loss(Pytree):
+    r"""A convex loss :math:`\ell(z, y)` of a prediction z and a label y.
+
+    All methods work elementwise on arrays. The dual variable :math:`\beta` of a sample
+    enters through :math:`\ell^*(-\beta)`; at the optimum
+    :math:`-\beta \in \partial \ell(z)`.
+    """
+
+    binary: ClassVar[bool] = False  # True: labels must be -1 or +1
+
+    @property
+    def smoothness(self) -> Array | float | None:
+        r""":math:`1/\mu`, the Lipschitz constant of the derivative, or None."""
+        return None
+
+    @property
+    def mu(self) -> Array | float:
+        r"""Strong convexity :math:`\mu` of the conjugate: ``1 / smoothness``, 0 if not smooth."""
+        return 0.0 if self.smoothness is None else 1.0 / self.smoothness
+
+    @property
+    def lipschitz(self) -> Array | float | None:
+        """Lipschitz constant L of the loss, or None."""
+        return None
+
+    @abstractmethod
+    def value(self, z: Array, y: Array) -> Array:
+        r""":math:`\ell(z, y)`."""
+
+    @abstractmethod
+    def derivative(self, z: Array, y: Array) -> Array:
+        r"""A subgradient :math:`\ell'(z, y)`."""
+
+    @abstractmethod
+    def conjugate(self, beta: Array, y: Array) -> Array:
+        r""":math:`\ell^*(-\beta, y)`; infinite where `beta` is not dual feasible."""
+
+    @abstractmethod
+    def dual_bounds(self, y: Array) -> tuple[Array, Array]:
+        r"""The interval of dual feasible :math:`\beta` (ends may be infinite)."""
+
+    @abstractmethod
+    def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
+        r"""The exact minimiser of one coordinate of the dual, as the *new* :math:`\beta`.
+
+        .. math:: \arg\min_b\; \ell^*(-b) + (b - \beta)\,g + \tfrac{\kappa}{2}(b-\beta)^2
+
+        `g` is the current prediction and ``kappa >= 0`` the curvature; zero curvature (a
+        zero row) is allowed. The result is dual feasible to the last bit.
+        """
+
+    def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
+        r""":math:`\ell(z) + \ell^*(-\beta) + z\beta \ge 0`, one sample's share of the gap.
+
+        The losses here compute it as a product or a sum of non-negative numbers, so that
+        no cancellation can make it negative or drown it in rounding.
+        """
+        return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
+
+    def project(self, beta: Array, y: Array) -> Array:
+        """The dual feasible point nearest to `beta`."""
+        return jnp.clip(beta, *self.dual_bounds(y))
+
+
+class MarginLoss(Loss):
+    r"""A loss :math:`\varphi(yz)` of the margin; labels are -1 and +1.
+
+    With :math:`a = y\beta` and :math:`p = yz` everything is free of the label.
+    """
+
+    binary: ClassVar[bool] = True
+
+    def value(self, z: Array, y: Array) -> Array:
+        return self._value(y * z)
+
+    def derivative(self, z: Array, y: Array) -> Array:
+        return y * self._derivative(y * z)
+
+    def conjugate(self, beta: Array, y: Array) -> Array:
+        a = y * beta
+        low, high = self._bounds()
+        return jnp.where((a >= low) & (a <= high), self._conjugate(jnp.clip(a, low, high)), jnp.inf)
+
+    def dual_bounds(self, y: Array) -> tuple[Array, Array]:
+        low, high = self._bounds()
+        return jnp.where(y > 0, low, -high), jnp.where(y > 0, high, -low)
+
+    def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
+        return y * self._step(y * beta, y * g, kappa)
+
+    def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
+        return self._fenchel_young(y * z, y * beta)
+
+    def _bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    @abstractmethod
+    def _value(self, p: Array) -> Array: ...
+    @abstractmethod
+    def _derivative(self, p: Array) -> Array: ...
+    @abstractmethod
+    def _conjugate(self, a: Array) -> Array: ...
+    @abstractmethod
+    def _step(self, a: Array, p: Array, kappa: Array) -> Array: ...
+    @abstractmethod
+    def _fenchel_young(self, p: Array, a: Array) -> Array: ...
+
+
+class ResidualLoss(Loss):
+    r"""A loss :math:`\varphi(z - y)` of the residual e = z - y; labels are any reals.
+
+    :math:`\ell^*(-\beta) = h(\beta) - \beta y` with :math:`h(\beta) = \varphi^*(-\beta)`.
+    """
+
+    def value(self, z: Array, y: Array) -> Array:
+        return self._value(z - y)
+
+    def derivative(self, z: Array, y: Array) -> Array:
+        return self._derivative(z - y)
+
+    def conjugate(self, beta: Array, y: Array) -> Array:
+        low, high = self.dual_bounds(y)
+        inside = (beta >= low) & (beta <= high)
+        return jnp.where(inside, self._h(jnp.clip(beta, low, high)) - beta * y, jnp.inf)
+
+    def dual_bounds(self, y: Array) -> tuple[Array, Array]:
+        low, high = self._bounds()
+        return jnp.full_like(y, low), jnp.full_like(y, high)
+
+    def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
+        return self._step(beta, g - y, kappa)
+
+    def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
+        return self._fenchel_young(z - y, beta)
+
+    @abstractmethod
+    def _bounds(self) -> tuple[Array | float, Array | float]: ...
+    @abstractmethod
+    def _value(self, e: Array) -> Array: ...
+    @abstractmethod
+    def _derivative(self, e: Array) -> Array: ...
+    @abstractmethod
+    def _h(self, beta: Array) -> Array: ...
+    @abstractmethod
+    def _step(self, beta: Array, e: Array, kappa: Array) -> Array: ...
+    @abstractmethod
+    def _fenchel_young(self, e: Array, beta: Array) -> Array: ...
+
+

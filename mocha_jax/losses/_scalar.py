@@ -1,0 +1,147 @@
+"""Any convex loss, from its scalar function alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._pytree import static
+from mocha_jax.losses._base import Loss
+
+# Predictions beyond this size are not told apart from infinity when the conjugate is sought.
+_FAR = 2.0**20
+
+
+class FromScalar(Loss):
+    r"""A loss given by a convex scalar function; see `from_scalar`."""
+
+    fn: Callable[[Array, Array], Array] = static()
+    smooth: float | None = static(default=None)
+    bound: float | None = static(default=None)
+    labels_are_signs: bool = static(default=False)
+
+    @property
+    def binary(self) -> bool:  # type: ignore[override]
+        return self.labels_are_signs
+
+    @property
+    def smoothness(self) -> float | None:
+        return self.smooth
+
+    @property
+    def lipschitz(self) -> float | None:
+        return self.bound
+
+    def value(self, z: Array, y: Array) -> Array:
+        return jnp.vectorize(self.fn)(z, y)
+
+    def derivative(self, z: Array, y: Array) -> Array:
+        return jnp.vectorize(jax.grad(self.fn))(z, y)
+
+    def conjugate(self, beta: Array, y: Array) -> Array:
+        z = self._maximiser(beta, y)
+        low, high = self.dual_bounds(y)
+        inside = (beta >= low) & (beta <= high)
+        return jnp.where(inside, -beta * z - self.value(z, y), jnp.inf)
+
+    def dual_bounds(self, y: Array) -> tuple[Array, Array]:
+        far = jnp.full_like(y, _FAR)
+        return -self.derivative(far, y), -self.derivative(-far, y)
+
+    def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
+        # Optimality is b = -l'(g + kappa (b - beta)); by Moreau g + kappa (b - beta) is the
+        # prox of kappa*l at g - kappa*beta. Solved for b itself, so kappa = 0 needs no care:
+        # F(b) = b + l'(g + kappa (b - beta)) has slope >= 1.
+        slope = jax.grad(self.fn)
+        curve = jax.grad(slope)
+
+        def one(beta: Array, g: Array, y: Array, kappa: Array) -> Array:
+            def residual(b: Array) -> tuple[Array, Array]:
+                z = g + kappa * (b - beta)
+                return b + slope(z, y), 1.0 + kappa * curve(z, y)
+
+            return _increasing_root(residual, beta)
+
+        return self.project(jnp.vectorize(one)(beta, g, y, kappa), y)
+
+    def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
+        # The Bregman divergence between z and the point whose slope is -beta.
+        at = self._maximiser(beta, y)
+        return jnp.maximum(self.value(z, y) - self.value(at, y) + beta * (z - at), 0.0)
+
+    def _maximiser(self, beta: Array, y: Array) -> Array:
+        """The point of least size that attains the supremum of -beta z - l(z)."""
+        return jnp.vectorize(partial(_slope_point, jax.grad(self.fn)))(beta, y)
+
+
+def from_scalar(
+    fn: Callable[[Array, Array], Array],
+    *,
+    smoothness: float | None = None,
+    lipschitz: float | None = None,
+    binary: bool = False,
+) -> FromScalar:
+    r"""A loss for any convex function ``fn(z, y)`` of a scalar prediction and label.
+
+    Its coordinate step is a scalar root, found by Newton's method with bisection as its
+    safeguard; its conjugate is found by bisection. Prefer the built-in losses where one
+    fits: they have closed forms and are many times faster. Name a function of a module
+    rather than a lambda: it is part of what `jit` and checkpoints compare.
+
+    Args:
+      fn: convex in its first argument; once differentiable almost everywhere.
+      smoothness: the Lipschitz constant of its derivative, where you know it.
+      lipschitz: its own Lipschitz constant, where you know it.
+      binary: whether labels must be -1 and +1.
+
+    >>> import jax.numpy as jnp
+    >>> def fair(z, y):
+    ...     return jnp.abs(z - y) - jnp.log1p(jnp.abs(z - y))
+    >>> loss = from_scalar(fair, smoothness=1.0, lipschitz=1.0)
+    >>> step = loss.dual_step(jnp.zeros(1), jnp.zeros(1), jnp.ones(1), jnp.ones(1))
+    >>> round(float(step[0]), 4)  # the root of b + (b - 1) / (1 + |b - 1|)
+    0.382
+    """
+    return FromScalar(fn=fn, smooth=smoothness, bound=lipschitz, labels_are_signs=binary)
+
+
+def _increasing_root(residual: Callable[[Array], tuple[Array, Array]], start: Array) -> Array:
+    """The root of an increasing scalar function with slope >= 1 (jumps allowed).
+
+    Slope >= 1 brackets the root between a point and that point minus its value. Each
+    iteration halves the bracket and tries one Newton step inside what is left.
+    """
+    value, _ = residual(start)
+    low, high = start - jnp.maximum(value, 0.0), start - jnp.minimum(value, 0.0)
+
+    def shrink(low: Array, high: Array, b: Array) -> tuple[Array, Array, Array]:
+        value, slope = residual(b)
+        newton = b - value / slope
+        return jnp.where(value <= 0, b, low), jnp.where(value >= 0, b, high), newton
+
+    def body(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high, newton = shrink(*bracket, 0.5 * (bracket[0] + bracket[1]))
+        low, high, _ = shrink(low, high, jnp.clip(newton, low, high))
+        return low, high
+
+    low, high = lax.fori_loop(0, jnp.finfo(start.dtype).nmant + 4, body, (low, high))
+    return 0.5 * (low + high)
+
+
+def _slope_point(slope: Callable[[Array, Array], Array], beta: Array, y: Array) -> Array:
+    """The z of least size with ``slope(z) = -beta``, by bisection away from 0."""
+    sign = -jnp.sign(slope(jnp.zeros_like(beta), y) + beta)
+
+    def body(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        beyond = sign * (slope(sign * middle, y) + beta) >= 0
+        return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
+
+    steps = 20 + jnp.finfo(beta.dtype).nmant
+    bracket = jnp.zeros_like(beta), jnp.full_like(beta, _FAR)
+    return sign * lax.fori_loop(0, steps, body, bracket)[1]

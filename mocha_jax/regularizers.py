@@ -1,0 +1,152 @@
+r"""Regularizers :math:`R(W, \Omega)`, as the paper writes them: no hidden factor 1/2.
+
+===========================  ====================================================  ================================
+regularizer                  R(W)                                                  coupling
+===========================  ====================================================  ================================
+`Independent`                :math:`\lambda\|W\|_F^2`                              :math:`I/2\lambda`
+`MeanRegularized` (11)       :math:`\lambda_1\sum_t\|w_t-\bar w\|^2+\lambda_2\|W\|_F^2`  closed form
+`Graph` (2)                  :math:`\lambda_1\mathrm{tr}(W^\top\Omega W)+\lambda_2\|W\|_F^2`  :math:`\tfrac12(\lambda_1\Omega+\lambda_2 I)^{-1}`
+===========================  ====================================================  ================================
+
+Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
+traced, mapped over and differentiated.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._math import matmul
+from mocha_jax._pytree import Pytree
+from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
+
+
+class Regularizer(Pytree):
+    r"""A quadratic regularizer :math:`R(W) = \tfrac12\mathrm{tr}(W^\top A W)`."""
+
+    @abstractmethod
+    def value(self, weights: Array) -> Array:
+        """R(W) for weights ``[m, d]``."""
+
+    @abstractmethod
+    def coupling(self, num_tasks: int) -> Coupling:
+        r"""The operator :math:`\bar M = A^{-1}`."""
+
+    @abstractmethod
+    def relationship(self, num_tasks: int) -> Array:
+        r"""The relationship matrix :math:`\Omega` of the model, ``[m, m]``."""
+
+    def check_tasks(self, num_tasks: int) -> None:
+        """Raise where the hyperparameters do not fit that many tasks."""
+
+
+class Independent(Regularizer):
+    r""":math:`R(W) = \lambda\|W\|_F^2`: every task on its own.
+
+    With all data on one task (`TaskData.pooled`) it is the global model.
+
+    Args:
+      lam: :math:`\lambda > 0`; a number, or one per task ``[m]``.
+
+    >>> import jax.numpy as jnp
+    >>> float(Independent(0.5).value(jnp.ones((2, 3))))
+    3.0
+    """
+
+    lam: Array | float
+
+    def __post_init__(self) -> None:
+        _check.positive("Independent", lam=self.lam)
+
+    def value(self, weights: Array) -> Array:
+        return jnp.sum(jnp.asarray(self.lam) * jnp.sum(weights**2, axis=1))
+
+    def coupling(self, num_tasks: int) -> Coupling:
+        return Diagonal(jnp.broadcast_to(0.5 / jnp.asarray(self.lam), (num_tasks,)))
+
+    def relationship(self, num_tasks: int) -> Array:
+        return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
+
+    def check_tasks(self, num_tasks: int) -> None:
+        if np.shape(self.lam) not in ((), (num_tasks,)):
+            raise ValueError(
+                f"Independent: lam must be a number or one per task [{num_tasks}], got shape {np.shape(self.lam)}."
+            )
+
+
+class MeanRegularized(Regularizer):
+    r"""Tasks near their mean, eq. (11): :math:`\Omega = (I - 11^\top/m)^2`.
+
+    .. math:: R(W) = \lambda_1 \sum_t \|w_t - \bar w\|^2 + \lambda_2 \|W\|_F^2
+
+    Args:
+      lam1: pull towards the mean, >= 0.
+      lam2: ridge, > 0.
+    """
+
+    lam1: Array | float
+    lam2: Array | float
+
+    def __post_init__(self) -> None:
+        _check.nonnegative("MeanRegularized", lam1=self.lam1)
+        _check.positive("MeanRegularized", lam2=self.lam2)
+
+    def value(self, weights: Array) -> Array:
+        deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
+        return self.lam1 * jnp.sum(deviation**2) + self.lam2 * jnp.sum(weights**2)
+
+    def coupling(self, num_tasks: int) -> Coupling:
+        lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
+
+    def relationship(self, num_tasks: int) -> Array:
+        dtype = jnp.result_type(self.lam1)
+        return jnp.eye(num_tasks, dtype=dtype) - jnp.full((num_tasks, num_tasks), 1.0 / num_tasks, dtype)
+
+
+class Graph(Regularizer):
+    r"""A known relationship, eq. (2), e.g. the Laplacian of a graph of tasks.
+
+    .. math:: R(W) = \lambda_1 \mathrm{tr}(W^\top \Omega W) + \lambda_2 \|W\|_F^2
+
+    Args:
+      omega: :math:`\Omega` ``[m, m]``, symmetric positive semi-definite. Large entries
+        *penalise*: for a Laplacian the first term is
+        :math:`\lambda_1\sum_{t<t'} a_{tt'}\|w_t - w_{t'}\|^2`.
+      lam1: weight of the relationship, >= 0.
+      lam2: ridge, > 0.
+    """
+
+    omega: Array
+    lam1: Array | float
+    lam2: Array | float
+
+    def __post_init__(self) -> None:
+        _check.positive_semidefinite("Graph", "omega", self.omega)
+        _check.nonnegative("Graph", lam1=self.lam1)
+        _check.positive("Graph", lam2=self.lam2)
+
+    def value(self, weights: Array) -> Array:
+        return self.lam1 * jnp.sum(weights * matmul(self.omega, weights)) + self.lam2 * jnp.sum(weights**2)
+
+    def coupling(self, num_tasks: int) -> Coupling:
+        identity = jnp.eye(num_tasks, dtype=self.omega.dtype)
+        a = 2.0 * (self.lam1 * self.omega + self.lam2 * identity)
+        inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), identity)
+        return Dense(0.5 * (inverse + inverse.T))
+
+    def relationship(self, num_tasks: int) -> Array:
+        return self.omega
+
+    def check_tasks(self, num_tasks: int) -> None:
+        if np.shape(self.omega) != (num_tasks, num_tasks):
+            raise ValueError(
+                f"Graph: omega is {np.shape(self.omega)} but the data has {num_tasks} tasks; it must be "
+                f"[{num_tasks}, {num_tasks}]."
+            )

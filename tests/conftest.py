@@ -1,0 +1,37 @@
+"""Strict arithmetic, eight CPU devices, fixed seeds. All of it is set before JAX starts."""
+
+import os
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+import hypothesis
+import numpy as np
+import pytest
+
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=40, database=None)
+hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(20170531)
+
+
+@pytest.fixture
+def real_data():
+    """Load a real task set by name; skips where the folder of data sets is absent."""
+    folder = Path(os.environ.get("MOCHA_JAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+    def load(name):
+        path = folder / f"{name}.npz"
+        if not path.exists():
+            pytest.skip(f"{path.name} is not here; set MOCHA_JAX_DATA to the folder that holds it")
+        return np.load(path, allow_pickle=False)
+
+    return load

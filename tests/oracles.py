@@ -1,0 +1,58 @@
+"""Optima by tools not written here: a generic convex solver."""
+
+import cvxpy as cp
+import numpy as np
+
+
+def _loss(name, z, y):
+    margin = 1 - cp.multiply(y, z)
+    residual = z - y
+    return {
+        "hinge": lambda: cp.pos(margin),
+        "smoothed_hinge": lambda: _smoothed_hinge(margin, 0.5),
+        "squared_hinge": lambda: cp.square(cp.pos(margin)),
+        "logistic": lambda: cp.logistic(-cp.multiply(y, z)),
+        "squared": lambda: 0.5 * cp.square(residual),
+        "absolute": lambda: cp.abs(residual),
+        "epsilon_insensitive": lambda: cp.pos(cp.abs(residual) - 0.2),
+        "huber": lambda: 0.5 * cp.huber(residual, 0.7),
+        "quantile": lambda: cp.maximum(-0.3 * residual, 0.7 * residual),
+    }[name]()
+
+
+def _smoothed_hinge(r, gamma):
+    # An infimal convolution: min over 0 <= s of s^2/(2 gamma) + max(r - s, 0), s <= gamma.
+    s = cp.Variable(r.shape, nonneg=True)
+    return cp.square(s) / (2 * gamma) + cp.pos(r - s)
+
+
+def optimum(data, loss, regularizer):
+    """The optimal value and weights; `regularizer` maps the weight variable to R(W)."""
+    x, y, c, task = (np.asarray(a, float) for a in (data.x, data.y, data.weight, data.task))
+    w = cp.Variable((data.num_tasks, x.shape[2]))
+    terms = [regularizer(w)]
+    for k in range(len(x)):
+        real = c[k] > 0
+        if real.any():
+            terms.append(cp.sum(cp.multiply(c[k][real], _loss(loss, x[k][real] @ w[int(task[k])], y[k][real]))))
+    problem = cp.Problem(cp.Minimize(cp.sum(terms)))
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11, max_iter=500)
+    return problem.value, w.value
+
+
+def independent(lam):
+    return lambda w: lam * cp.sum_squares(w) if np.ndim(lam) == 0 else cp.sum(cp.multiply(lam, cp.sum(cp.square(w), axis=1)))
+
+
+def mean_regularized(lam1, lam2):
+    def value(w):
+        m = w.shape[0]
+        return lam1 * cp.sum_squares((np.eye(m) - np.full((m, m), 1 / m)) @ w) + lam2 * cp.sum_squares(w)
+
+    return value
+
+
+def graph(omega, lam1, lam2):
+    values, vectors = np.linalg.eigh(np.asarray(omega, float))
+    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    return lambda w: lam1 * cp.sum_squares(root @ w) + lam2 * cp.sum_squares(w)

@@ -1,0 +1,150 @@
+"""The container: packing, splitting, pooling, sharing, and what bad input is told."""
+
+import warnings
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import mocha_jax as mj
+from tests.zoo import ragged
+
+
+def test_packing_keeps_every_sample_in_order():
+    xs, ys = ragged()
+    data = mj.pack_tasks(xs, ys)
+    for t, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        np.testing.assert_array_equal(data.x[t, : len(x)], x)
+        np.testing.assert_array_equal(data.y[t, : len(x)], y)
+        assert (data.x[t, len(x) :] == 0).all()
+        np.testing.assert_array_equal(data.weight[t], np.arange(data.x.shape[1]) < len(x))
+    assert data.sizes.tolist() == [len(y) for y in ys]
+    assert data.num_tasks == data.num_nodes == len(xs)
+    assert not data.shared
+
+
+def test_groups_are_the_same_as_lists():
+    xs, ys = ragged()
+    names = np.concatenate([[f"user{t}"] * len(y) for t, y in enumerate(ys)])
+    shuffle = np.random.default_rng(0).permutation(len(names))
+    shuffle = shuffle[np.argsort(names[shuffle], kind="stable")][::-1]  # groups interleaved and reversed
+    data = mj.pack_tasks(np.concatenate(xs)[shuffle], np.concatenate(ys)[shuffle], names[shuffle])
+    lists = mj.pack_tasks(xs, ys)
+    assert data.sizes.tolist() == lists.sizes.tolist()
+    for t in range(len(xs)):
+        np.testing.assert_array_equal(np.sort(data.x[t], axis=0), np.sort(lists.x[t], axis=0))
+
+
+def test_scalings():
+    xs, ys = ragged()
+    mean = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    np.testing.assert_allclose(mean.weight.sum(1), 1.0)
+    shared = mj.pack_tasks(xs, ys, task=[0, 0, 1, 1, 1], loss_scaling="task_mean")
+    np.testing.assert_allclose(shared.to_tasks(shared.weight.sum(1)), 1.0)  # per task, over its nodes
+    pooled = mean.pooled()
+    n = sum(map(len, ys))
+    np.testing.assert_allclose(pooled.weight, np.where(mean.weight > 0, 1 / n, 0))
+    assert (pooled.num_tasks, pooled.task.tolist()) == (1, [0] * 5)
+    np.testing.assert_array_equal(mj.pack_tasks(xs, ys).pooled().weight, mj.pack_tasks(xs, ys).weight)
+
+
+def test_importance_weights_survive_pooling_and_splitting(key):
+    data = mj.pack_tasks(*ragged(), loss_scaling="task_mean")
+    weighted = data.replace(weight=data.weight * 3.0)
+    np.testing.assert_allclose(weighted.pooled().weight, 3 * data.pooled().weight)
+    np.testing.assert_allclose(weighted.split(key, 0.5)[0].weight, 3 * data.split(key, 0.5)[0].weight)
+
+
+def test_intercept_is_one_on_real_rows_only():
+    data = mj.pack_tasks(*ragged(), intercept=True)
+    np.testing.assert_array_equal(data.x[..., -1], data.weight)
+    assert data.num_features == 5
+
+
+@given(seed=st.integers(0, 10_000), fraction=st.floats(0.05, 0.95), classes=st.integers(1, 4))
+def test_split_is_a_stratified_partition(seed, fraction, classes):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 30, size=4)
+    xs = [np.stack([np.full(n, float(t)), np.arange(n, dtype=float)], 1) for t, n in enumerate(sizes)]
+    ys = [rng.integers(0, classes, size=n).astype(float) for n in sizes]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    train, test = data.split(jax.random.key(seed), fraction)
+    for t, n in enumerate(sizes):
+        rows = [np.asarray(p.x[t])[np.asarray(p.weight[t]) > 0][:, 1] for p in (train, test)]
+        assert sorted(np.concatenate(rows)) == list(range(n))  # a partition
+        assert all((np.diff(r) > 0).all() for r in rows)  # in the old order
+        want = n if n == 1 else np.clip(round(fraction * n), 1, n - 1)
+        assert len(rows[0]) == want
+        for c in range(classes):
+            have = sum(ys[t][int(i)] == c for i in rows[0])
+            assert abs(have - fraction * (ys[t] == c).sum()) <= 1 + 1e-9 or n * min(fraction, 1 - fraction) < 1
+    totals = np.asarray(test.weight.sum(1))
+    assert np.all(np.isclose(totals, 1) | (totals == 0))
+
+
+def test_split_does_not_depend_on_padding(key):
+    data = mj.pack_tasks(*ragged())
+    plain, padded = data.split(key, 0.6)[0], data.pad(nodes=8, rows=40).split(key, 0.6)[0]
+    np.testing.assert_array_equal(plain.x, padded.x[:5])
+
+
+def test_to_tasks_and_to_nodes_are_adjoint():
+    data = mj.pack_tasks(*ragged(), task=[1, 0, 2, 1, 0]).pad(nodes=7)
+    rng = np.random.default_rng(0)
+    per_node = jnp.asarray(rng.normal(size=(7, 3))).at[5:].set(0.0)
+    per_task = jnp.asarray(rng.normal(size=(3, 3)))
+    np.testing.assert_allclose(jnp.sum(data.to_nodes(per_task) * per_node), jnp.sum(per_task * data.to_tasks(per_node)))
+    assert data.nodes_per_task.tolist() == [2, 2, 1]
+
+
+GOOD_X, GOOD_Y = np.ones((3, 2)), np.ones(3)
+BAD_INPUT = {
+    "no tasks": (lambda: mj.pack_tasks([], []), "no tasks"),
+    "unequal lists": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y, GOOD_Y]), "1 arrays in xs but 2"),
+    "nan": (lambda: mj.pack_tasks([GOOD_X, GOOD_X * [[1, np.nan]]], [GOOD_Y] * 2), "task 1: x is NaN or infinite in row 0"),
+    "inf label": (lambda: mj.pack_tasks([GOOD_X], [np.array([1, np.inf, 1])]), "task 0: y is NaN or infinite in row 1"),
+    "features differ": (lambda: mj.pack_tasks([GOOD_X, np.ones((2, 3))], [GOOD_Y, np.ones(2)]), "task 1: has 3 features"),
+    "rows differ": (lambda: mj.pack_tasks([GOOD_X], [np.ones(2)]), r"task 0: y must be \[3\]"),
+    "empty task": (lambda: mj.pack_tasks([GOOD_X, np.ones((0, 2))], [GOOD_Y, np.ones(0)]), "task 1: has no samples"),
+    "one axis": (lambda: mj.pack_tasks([np.ones(3)], [GOOD_Y]), r"task 0: x must be \[n_t, d\]"),
+    "strings": (lambda: mj.pack_tasks([np.array([["a", "b"]])], [np.ones(1)]), "task 0: x must be numbers"),
+    "scaling": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], loss_scaling="mean"), "'sum', 'task_mean'"),
+    "integer dtype": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="int32"), "must be a float type"),
+    "overflow": (lambda: mj.pack_tasks([GOOD_X * 1e300], [GOOD_Y], dtype="float32"), "task 0: a value overflows float32"),
+    "task gap": (lambda: mj.pack_tasks([GOOD_X] * 2, [GOOD_Y] * 2, task=[0, 2]), "every task from 0"),
+    "groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, np.zeros(2)), r"groups \[N\]"),
+    "fraction": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(jax.random.key(0), 1.0), r"in \(0, 1\)"),
+    "shapes": (lambda: mj.TaskData(jnp.ones((2, 3, 4)), jnp.ones((2, 2)), jnp.ones((2, 3)), jnp.arange(2)), "y must have shape"),
+    "shrink": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).pad(rows=1), "cannot shrink"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_clear_sentence(name):
+    make, message = BAD_INPUT[name]
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_float64_without_x64_says_what_happens():
+    with jax.enable_x64(False):
+        with pytest.warns(UserWarning, match="stored as float32"):
+            data = mj.pack_tasks([GOOD_X], [GOOD_Y])
+        assert data.x.dtype == jnp.float32
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="float32")
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="float64")
+
+
+def test_labels_of_a_margin_loss_must_be_signs():
+    data = mj.pack_tasks([GOOD_X, GOOD_X], [GOOD_Y, np.array([1.0, 0.0, 1.0])])
+    with pytest.raises(ValueError, match=r"task 1: has label 0, but Hinge needs labels -1 and \+1"):
+        mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0))
