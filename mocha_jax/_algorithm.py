@@ -22,7 +22,8 @@ class Info(Pytree):
 class Algorithm(Pytree):
     """`init` makes a state, `step` is one federated round; loops live in the drivers.
 
-    A state is whatever the next round needs. All methods are pure and may be jitted, mapped
+    A state is whatever the next round needs, and has a field ``round``, the rounds done: the
+    drivers derive each round's randomness from it. All methods are pure and may be jitted, mapped
     and differentiated; an algorithm's own settings are static fields or array leaves.
     """
 

@@ -1,8 +1,8 @@
 """Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
 
-The file holds the arrays of `Progress` and `History` in order, and a fingerprint of everything
-that determines the run: data, loss, regularizer, algorithm, systems, key. How many rounds
-to run and when to stop are not part of it, so a finished solve can be continued.
+The file holds the arrays of `Progress` and `History`, a digest of them, and a fingerprint of
+everything that determines the run: data, loss, regularizer, algorithm, systems, key. How many
+rounds to run and when to stop are not part of it, so a finished solve can be continued.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -42,10 +40,11 @@ class Saver:
             return
         arrays = {f"progress_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(progress))}
         arrays |= {f"history_{name}": np.asarray(a) for name, a in fields_of(history).items()}
+        arrays |= {"format": np.array(_FORMAT), "fingerprint": np.array(self._fingerprint)}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{self._path.name}.partial")
         with open(partial, "wb") as file:
-            np.savez(file, format=np.array(_FORMAT), fingerprint=np.array(self._fingerprint), **arrays)
+            np.savez(file, digest=np.array(_digest(arrays)), **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, self._path)
@@ -61,32 +60,38 @@ class Saver:
         if self._path is None or not self._path.exists():
             return fresh, None
         arrays = self._read()
+        digest = str(arrays.pop("digest", ""))
         if str(arrays.get("format")) != _FORMAT:
-            raise CheckpointError(f"{self._path} is not a mocha_jax checkpoint; choose another path.")
+            raise CheckpointError(f"{self._path} is not a checkpoint of this library; choose another path.")
+        if digest != _digest(arrays):
+            raise CheckpointError(f"{self._path} is damaged: its digest does not match; delete it to start afresh.")
         if str(arrays["fingerprint"]) != self._fingerprint:
             raise CheckpointError(
                 f"{self._path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, key or "
                 f"record_every differ from this call's; choose another path, or delete it to start afresh."
             )
-        try:
-            leaves, structure = jax.tree.flatten(fresh)
-            saved = [
-                jax.device_put(jnp.asarray(arrays[f"progress_{i}"], leaf.dtype), leaf.sharding)
-                for i, leaf in enumerate(leaves)
-            ]
-            names = [name.removeprefix("history_") for name in arrays if name.startswith("history_")]
-            return structure.unflatten(saved), History(**{name: arrays[f"history_{name}"] for name in names})
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{self._path} lacks {error}; delete it to start afresh.") from error
+        leaves, structure = jax.tree.flatten(fresh)
+        saved = [jax.device_put(arrays[f"progress_{i}"], leaf.sharding) for i, leaf in enumerate(leaves)]
+        history: dict[str, Any] = {
+            name.removeprefix("history_"): array for name, array in arrays.items() if name.startswith("history_")
+        }
+        return jax.tree.unflatten(structure, saved), History(**history)
 
     def _read(self) -> dict[str, np.ndarray]:
-        try:
-            with np.load(self._path, allow_pickle=False) as file:  # type: ignore[arg-type]
-                return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-            raise CheckpointError(
-                f"{self._path} is damaged or not a checkpoint ({error}); delete it to start afresh."
-            ) from error
+        assert self._path is not None
+        with open(self._path, "rb") as raw:
+            try:
+                with np.load(raw, allow_pickle=False) as file:
+                    return {name: file[name] for name in file.files}
+            except Exception as error:  # whatever a reader of zip and npy files makes of garbage
+                reason = str(error).split("\n")[0] or type(error).__name__
+                raise CheckpointError(
+                    f"{self._path} is damaged or not a checkpoint ({reason}); delete it to start afresh."
+                ) from error
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    return fingerprint(*((name, arrays[name]) for name in sorted(arrays)))
 
 
 def fingerprint(*parts: Any) -> str:
@@ -114,4 +119,4 @@ def _feed(digest: Any, value: Any) -> None:
     elif callable(value):
         digest.update(f"{value.__module__}.{value.__qualname__}".encode())
     else:
-        digest.update(repr(value).encode())
+        digest.update(f"{value!r};".encode())

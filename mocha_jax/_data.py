@@ -211,7 +211,11 @@ def pack_tasks(
         raise ValueError(f"task {t}: a value overflows {np.dtype(dtype).name}; rescale its features or labels.")
 
     owner = np.arange(m) if task is None else np.asarray(task)
-    if owner.shape != (m,) or owner.dtype.kind not in "iu" or sorted(set(owner.tolist())) != list(range(owner.max() + 1)):
+    if (
+        owner.shape != (m,)
+        or owner.dtype.kind not in "iu"
+        or sorted(set(owner.tolist())) != list(range(owner.max() + 1))
+    ):
         raise ValueError(
             f"pack_tasks: task must give each of the {m} nodes an integer task, and every task from 0 to the "
             f"largest needs a node; renumber them, e.g. with np.unique(task, return_inverse=True)[1]."
@@ -230,7 +234,7 @@ def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np
         )
     _, node = np.unique(groups, return_inverse=True)
     order = np.argsort(node, kind="stable")
-    cuts = np.cumsum(np.bincount(node))[:-1] if len(node) else []
+    cuts = np.cumsum(np.bincount(node))[:-1]
     return np.split(x[order], cuts), np.split(y[order], cuts)
 
 
@@ -285,13 +289,17 @@ def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: flo
     node, row = node[order], row[order]
     label, draw = y[node, row], bits[node, row]
     # Classes are runs of (node, label); `rank` counts within a run in random order.
-    starts = np.flatnonzero(np.r_[True, (node[1:] != node[:-1]) | (label[1:] != label[:-1])]) if len(node) else []
+    new = np.ones(len(node), bool)
+    new[1:] = (node[1:] != node[:-1]) | (label[1:] != label[:-1])
+    starts = np.flatnonzero(new)
     sizes = np.diff(np.r_[starts, len(node)]).astype(int)
     group = np.repeat(np.arange(len(sizes)), sizes)
-    rank = np.arange(len(node)) - np.asarray(starts, int)[group]
+    rank = np.arange(len(node)) - starts[group]
     owner = node[starts]
     total = np.bincount(node, minlength=len(y))
-    want = np.clip(np.round(fraction * total).astype(int), np.minimum(total, 1), np.maximum(total - 1, np.minimum(total, 1)))
+    want = np.clip(
+        np.round(fraction * total).astype(int), np.minimum(total, 1), np.maximum(total - 1, np.minimum(total, 1))
+    )
     # Largest remainder: whole shares first, then one more to the classes cut off most.
     share = (fraction * sizes).astype(int)
     missing = want - np.bincount(owner, weights=share, minlength=len(y)).astype(int)
@@ -311,4 +319,3 @@ def _expect_ndim(name: str, value: Any, ndim: int) -> tuple[int, ...]:
     if np.ndim(value) != ndim:
         raise ValueError(f"TaskData: {name} must have {ndim} axes, got shape {np.shape(value)}.")
     return np.shape(value)
-

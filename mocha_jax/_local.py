@@ -17,6 +17,9 @@ duals leave the loop as outputs; state carried through the loop costs more than 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -67,7 +70,7 @@ def ascend(
       steps each node did ``[m]``.
     """
     count = rows.y.shape[0]
-    step = jax.vmap(_step_one_node, in_axes=(None, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
 
     def one_pass(carry: tuple[Array, Array, Array], key: Array) -> tuple[tuple[Array, Array, Array], None]:
         beta, u, done = carry
@@ -76,7 +79,7 @@ def ascend(
 
         def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
             i, visit = at
-            return step(loss, *(_row(a, i) for a in (rows.x, rows.y, rows.weight, rows.norm2, beta)), visit, w, q, u)
+            return step(*(_row(a, i) for a in (rows.x, rows.y, rows.weight, rows.norm2, beta)), visit, w, q, u)
 
         u, new = lax.scan(one_step, u, (order, visit))
         return (beta.at[order].set(new, unique_indices=True), u, done), None

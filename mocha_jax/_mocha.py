@@ -12,7 +12,7 @@ from mocha_jax._algorithm import Algorithm, Info
 from mocha_jax._local import ascend, time_major
 from mocha_jax._objective import Certificate, certify, dual_vectors
 from mocha_jax._problem import Problem
-from mocha_jax._pytree import Pytree, static
+from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax.coupling import SIGMA_PRIME_RULES, Coupling
 from mocha_jax.systems import Work
 
@@ -62,7 +62,7 @@ class Mocha(Algorithm):
 
     local_epochs: float = static(default=1.0)
     sigma_prime: str = static(default="per_task")
-    gamma: Array | float = 1.0
+    gamma: Hyperparameter = 1.0
 
     def __post_init__(self) -> None:
         _check.positive("Mocha", local_epochs=self.local_epochs)

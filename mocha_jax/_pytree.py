@@ -12,6 +12,10 @@ import dataclasses
 from typing import Any, Self, dataclass_transform
 
 import jax
+import numpy as np
+from jax import Array
+
+Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
 
 def static(**kwargs: Any) -> Any:
@@ -48,7 +52,7 @@ class Pytree:
                 object.__setattr__(node, name, value)
             return node
 
-        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)  # type: ignore[arg-type]
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; the checks of the constructor run again."""

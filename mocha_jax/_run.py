@@ -33,7 +33,6 @@ class Progress(Pytree):
     """Where a run stands: the algorithm's state and what the driver keeps count of."""
 
     state: Any
-    round: Array  # [] int32
     time: Array  # [] simulated seconds
     steps: Array  # [] int32 since the last record
     active: Array  # [] int32
@@ -41,11 +40,11 @@ class Progress(Pytree):
 
 
 def start(algorithm: Algorithm, problem: Problem, state: Any = None) -> Progress:
-    """Progress at round 0."""
+    """Nothing done yet, or nothing since `state`."""
     zero = jnp.zeros((), jnp.int32)
     return Progress(
         state=algorithm.init(problem) if state is None else state,
-        round=zero, time=jnp.zeros((), problem.data.x.dtype), steps=zero, active=zero,
+        time=jnp.zeros((), problem.data.x.dtype), steps=zero, active=zero,
         answered=jnp.zeros((problem.data.num_nodes,), jnp.int32),
     )  # fmt: skip
 
@@ -54,13 +53,12 @@ def advance(
     key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress
 ) -> Progress:
     """One round. Its randomness depends on the run's key and the round's number only."""
-    key = jax.random.fold_in(key, progress.round)
+    key = jax.random.fold_in(key, progress.state.round)
     work = systems.work(jax.random.fold_in(key, 0), problem.data, algorithm.full_work(problem))
     state, info = algorithm.step(jax.random.fold_in(key, 1), progress.state, problem, work)
     worked = info.steps > 0
     return Progress(
         state=state,
-        round=progress.round + 1,
         time=progress.time + cost.round_seconds(problem.data, Work(info.steps, work.active)),
         steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
         active=jnp.sum(worked, dtype=jnp.int32),
@@ -76,7 +74,7 @@ def block(
     progress = lax.fori_loop(0, count, lambda _, p: one_round(p), progress)
     c = algorithm.certify(progress.state, problem)
     record = History(
-        progress.round, c.primal, c.dual, c.gap, c.relative_gap, progress.time, progress.steps, progress.active
+        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap, progress.time, progress.steps, progress.active
     )
     return progress.replace(steps=jnp.zeros_like(progress.steps)), record
 
@@ -102,7 +100,8 @@ def run(
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of `history.simulated_time`.
       record_every: rounds between records. A record costs about half a local epoch.
-      state: start from here instead of ``algorithm.init(problem)``.
+      state: continue from here instead of ``algorithm.init(problem)``. With the same key the
+        rounds that follow are those of one long run.
 
     Returns:
       The state after the last round and the `History`, whose last entry belongs to that state.

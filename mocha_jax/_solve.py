@@ -125,7 +125,7 @@ def solve(
         far; a true return value stops the solve.
       checkpoint: file to save to after each chunk and to resume from where it exists. It is
         replaced atomically. A damaged file, or one of another run, is refused.
-      state: start from here instead of ``algorithm.init(problem)``.
+      state: continue from here instead of ``algorithm.init(problem)``; its rounds count.
 
     >>> import numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)
@@ -148,16 +148,16 @@ def solve(
     where, history = save.load(where)
     settled = _prepare(*settled)
     stopped = False
-    with Bar(progress, total=max_rounds, done=int(where.round)) as bar:
+    with Bar(progress, total=max_rounds, done=int(where.state.round)) as bar:
         while (outcome := _outcome(history, where, tol, max_rounds, stopped)) is None:
-            limit = min(int(where.round) + chunk, max_rounds)
+            limit = min(int(where.state.round) + chunk, max_rounds)
             where, records, count = _chunk(
                 key, *settled, where, limit, -1.0 if tol is None else tol, size=chunk, record_every=record_every
             )
             history = _extend(history, records, int(count))
             save(where, history)
-            bar.show(int(where.round), float(history.relative_gap[-1]))
-            stopped = callback is not None and bool(callback(int(where.round), history))
+            bar.show(int(where.state.round), float(history.relative_gap[-1]))
+            stopped = callback is not None and bool(callback(int(where.state.round), history))
     return _solution(problem, settled, where, history, outcome, tol)
 
 
@@ -182,11 +182,11 @@ def _chunk(
     history = jax.tree.map(lambda r: jnp.zeros((-(-size // record_every),), r.dtype), blank)
 
     def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
-        return carry[3] & (carry[0].round < limit)
+        return carry[3] & (carry[0].state.round < limit)
 
     def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
         progress, history, i, _ = carry
-        progress, record = one_block(progress, jnp.minimum(record_every, limit - progress.round))
+        progress, record = one_block(progress, jnp.minimum(record_every, limit - progress.state.round))
         history = jax.tree.map(lambda h, r: h.at[i].set(r), history, record)
         return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.relative_gap <= tol)
 
@@ -207,7 +207,7 @@ def _outcome(
             return Status.NON_FINITE
         if tol is not None and history.relative_gap[-1] <= tol:
             return Status.CONVERGED
-    if int(where.round) >= max_rounds:
+    if int(where.state.round) >= max_rounds:
         return Status.MAX_ROUNDS
     return Status.STOPPED if stopped else None
 
@@ -219,10 +219,10 @@ def _solution(
     problem: Problem, settled: tuple[Any, ...], where: Progress, history: History | None, status: Status,
     tol: float | None,
 ) -> Solution:  # fmt: skip
-    algorithm, rounds = settled[0], int(where.round)
+    algorithm, rounds = settled[0], int(where.state.round)
     certificate = _certify(algorithm, settled[1], where.state)
     if history is None:
-        empty = np.zeros(0, np.asarray(certificate.gap).dtype)
+        empty: Any = np.zeros(0, np.asarray(certificate.gap).dtype)
         history = History(*[empty] * 8)
     gap = float(certificate.relative_gap)
     message = {

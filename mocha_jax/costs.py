@@ -7,7 +7,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._data import TaskData
-from mocha_jax._pytree import Pytree
+from mocha_jax._pytree import Hyperparameter, Pytree
 from mocha_jax.systems import Work
 
 
@@ -25,9 +25,9 @@ class Cost(Pytree):
       bytes_per_second: of the link, the same both ways. The default is 10 Mbit/s.
     """
 
-    flops_per_second: Array | float = 1e9
-    latency: Array | float = 0.05
-    bytes_per_second: Array | float = 1.25e6
+    flops_per_second: Hyperparameter = 1e9
+    latency: Hyperparameter = 0.05
+    bytes_per_second: Hyperparameter = 1.25e6
 
     def __post_init__(self) -> None:
         _check.positive("Cost", flops_per_second=self.flops_per_second, bytes_per_second=self.bytes_per_second)

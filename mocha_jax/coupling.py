@@ -16,7 +16,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
-from mocha_jax._pytree import Pytree, static
+from mocha_jax._pytree import Hyperparameter, Pytree, static
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
 
@@ -44,8 +44,8 @@ class Coupling(Pytree):
         r""":math:`R^*(V) = \tfrac12 \langle V, \bar M V \rangle`, a scalar."""
         return 0.5 * jnp.sum(v * self.apply(v))
 
-    def sigma_prime(self, rule: str, gamma: Array | float = 1.0, nodes: Array | None = None) -> Array:
-        r"""A safe :math:`\sigma'_t` per task: :math:`\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})`, eq. (28).
+    def sigma_prime(self, rule: str, gamma: Hyperparameter = 1.0, nodes: Array | None = None) -> Array:
+        r"""A safe scaling per task, eq. (28): :math:`\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})`.
 
         Args:
           rule: ``"lemma9"``, the largest row sum (29) for all tasks; ``"per_task"``, each
@@ -72,7 +72,7 @@ class Coupling(Pytree):
             if rule == "lemma9":
                 sigma = jnp.broadcast_to(jnp.max(sigma), diagonal.shape)
         # A task is at least as curved as itself; this only matters where the diagonal is 0.
-        return gamma * jnp.maximum(sigma, 1.0)
+        return jnp.asarray(gamma) * jnp.maximum(sigma, 1.0)
 
 
 class Diagonal(Coupling):

@@ -54,9 +54,9 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
 
 
 def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: float = 4.0) -> tuple[Array, Array]:
-    """A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
+    r"""A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
 
-    The Laplacian is the :math:`\\Omega` to give to `regularizers.Graph`; the covariance is
+    The Laplacian is the :math:`\Omega` to give to `regularizers.Graph`; the covariance is
     ``inv(strength * laplacian + I)``, scaled to a mean diagonal of 1.
 
     Args:

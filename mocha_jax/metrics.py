@@ -52,9 +52,7 @@ def _auc_of_node(z: Array, y: Array, real: Array) -> Array:
     return _mean(wins, pairs)
 
 
-def _score(
-    weights: Array, data: TaskData, per_task: bool, of_node: Callable[[Array, Array, Array], Array]
-) -> Array:
+def _score(weights: Array, data: TaskData, per_task: bool, of_node: Callable[[Array, Array, Array], Array]) -> Array:
     weights = jnp.asarray(weights)
     own = jnp.broadcast_to(weights, (data.num_nodes, weights.shape[1])) if len(weights) == 1 else data.to_nodes(weights)
     z = jnp.einsum("mnd,md->mn", data.x, own, precision=EXACT)

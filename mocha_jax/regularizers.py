@@ -1,12 +1,12 @@
-r"""Regularizers :math:`R(W, \Omega)`, as the paper writes them: no hidden factor 1/2.
+"""Regularizers R(W, Omega), as the paper writes them: no hidden factor 1/2.
 
-===========================  ====================================================  ================================
-regularizer                  R(W)                                                  coupling
-===========================  ====================================================  ================================
-`Independent`                :math:`\lambda\|W\|_F^2`                              :math:`I/2\lambda`
-`MeanRegularized` (11)       :math:`\lambda_1\sum_t\|w_t-\bar w\|^2+\lambda_2\|W\|_F^2`  closed form
-`Graph` (2)                  :math:`\lambda_1\mathrm{tr}(W^\top\Omega W)+\lambda_2\|W\|_F^2`  :math:`\tfrac12(\lambda_1\Omega+\lambda_2 I)^{-1}`
-===========================  ====================================================  ================================
+======================  ===============================================  ========================================
+regularizer             R(W)                                             coupling
+======================  ===============================================  ========================================
+`Independent`           lam |W|^2                                        I / (2 lam)
+`MeanRegularized` (11)  lam1 sum_t |w_t - mean|^2 + lam2 |W|^2           closed form, O(m d)
+`Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                 inv(lam1 Omega + lam2 I) / 2
+======================  ===============================================  ========================================
 
 Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
 traced, mapped over and differentiated.
@@ -23,7 +23,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._math import matmul
-from mocha_jax._pytree import Pytree
+from mocha_jax._pytree import Hyperparameter, Pytree
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
 
 
@@ -59,7 +59,7 @@ class Independent(Regularizer):
     3.0
     """
 
-    lam: Array | float
+    lam: Hyperparameter
 
     def __post_init__(self) -> None:
         _check.positive("Independent", lam=self.lam)
@@ -90,8 +90,8 @@ class MeanRegularized(Regularizer):
       lam2: ridge, > 0.
     """
 
-    lam1: Array | float
-    lam2: Array | float
+    lam1: Hyperparameter
+    lam2: Hyperparameter
 
     def __post_init__(self) -> None:
         _check.nonnegative("MeanRegularized", lam1=self.lam1)
@@ -99,7 +99,8 @@ class MeanRegularized(Regularizer):
 
     def value(self, weights: Array) -> Array:
         deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
-        return self.lam1 * jnp.sum(deviation**2) + self.lam2 * jnp.sum(weights**2)
+        lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        return lam1 * jnp.sum(deviation**2) + lam2 * jnp.sum(weights**2)
 
     def coupling(self, num_tasks: int) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
@@ -123,9 +124,9 @@ class Graph(Regularizer):
       lam2: ridge, > 0.
     """
 
-    omega: Array
-    lam1: Array | float
-    lam2: Array | float
+    omega: Array | np.ndarray
+    lam1: Hyperparameter
+    lam2: Hyperparameter
 
     def __post_init__(self) -> None:
         _check.positive_semidefinite("Graph", "omega", self.omega)
@@ -133,16 +134,18 @@ class Graph(Regularizer):
         _check.positive("Graph", lam2=self.lam2)
 
     def value(self, weights: Array) -> Array:
-        return self.lam1 * jnp.sum(weights * matmul(self.omega, weights)) + self.lam2 * jnp.sum(weights**2)
+        omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        return lam1 * jnp.sum(weights * matmul(omega, weights)) + lam2 * jnp.sum(weights**2)
 
     def coupling(self, num_tasks: int) -> Coupling:
-        identity = jnp.eye(num_tasks, dtype=self.omega.dtype)
-        a = 2.0 * (self.lam1 * self.omega + self.lam2 * identity)
+        omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        identity = jnp.eye(num_tasks, dtype=omega.dtype)
+        a = 2.0 * (lam1 * omega + lam2 * identity)
         inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), identity)
         return Dense(0.5 * (inverse + inverse.T))
 
     def relationship(self, num_tasks: int) -> Array:
-        return self.omega
+        return jnp.asarray(self.omega)
 
     def check_tasks(self, num_tasks: int) -> None:
         if np.shape(self.omega) != (num_tasks, num_tasks):

@@ -21,7 +21,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._data import TaskData
-from mocha_jax._pytree import Pytree, static
+from mocha_jax._pytree import Hyperparameter, Pytree, static
 
 
 class Work(Pytree):
@@ -84,8 +84,8 @@ class PartialEpochs(System):
       high: largest fraction, in [low, 1].
     """
 
-    low: Array | float
-    high: Array | float
+    low: Hyperparameter
+    high: Hyperparameter
 
     def __post_init__(self) -> None:
         _check_range("PartialEpochs", self.low, self.high)
@@ -105,8 +105,8 @@ class UniformBudget(System):
       high: largest fraction, in [low, 1].
     """
 
-    low: Array | float
-    high: Array | float
+    low: Hyperparameter
+    high: Hyperparameter
 
     def __post_init__(self) -> None:
         _check_range("UniformBudget", self.low, self.high)
@@ -125,7 +125,7 @@ class Dropout(System):
       p: probability of missing a round, in [0, 1]; a number, or one per task ``[num_tasks]``.
     """
 
-    p: Array | float
+    p: Hyperparameter
 
     def __post_init__(self) -> None:
         _check.in_unit_interval("Dropout", p=self.p)
@@ -162,14 +162,14 @@ class NeverAnswers(System):
         return Work(full, jnp.asarray(~silent))
 
 
-def _check_range(owner: str, low: Array | float, high: Array | float) -> None:
+def _check_range(owner: str, low: Hyperparameter, high: Hyperparameter) -> None:
     _check.in_unit_interval(owner, low=low, high=high)
     a, b = _check.concrete(low), _check.concrete(high)
     if a is not None and b is not None and np.any(a > b):
         raise ValueError(f"{owner}: low must not exceed high, got {a} > {b}.")
 
 
-def _uniform_steps(key: Array, full: Array, low: Array | float, high: Array | float) -> Array:
+def _uniform_steps(key: Array, full: Array, low: Hyperparameter, high: Hyperparameter) -> Array:
     """Steps uniform in [low, high] times `full`, rounded, at least one where there is work."""
     dtype = jnp.result_type(float)
     share = jnp.asarray(low, dtype) + jnp.asarray(high - low, dtype) * _per_node_uniform(key, full.shape[0], dtype)

@@ -15,7 +15,7 @@ def _loss(name, z, y):
         "squared": lambda: 0.5 * cp.square(residual),
         "absolute": lambda: cp.abs(residual),
         "epsilon_insensitive": lambda: cp.pos(cp.abs(residual) - 0.2),
-        "huber": lambda: 0.5 * cp.huber(residual, 0.7),
+        "huber": lambda: 0.5 * cp.huber(residual, cp.Constant(0.7)),
         "quantile": lambda: cp.maximum(-0.3 * residual, 0.7 * residual),
     }[name]()
 
@@ -41,7 +41,9 @@ def optimum(data, loss, regularizer):
 
 
 def independent(lam):
-    return lambda w: lam * cp.sum_squares(w) if np.ndim(lam) == 0 else cp.sum(cp.multiply(lam, cp.sum(cp.square(w), axis=1)))
+    return lambda w: (
+        lam * cp.sum_squares(w) if np.ndim(lam) == 0 else cp.sum(cp.multiply(lam, cp.sum(cp.square(w), axis=1)))
+    )
 
 
 def mean_regularized(lam1, lam2):

@@ -63,7 +63,9 @@ def test_dual_step_is_the_exact_minimiser(name, y, share, g, kappa):
     low, high = (float(b) for b in loss.dual_bounds(jnp.asarray(y)))
     assert low <= new <= high
     here = float(dual_objective(loss, jnp.asarray(new), beta, g, jnp.asarray(y), kappa))
-    others = jnp.clip(jnp.concatenate([new + jnp.linspace(-1, 1, 2001), new + jnp.linspace(-1e-3, 1e-3, 201)]), low, high)
+    others = jnp.clip(
+        jnp.concatenate([new + jnp.linspace(-1, 1, 2001), new + jnp.linspace(-1e-3, 1e-3, 201)]), low, high
+    )
     best = float(jnp.min(dual_objective(loss, others, beta, g, jnp.full_like(others, y), kappa)))
     assert here <= best + 1e-10 * (1.0 + abs(best))
 
@@ -126,7 +128,10 @@ def test_constants(name):
             np.testing.assert_allclose(curve, loss.smoothness, rtol=1e-3)
             np.testing.assert_allclose(loss.mu * loss.smoothness, 1.0)
         np.testing.assert_allclose(
-            jnp.cumsum(slope)[-1] * (z[1] - z[0]), loss.value(z[-1], jnp.asarray(y)) - loss.value(z[0], jnp.asarray(y)), rtol=1e-3, atol=1e-2
+            jnp.cumsum(slope)[-1] * (z[1] - z[0]),
+            loss.value(z[-1], jnp.asarray(y)) - loss.value(z[0], jnp.asarray(y)),
+            rtol=1e-3,
+            atol=1e-2,
         )
 
 

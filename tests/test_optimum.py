@@ -62,7 +62,9 @@ def test_local_and_global_support_vector_machines(scaling):
             z = part.x[rows] @ svc.coef_[0]
             best = np.sum(part.weight[rows] * np.maximum(1 - part.y[rows] * z, 0)) + lam * np.sum(svc.coef_**2)
             ours = part.x[rows] @ solution.weights[t]
-            mine = np.sum(part.weight[rows] * np.maximum(1 - part.y[rows] * ours, 0)) + lam * np.sum(solution.weights[t] ** 2)
+            mine = np.sum(part.weight[rows] * np.maximum(1 - part.y[rows] * ours, 0)) + lam * np.sum(
+                solution.weights[t] ** 2
+            )
             assert abs(mine - best) <= 1e-6 * best
             np.testing.assert_allclose(solution.weights[t], svc.coef_[0], atol=2e-3)
 
@@ -134,7 +136,10 @@ def test_every_rule_and_aggregation_reaches_the_optimum(rule, gamma):
 def test_relationships_agree_where_they_coincide():
     data, m = zoo.data(), 5
     same = {
-        "mean as graph": (mj.regularizers.MeanRegularized(0.3, 0.1), mj.regularizers.Graph(np.eye(m) - 1 / m, 0.3, 0.1)),
+        "mean as graph": (
+            mj.regularizers.MeanRegularized(0.3, 0.1),
+            mj.regularizers.Graph(np.eye(m) - 1 / m, 0.3, 0.1),
+        ),
         "no pull": (mj.regularizers.MeanRegularized(0.0, 0.1), mj.regularizers.Independent(0.1)),
         "no graph": (mj.regularizers.Graph(zoo.laplacian(m), 0.0, 0.1), mj.regularizers.Independent(np.full(m, 0.1))),
     }
@@ -159,7 +164,10 @@ def test_float32_reaches_a_relative_gap_of_1e_5(loss):
 
 LANDMINE = {
     "identity": (lambda m, lam: mj.regularizers.Independent(lam), lambda m, lam: oracles.independent(lam)),
-    "mean": (lambda m, lam: mj.regularizers.MeanRegularized(lam, lam), lambda m, lam: oracles.mean_regularized(lam, lam)),
+    "mean": (
+        lambda m, lam: mj.regularizers.MeanRegularized(lam, lam),
+        lambda m, lam: oracles.mean_regularized(lam, lam),
+    ),
     "dense": (
         lambda m, lam: mj.regularizers.Graph(zoo.random_spd(m), lam, 0.3 * lam),
         lambda m, lam: oracles.graph(zoo.random_spd(m), lam, 0.3 * lam),

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._pytree import Pytree
+from mocha_jax._pytree import Hyperparameter, Pytree
 
 
 class Loss(Pytree):
@@ -22,17 +22,17 @@ class Loss(Pytree):
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
 
     @property
-    def smoothness(self) -> Array | float | None:
+    def smoothness(self) -> Hyperparameter | None:
         r""":math:`1/\mu`, the Lipschitz constant of the derivative, or None."""
         return None
 
     @property
-    def mu(self) -> Array | float:
+    def mu(self) -> Hyperparameter:
         r"""Strong convexity :math:`\mu` of the conjugate: ``1 / smoothness``, 0 if not smooth."""
         return 0.0 if self.smoothness is None else 1.0 / self.smoothness
 
     @property
-    def lipschitz(self) -> Array | float | None:
+    def lipschitz(self) -> Hyperparameter | None:
         """Lipschitz constant L of the loss, or None."""
         return None
 
@@ -147,7 +147,7 @@ class ResidualLoss(Loss):
         return self._fenchel_young(z - y, beta)
 
     @abstractmethod
-    def _bounds(self) -> tuple[Array | float, Array | float]: ...
+    def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]: ...
     @abstractmethod
     def _value(self, e: Array) -> Array: ...
     @abstractmethod
@@ -158,5 +158,3 @@ class ResidualLoss(Loss):
     def _step(self, beta: Array, e: Array, kappa: Array) -> Array: ...
     @abstractmethod
     def _fenchel_young(self, e: Array, beta: Array) -> Array: ...
-
-

@@ -8,6 +8,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._math import saturating_ratio
+from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import MarginLoss
 
 
@@ -53,13 +54,13 @@ class SmoothedHinge(MarginLoss):
       gamma: width of the rounded part, > 0; an array leaf.
     """
 
-    gamma: Array | float = 1.0
+    gamma: Hyperparameter = 1.0
 
     def __post_init__(self) -> None:
         _check.positive("SmoothedHinge", gamma=self.gamma)
 
     @property
-    def smoothness(self) -> Array | float:
+    def smoothness(self) -> Hyperparameter:
         return 1.0 / self.gamma
 
     @property
@@ -169,9 +170,7 @@ class Logistic(MarginLoss):
     def _fenchel_young(self, p: Array, a: Array) -> Array:
         # KL(a || sigmoid(-p)), as two Bregman terms: each is >= 0.
         near, far = jax.nn.sigmoid(-p), jax.nn.sigmoid(p)
-        return _relative_entropy(a, near, jax.nn.softplus(p)) + _relative_entropy(
-            1.0 - a, far, jax.nn.softplus(-p)
-        )
+        return _relative_entropy(a, near, jax.nn.softplus(p)) + _relative_entropy(1.0 - a, far, jax.nn.softplus(-p))
 
 
 def _xlogx(a: Array) -> Array:

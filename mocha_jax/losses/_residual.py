@@ -7,6 +7,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._math import saturating_ratio
+from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import ResidualLoss
 
 
@@ -79,7 +80,7 @@ class EpsilonInsensitive(ResidualLoss):
       epsilon: half width of the tube without loss, >= 0; an array leaf.
     """
 
-    epsilon: Array | float = 0.1
+    epsilon: Hyperparameter = 0.1
 
     def __post_init__(self) -> None:
         _check.nonnegative("EpsilonInsensitive", epsilon=self.epsilon)
@@ -98,7 +99,7 @@ class EpsilonInsensitive(ResidualLoss):
         return jnp.where(jnp.abs(e) > self.epsilon, jnp.sign(e), 0.0)
 
     def _h(self, beta: Array) -> Array:
-        return self.epsilon * jnp.abs(beta)
+        return jnp.asarray(self.epsilon) * jnp.abs(beta)
 
     def _step(self, beta: Array, e: Array, kappa: Array) -> Array:
         # Soft thresholding of beta - e/kappa at epsilon/kappa, kept free of 1/kappa: of the
@@ -125,7 +126,7 @@ class Huber(ResidualLoss):
       delta: residual beyond which the loss is linear, > 0; an array leaf.
     """
 
-    delta: Array | float = 1.0
+    delta: Hyperparameter = 1.0
 
     def __post_init__(self) -> None:
         _check.positive("Huber", delta=self.delta)
@@ -135,10 +136,10 @@ class Huber(ResidualLoss):
         return 1.0
 
     @property
-    def lipschitz(self) -> Array | float:
+    def lipschitz(self) -> Hyperparameter:
         return self.delta
 
-    def _bounds(self) -> tuple[Array | float, Array | float]:
+    def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]:
         return -self.delta, self.delta
 
     def _value(self, e: Array) -> Array:
@@ -171,20 +172,21 @@ class Quantile(ResidualLoss):
       tau: level of the quantile, in (0, 1); an array leaf.
     """
 
-    tau: Array | float = 0.5
+    tau: Hyperparameter = 0.5
 
     def __post_init__(self) -> None:
         _check.in_unit_interval("Quantile", open_left=True, open_right=True, tau=self.tau)
 
     @property
-    def lipschitz(self) -> Array | float:
+    def lipschitz(self) -> Hyperparameter:
         return jnp.maximum(self.tau, 1.0 - self.tau)
 
-    def _bounds(self) -> tuple[Array | float, Array | float]:
+    def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]:
         return self.tau - 1.0, self.tau
 
     def _value(self, e: Array) -> Array:
-        return self.tau * jnp.maximum(-e, 0.0) + (1.0 - self.tau) * jnp.maximum(e, 0.0)
+        tau = jnp.asarray(self.tau)
+        return tau * jnp.maximum(-e, 0.0) + (1.0 - tau) * jnp.maximum(e, 0.0)
 
     def _derivative(self, e: Array) -> Array:
         return jnp.where(e > 0, 1.0 - self.tau, jnp.where(e < 0, -self.tau, jnp.zeros_like(e)))

@@ -125,8 +125,7 @@ def _increasing_root(residual: Callable[[Array], tuple[Array, Array]], start: Ar
 
     def body(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high, newton = shrink(*bracket, 0.5 * (bracket[0] + bracket[1]))
-        low, high, _ = shrink(low, high, jnp.clip(newton, low, high))
-        return low, high
+        return shrink(low, high, jnp.clip(newton, low, high))[:2]
 
     low, high = lax.fori_loop(0, jnp.finfo(start.dtype).nmant + 4, body, (low, high))
     return 0.5 * (low + high)
@@ -143,5 +142,5 @@ def _slope_point(slope: Callable[[Array, Array], Array], beta: Array, y: Array) 
         return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
 
     steps = 20 + jnp.finfo(beta.dtype).nmant
-    bracket = jnp.zeros_like(beta), jnp.full_like(beta, _FAR)
-    return sign * lax.fori_loop(0, steps, body, bracket)[1]
+    start = jnp.zeros_like(beta), jnp.full_like(beta, _FAR)
+    return sign * lax.fori_loop(0, steps, body, start)[1]

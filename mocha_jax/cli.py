@@ -1,0 +1,106 @@
+"""The command line: ``mocha-jax demo``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import mocha_jax as mj
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and run what it asks for."""
+    parser = argparse.ArgumentParser(prog="mocha-jax", description=mj.__doc__)
+    parser.add_argument("--version", action="version", version=f"mocha_jax {mj.__version__}, jax {jax.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("demo", help="train on a synthetic federation with stragglers and drops")
+    show.add_argument("--tasks", type=int, default=24, help="number of devices (default %(default)s)")
+    show.add_argument("--features", type=int, default=30, help="features of a sample (default %(default)s)")
+    show.add_argument("--drop", type=float, default=0.2, help="probability of missing a round (default %(default)s)")
+    show.add_argument("--tol", type=float, default=1e-3, help="relative gap at which to stop (default %(default)s)")
+    show.add_argument("--max-rounds", type=int, default=2000, help="rounds at most (default %(default)s)")
+    show.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
+    show.add_argument("--out", type=Path, default=Path("mocha_demo.png"), help="picture (default %(default)s)")
+    show.add_argument("--quiet", action="store_true", help="no progress bars")
+    options = parser.parse_args(arguments)
+    try:
+        return demo(options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Global, local and multi-task models of one federation, side by side."""
+    key, data_key, split_key, tune_key = jax.random.split(jax.random.key(options.seed), 4)
+    truth = mj.datasets.federation(data_key, options.tasks, options.features, smallest=12, largest=160)
+    train, test = truth.data.split(split_key, 0.75)
+    systems = mj.systems.Dropout(options.drop) & mj.systems.PartialEpochs(0.1, 1.0)
+    sizes = train.sizes
+    print(
+        f"{options.tasks} devices in 4 groups, {options.features} features, {int(sizes.min())} to {int(sizes.max())} "
+        f"training samples each.\nEvery round a device does 10-100 % of an epoch, and misses it with "
+        f"probability {options.drop:g}.\n"
+    )
+
+    # Devices of one group are linked, and the links are known: the model of equation (2).
+    adjacency = (truth.covariance > 0.5).astype(truth.covariance.dtype)
+    laplacian = (jnp.diag(adjacency.sum(1)) - adjacency) / adjacency.sum(1).max()
+    models: dict[str, tuple[mj.TaskData, Callable[[Array], mj.regularizers.Regularizer]]] = {
+        "global": (train.pooled(), mj.regularizers.Independent),
+        "local": (train, mj.regularizers.Independent),
+        "MTL": (train, lambda lam: mj.regularizers.Graph(laplacian, 20.0 * lam, lam)),
+    }
+    solutions: dict[str, mj.Solution] = {}
+    rows = []
+    for name, (data, regularizer) in models.items():
+        lam = _choose(tune_key, data, regularizer)
+        problem = mj.Problem(data, mj.losses.Hinge(), regularizer(lam))
+        began = time.perf_counter()
+        if not options.quiet:
+            print(f"{name} (lambda = {float(lam):.3g})")
+        solution = mj.solve(
+            problem, mj.Mocha(), key=key, systems=systems, tol=options.tol, max_rounds=options.max_rounds,
+            progress=not options.quiet,
+        )  # fmt: skip
+        solutions[name] = solution
+        error = 100 * float(mj.metrics.error_rate(solution.weights, test))
+        simulated = float(solution.history.simulated_time[-1])
+        wall = time.perf_counter() - began
+        rows.append(
+            f"{name:>8} {error:>13.1f} {solution.relative_gap:>14.1e} {solution.rounds:>8} "
+            f"{simulated:>13.1f} {wall:>8.1f}"
+        )
+
+    print(f"\n{'model':>8} {'test error %':>13} {'relative gap':>14} {'rounds':>8} {'simulated s':>13} {'wall s':>8}")
+    print("\n".join(rows))
+    try:
+        from mocha_jax import plotting
+    except ImportError:
+        print("\nNo picture: matplotlib is not installed (pip install 'mocha_jax[plots]').")
+        return 0
+    weights = {"truth": truth.weights, "local": solutions["local"].weights, "MTL": solutions["MTL"].weights}
+    figure = plotting.overview({name: s.history for name, s in solutions.items()}, weights)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(options.out, dpi=150)
+    print(f"\nPicture: {options.out}")
+    return 0
+
+
+def _choose(key: Array, data: mj.TaskData, regularizer: Callable[[Array], mj.regularizers.Regularizer]) -> Array:
+    """The lambda of least validation error: all candidates trained at once, in one program."""
+    split_key, run_key = jax.random.split(key)
+    inner, validation = data.split(split_key, 0.7)
+
+    def validate(lam: Array) -> Array:
+        problem = mj.Problem(inner, mj.losses.Hinge(), regularizer(lam))
+        state, _ = mj.run(run_key, mj.Mocha(), problem, num_rounds=100, record_every=100)
+        return mj.metrics.error_rate(state.w, validation)
+
+    lams = jnp.geomspace(1e-3, 1.0, 10)
+    return lams[jnp.argmin(jax.vmap(validate)(lams))]

@@ -1,0 +1,185 @@
+"""What every algorithm must do. A new algorithm joins by a line in ALGORITHMS."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mocha_jax as mj
+from tests import zoo
+
+ALGORITHMS = {
+    "mocha": mj.Mocha(),
+    "mocha_partial": mj.Mocha(local_epochs=0.6, sigma_prime="lemma9"),
+    "mocha_gamma": mj.Mocha(local_epochs=2.0, sigma_prime="spectral", gamma=0.7),
+}
+each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.3, 1.0)
+
+
+def make_problem(lam=0.1, **kwargs):
+    return mj.Problem(zoo.data(**kwargs), mj.losses.Hinge(), mj.regularizers.MeanRegularized(lam, 0.5 * lam))
+
+
+def one_step(algorithm, problem, state, key):
+    work = SYSTEMS.work(key, problem.data, algorithm.full_work(problem))
+    return algorithm.step(key, state, problem, work)
+
+
+@each_algorithm
+def test_a_step_keeps_the_structure_of_the_state(name, key):
+    algorithm, problem = ALGORITHMS[name], make_problem()
+    state = algorithm.init(problem)
+    after, _ = one_step(algorithm, problem, state, key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+    chosen = lax.cond(True, lambda s: one_step(algorithm, problem, s, key)[0], lambda s: s, state)
+    chex.assert_trees_all_close(chosen, after, rtol=1e-12)
+    for leaf in jax.tree.leaves(jax.eval_shape(algorithm.init, problem)):
+        assert leaf.dtype in (jnp.float64, jnp.int32)
+
+
+@each_algorithm
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_data_sets_the_dtype(name, dtype, key):
+    problem = make_problem(dtype=dtype)
+    state, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=2, systems=SYSTEMS)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state, history))} == {np.dtype(dtype), np.dtype(np.int32)}
+
+
+@each_algorithm
+def test_jit_changes_nothing(name, key):
+    algorithm, problem = ALGORITHMS[name], make_problem()
+    state = algorithm.init(problem)
+    plain, _ = one_step(algorithm, problem, state, key)
+    compiled, _ = jax.jit(one_step)(algorithm, problem, state, key)
+    chex.assert_trees_all_close(plain, compiled, rtol=1e-10, atol=1e-13)
+    prepared, _ = one_step(algorithm, algorithm.prepare(problem), state, key)
+    chex.assert_trees_all_close(plain, prepared, rtol=1e-12, atol=1e-14)
+
+
+@each_algorithm
+def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
+    problem, lams = make_problem(), jnp.array([0.03, 0.1, 0.5])
+
+    def final(lam, key):
+        there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.5 * lam))
+        state, history = mj.run(key, ALGORITHMS[name], there, num_rounds=70, systems=SYSTEMS)
+        return state.w, history.gap
+
+    keys = jax.random.split(key, 3)
+    together = jax.vmap(final)(lams, keys)
+    for i in range(3):
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda a, i=i: a[i], together), final(lams[i], keys[i]), rtol=1e-6, atol=1e-9
+        )
+    grid = jax.vmap(jax.vmap(final, (None, 0)), (0, None))(lams, keys)[1]
+    assert grid.shape == (3, 3, 70)
+    assert (grid >= 0).all()
+
+
+@each_algorithm
+def test_one_trace_for_all_hyperparameters(name, key):
+    algorithm = ALGORITHMS[name]
+    traces = 0
+
+    class Counted(mj.Mocha):
+        def step(self, *args):
+            nonlocal traces
+            traces += 1
+            return super().step(*args)
+
+    algorithm = Counted(**{k: getattr(algorithm, k) for k in ("local_epochs", "sigma_prime", "gamma")})
+    problem = make_problem()
+    lams: list[Any] = [0.1, 0.2, np.float32(0.3), jnp.asarray(0.4), 1]
+    for lam in lams:
+        there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, lam))
+        mj.run(key, algorithm, there, num_rounds=3, systems=mj.systems.Dropout(float(lam) / 2))
+    assert traces == 1
+    traces = 0
+    for lam in lams[1:4]:
+        there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, lam))
+        mj.solve(
+            there,
+            algorithm.replace(gamma=1.0 - float(lam) / 2),
+            key=key,
+            max_rounds=int(30 * float(lam)),
+            tol=float(lam),
+        )
+    assert traces <= 2  # once for its shapes, once compiled
+
+
+@each_algorithm
+def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
+    problem = make_problem(loss_scaling="task_mean")
+    best = mj.solve(problem, mj.Mocha(local_epochs=5.0), tol=1e-9, max_rounds=50_000, chunk=5000, record_every=10)
+    _, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=150, systems=SYSTEMS)
+    assert (history.gap >= 0).all()
+    assert (history.primal >= best.primal * (1 - 1e-9)).all()
+    assert (history.dual <= best.primal * (1 + 1e-9)).all()
+    assert history.relative_gap[-1] < 0.1 * history.relative_gap[0]
+
+
+def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
+    for loss in zoo.LOSSES.values():
+        data = zoo.data(regression=not loss.binary, dtype=np.float32)
+        problem = mj.Problem(data, loss, mj.regularizers.MeanRegularized(0.1, 0.05))
+        algorithm = mj.Mocha()
+        state = algorithm.init(problem)
+        step = jax.jit(one_step)
+        for r in range(25):
+            state, _ = step(algorithm, problem, state, jax.random.fold_in(key, r))
+            z = jnp.einsum("mnd,md->mn", data.x, state.w)
+            assert (problem.loss.fenchel_young(z, state.beta, data.y) >= 0).all()
+            certificate = algorithm.certify(state, problem)
+            assert (certificate.task_gaps >= 0).all()
+            assert certificate.primal >= certificate.dual
+
+
+def test_an_infeasible_dual_point_certifies_nothing():
+    problem = make_problem()
+    assert mj.certificate(problem, 2.0 * jnp.ones_like(problem.data.y)).gap == jnp.inf
+
+
+def test_gradients_flow_through_a_run(key):
+    # Smooth loss; the derivative of the final primal by scan against central differences.
+    data = zoo.data(regression=True, m=3, d=2)
+
+    def final(lam, scale):
+        problem = mj.Problem(
+            data.replace(x=data.x * scale), mj.losses.Huber(0.7), mj.regularizers.MeanRegularized(lam, 0.1)
+        )
+        return mj.run(key, mj.Mocha(), problem, num_rounds=5)[1].primal[-1]
+
+    ours = jax.grad(final, argnums=(0, 1))(0.3, 1.0)
+    for i in range(2):
+        moved = [final(*(v + s * (j == i) for j, v in enumerate((0.3, 1.0)))) for s in (1e-5, -1e-5)]
+        np.testing.assert_allclose(ours[i], (moved[0] - moved[1]) / 2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.5, np.linspace(0.0, 0.9, 5)])
+def test_drops_do_not_move_the_optimum(p, key):
+    problem = make_problem()
+    plain = mj.solve(problem, mj.Mocha(local_epochs=4.0), tol=1e-8, max_rounds=50_000, record_every=10, chunk=1000)
+    dropped = mj.solve(
+        problem, mj.Mocha(local_epochs=4.0), key=key, tol=1e-8, max_rounds=50_000, record_every=10, chunk=1000,
+        systems=mj.systems.Dropout(p),
+    )  # fmt: skip
+    assert dropped.status == mj.Status.CONVERGED
+    assert (dropped.history.gap >= 0).all()
+    np.testing.assert_allclose(dropped.primal, plain.primal, rtol=2e-8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: mj.Mocha(local_epochs=0.0), lambda: mj.Mocha(sigma_prime="safe"), lambda: mj.Mocha(gamma=0.0),
+        lambda: mj.Mocha(gamma=1.5),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(make):
+    with pytest.raises(ValueError, match="Mocha: .* must be"):
+        make()

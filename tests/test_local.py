@@ -1,0 +1,126 @@
+"""The local solver against a plain NumPy loop, and what must not change its result."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from mocha_jax._local import ascend, time_major, visiting_order
+from tests import zoo
+
+
+def numpy_ascend(data, loss, beta, w, q, steps, orders):
+    """Algorithm 1's local solver as a loop over nodes, passes and rows."""
+    x, y, c = (np.asarray(a) for a in (data.x, data.y, data.weight))
+    beta, u = np.array(beta), np.zeros_like(w)
+    done = np.zeros(len(x), int)
+    for k in range(len(x)):
+        for order in orders:
+            for i in order:
+                if c[k, i] > 0 and done[k] < steps[k]:
+                    g = x[k, i] @ (w[k] + q[k] * u[k])
+                    kappa = q[k] * c[k, i] * x[k, i] @ x[k, i]
+                    new = float(loss.dual_step(*map(jnp.asarray, (beta[k, i], g, y[k, i], kappa))))
+                    u[k] += c[k, i] * (new - beta[k, i]) * x[k, i]
+                    beta[k, i] = new
+                    done[k] += 1
+    return beta, u, done
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
+def test_step_by_step(loss, key):
+    data = zoo.data(m=3, low=3, high=6, regression=loss == "squared", loss_scaling="task_mean")
+    rng = np.random.default_rng(0)
+    w, q, steps = rng.normal(size=(3, 4)), np.array([1.0, 2.0, 0.5]), np.array([0, 4, 9])
+    start = zoo.LOSSES[loss].project(jnp.asarray(0.3 * rng.normal(size=data.y.shape)), data.y)
+    start = start * (data.weight > 0).astype(float)
+    orders = [np.asarray(visiting_order(jax.random.fold_in(key, p), data.x.shape[1])) for p in range(2)]
+    ours = ascend(
+        key, zoo.LOSSES[loss], time_major(data), start.T,
+        jnp.asarray(w), jnp.asarray(q), jnp.asarray(steps, jnp.int32), passes=2,
+    )  # fmt: skip
+    beta, u, done = numpy_ascend(data, zoo.LOSSES[loss], start, w, q, steps, orders)
+    np.testing.assert_allclose(ours[0].T, beta, atol=1e-12)
+    np.testing.assert_allclose(ours[1], u, atol=1e-12)
+    np.testing.assert_array_equal(ours[2], done)
+    np.testing.assert_array_equal(done, np.minimum(steps, 2 * np.asarray(data.sizes)))
+
+
+def test_visiting_order_is_a_permutation_and_padding_keeps_it(key):
+    short, long = np.asarray(visiting_order(key, 20)), np.asarray(visiting_order(key, 33))
+    assert sorted(short) == list(range(20))
+    np.testing.assert_array_equal(long[long < 20], short)
+    first = [int(visiting_order(jax.random.fold_in(key, i), 4)[0]) for i in range(400)]
+    assert np.abs(np.bincount(first) / 400 - 0.25).max() < 0.07  # any row may come first
+
+
+@pytest.mark.parametrize("loss", zoo.LOSSES)
+def test_every_epoch_improves_the_subproblem(loss, key):
+    # The subproblem (4) of each node, evaluated independently of the solver.
+    loss = zoo.LOSSES[loss]
+    data = zoo.data(regression=not loss.binary)
+    q = jnp.full(5, 2.0)
+    w = jnp.asarray(np.random.default_rng(3).normal(size=(5, 4)))
+
+    def subproblem(beta, u):
+        conjugates = jnp.where(data.weight > 0, data.weight * loss.conjugate(beta, data.y), 0.0)
+        return conjugates.sum(1) + jnp.sum(w * u, 1) + 0.5 * q * jnp.sum(u * u, 1)
+
+    beta, values = loss.project(jnp.zeros_like(data.y), data.y), []
+    base = np.einsum("mn,mnd->md", data.weight * beta, data.x)
+    values.append(subproblem(beta, jnp.zeros_like(w)))
+    for epochs in (1, 2, 4, 8):
+        new, u, _ = ascend(key, loss, time_major(data), beta.T, w, q, jnp.full(5, 10_000), passes=epochs)
+        np.testing.assert_allclose(np.einsum("mn,mnd->md", data.weight * new.T, data.x) - base, u, atol=1e-12)
+        values.append(subproblem(new.T, u))
+    assert (np.diff(np.asarray(values), axis=0) <= 1e-12).all()
+
+
+def test_padding_rows_and_nodes_are_inert_bit_for_bit(key):
+    data = zoo.data(loss_scaling="task_mean")
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.2, 0.05))
+    systems = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
+    state, history = mj.run(key, mj.Mocha(local_epochs=1.5), problem, num_rounds=20, systems=systems)
+    for padded in (data.pad(rows=29), data.pad(nodes=8), data.pad(nodes=7, rows=31)):
+        other, record = mj.run(
+            key, mj.Mocha(local_epochs=1.5), problem.replace(data=padded), num_rounds=20, systems=systems
+        )
+        np.testing.assert_array_equal(state.beta, other.beta[:5, : data.x.shape[1]])
+        np.testing.assert_array_equal(state.w, other.w)
+        np.testing.assert_array_equal(history.steps, record.steps)
+        np.testing.assert_allclose(history.gap, record.gap, rtol=1e-6)  # a longer sum
+        assert (other.beta[5:] == 0).all()
+
+
+def test_task_order_does_not_matter(key):
+    xs, ys = zoo.ragged(m=6)
+    order = np.random.default_rng(0).permutation(6)
+    omega = zoo.laplacian(6)
+    make = lambda data, omega: mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(omega, 0.2, 0.05))  # noqa: E731
+    a = mj.run(key, mj.Mocha(), make(mj.pack_tasks(xs, ys), omega), num_rounds=30)
+    permuted = mj.pack_tasks([xs[t] for t in order], [ys[t] for t in order])
+    b = mj.run(key, mj.Mocha(), make(permuted, omega[np.ix_(order, order)]), num_rounds=30)
+    np.testing.assert_allclose(a[0].w[order], b[0].w, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(a[1].gap, b[1].gap, rtol=1e-6)
+
+
+def test_ugly_tasks():
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 3)) for n in (1, 2, 12, 5, 4)]
+    xs[3][:] = 0.0  # nothing but zero rows
+    xs[4][:, 0] = 7.0  # a constant feature
+    ys = [np.ones(1), -np.ones(2), np.sign(rng.normal(size=12)), np.ones(5), np.array([1.0, -1, 1, -1])]
+    for loss in zoo.LOSSES.values():
+        problem = mj.Problem(mj.pack_tasks(xs, ys), loss, mj.regularizers.MeanRegularized(0.2, 0.1))
+        solution = mj.solve(
+            problem, mj.Mocha(local_epochs=5.0), tol=1e-6, max_rounds=20_000, record_every=10, chunk=5000
+        )
+        assert solution.status == mj.Status.CONVERGED, (loss, solution)
+        assert np.isfinite(solution.weights).all()
+
+
+@pytest.mark.parametrize(("m", "d"), [(1, 1), (1, 3), (2, 1)])
+def test_smallest_problems(m, d):
+    problem = mj.Problem(zoo.data(m=m, d=d), mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.2, 0.1))
+    assert mj.solve(problem, tol=1e-6, max_rounds=5000).status == mj.Status.CONVERGED
