@@ -1,178 +1,178 @@
 """One local epoch of all tasks: this library, liblinear, and a hand-written numba loop.
 
-    python -m benchmarks.local_epoch [--repeats 15] [--json FILE]
+    python -m benchmarks.local_epoch [--repeats 15] [--turns 3] [--json FILE]
 
-All three do one pass of dual coordinate ascent for the hinge loss over the same samples, in the
-same process, in turn. The library and the numba loop visit rows in one random order and do the
-same arithmetic in float32; their results are compared. liblinear (by way of scikit-learn's wrapper) works
-in float64 (it has no float32), in its own random order, task after task, and is timed as the difference
+All three do one pass of dual coordinate ascent for the hinge loss over the same samples. The library and
+the numba loop visit rows in one random order and do the same arithmetic in float32 (the results are
+compared); the numba loop uses both cores, a task each. liblinear (by way of scikit-learn's wrapper)
+works in float64, it has no float32, in its own random order, task after task, and is timed as the difference
 of a fit with 21 passes and a fit with 1, over 20. All solve the same problem: C = 100, that is
 lambda = 1/(200 n) with task means. A much smaller C would let liblinear's shrinking skip most
 rows after a few passes, and the time of a pass would no longer be that of an epoch.
 
-The gap printed is the relative duality gap after 20 epochs of the library, so that speed is
-never shown without accuracy.
+Each competitor runs in a process of its own, since idle threads of one slow down the others; they
+take turns, so that a noisy moment does not hit one alone. The gap printed is the
+relative duality gap after 20 epochs of the library: speed is never shown without accuracy.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
-from sklearn.svm import _liblinear
 
 import mocha_jax as mj
 from mocha_jax._local import ascend, time_major, visiting_order
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
+COMPETITORS = ("library", "liblinear", "numba")
 C = 100.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="timed repetitions; the median is printed")
+    parser.add_argument("--repeats", type=int, default=15, help="timed repetitions in a turn")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each competitor; the median over all is printed")
     parser.add_argument("--json", help="also write the rows here")
+    parser.add_argument("--only", choices=COMPETITORS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.only:
+        measure = globals()[f"measure_{options.only}"]
+        results = [measure(Task(*shape), options.repeats) for shape in SHAPES]
+        os.write(int(os.environ["RESULTS"]), json.dumps(results).encode())
+        return
+
     device = jax.devices()[0]
-    print(f"{device.device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, numba {numba.__version__}")
-    print("milliseconds per local epoch of all tasks, median of", options.repeats)
+    print(f"{device.device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, numba {_version('numba')}")
+    print(f"milliseconds per local epoch of all tasks, median of {options.turns} x {options.repeats}")
+    rows: list[dict[str, Any]] = [dict(zip("mnd", shape, strict=True)) for shape in SHAPES]
+    times: dict[str, list[Any]] = {who: [[] for _ in SHAPES] for who in COMPETITORS}
+    for _ in range(options.turns):
+        for who in COMPETITORS:
+            for row, into, result in zip(rows, times[who], _child(who, options.repeats), strict=True):
+                into += result.pop("ms")
+                row.update(result)
     print(
         f"{'m, n, d':>16} {'library':>8} {'liblinear':>10} {'numba':>7} | "
         f"{'/liblinear':>10} {'/numba':>7} | {'compile s':>9} {'gap at 20':>9}"
     )
-    rows = []
-    for shape in SHAPES:
-        row = measure(*shape, options.repeats)
-        rows.append(row)
+    for i, row in enumerate(rows):
+        row |= {f"{who}_ms": float(np.median(times[who][i])) for who in COMPETITORS}
+        shape = ", ".join(str(row[letter]) for letter in "mnd")
         print(
-            f"{', '.join(map(str, shape)):>16} {row['library_ms']:8.2f} {row['liblinear_ms']:10.2f} "
-            f"{row['numba_ms']:7.2f} | "
+            f"{shape:>16} {row['library_ms']:8.2f} {row['liblinear_ms']:10.2f} {row['numba_ms']:7.2f} | "
             f"{row['library_ms'] / row['liblinear_ms']:10.2f} {row['library_ms'] / row['numba_ms']:7.2f} | "
-            f"{row['compile_s']:9.2f} {row['gap']:9.1e}",
-            flush=True,
+            f"{row['compile_s']:9.2f} {row['gap']:9.1e}"
         )
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"jax": jax.__version__, "device": device.device_kind, "rows": rows}, file, indent=1)
 
 
-def measure(m: int, n: int, d: int, repeats: int) -> dict[str, Any]:
-    key = jax.random.key(0)
-    weights = jax.random.normal(jax.random.fold_in(key, 0), (m, d))
-    sizes = np.full(m, n)
-    data = mj.datasets.classification(jax.random.fold_in(key, 1), weights, sizes, label_noise=0.1)
-    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1 / (2 * C * n)))
-    algorithm = mj.Mocha()
-    state = algorithm.init(problem)
-    q = state.sigma * state.coupling.diagonal()
-    steps = jnp.full(m, n, jnp.int32)
-    rows = jax.block_until_ready(time_major(data))
-    epoch = jax.jit(lambda key, beta, w: ascend(key, problem.loss, rows, beta, w, q, steps, passes=1))
-    began = time.perf_counter()
-    compiled = epoch.lower(key, state.beta.T, state.w).compile()
-    compile_s = time.perf_counter() - began
-    ours = lambda: jax.block_until_ready(compiled(key, state.beta.T, state.w))  # noqa: E731
+class Task:
+    """The data of one shape, the same in every process."""
 
+    def __init__(self, m: int, n: int, d: int) -> None:
+        self.key = jax.random.key(0)
+        weights = jax.random.normal(jax.random.fold_in(self.key, 0), (m, d))
+        sizes = np.full(m, n)
+        data = mj.datasets.classification(jax.random.fold_in(self.key, 1), weights, sizes, label_noise=0.1)
+        self.problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1 / (2 * C * n)))
+        self.state = mj.Mocha().init(self.problem)
+        self.q = self.state.sigma * self.state.coupling.diagonal()
+
+
+def measure_library(task: Task, repeats: int) -> dict[str, Any]:
+    data, beta, w = task.problem.data, task.state.beta, task.state.w
+    rows = jax.block_until_ready(time_major(data))
+    steps = data.sizes
+    began = time.perf_counter()
+    epoch = jax.jit(ascend, static_argnames="passes")
+    compiled = epoch.lower(task.key, task.problem.loss, rows, beta, w, task.q, steps, passes=1).compile()
+    compile_s = time.perf_counter() - began
+    ms = timed(
+        lambda: jax.block_until_ready(compiled(task.key, task.problem.loss, rows, beta, w, task.q, steps)), repeats
+    )
+    _, history = mj.run(task.key, mj.Mocha(), task.problem, num_rounds=20)
+    return dict(ms=ms, compile_s=compile_s, gap=float(history.relative_gap[-1]))
+
+
+def measure_numba(task: Task, repeats: int) -> dict[str, Any]:
+    from benchmarks._numba_epoch import epoch
+
+    data = task.problem.data
     x, y, c = (np.array(a) for a in (data.x, data.y, data.weight))
     norm2 = np.einsum("mnd,mnd->mn", x, x)
-    order = np.asarray(visiting_order(jax.random.fold_in(key, 0), n))  # that of pass 0
-    qs, w0, beta0 = np.array(q), np.zeros((m, d), np.float32), np.zeros((m, n), np.float32)
+    order = np.asarray(visiting_order(jax.random.fold_in(task.key, 0), x.shape[1]))  # that of pass 0
+    q, beta, r = np.array(task.q), np.zeros_like(y), np.zeros((len(x), x.shape[2]), np.float32)
 
-    def by_hand() -> np.ndarray:
-        beta = beta0.copy()
-        numba_epoch(x, y, c, norm2, beta, w0.copy(), qs, order)
-        return beta
+    def once() -> None:
+        beta[:], r[:] = 0, 0
+        epoch(x, y, c, norm2, beta, r, q, order)
 
-    np.testing.assert_allclose(ours()[0].T, by_hand(), atol=2e-3)  # the same work
-    liblinear = liblinear_epoch(x.astype(np.float64), y.astype(np.float64), C)
-    library_ms, numba_ms, liblinear_ms = medians([timed(ours), timed(by_hand), liblinear], repeats)
-    _, history = mj.run(key, algorithm, problem, num_rounds=20)
-    return dict(
-        m=m, n=n, d=d, library_ms=library_ms, numba_ms=numba_ms, liblinear_ms=liblinear_ms, compile_s=compile_s,
-        gap=float(history.relative_gap[-1]),
-    )  # fmt: skip
+    once()
+    ours, *_ = ascend(
+        task.key, task.problem.loss, time_major(data), task.state.beta, task.state.w, task.q, data.sizes, passes=1
+    )
+    np.testing.assert_allclose(ours, jnp.asarray(beta), atol=2e-3)  # the same work
+    return dict(ms=timed(once, repeats))
 
 
-def timed(work: Callable[[], Any]) -> Callable[[], float]:
-    def once() -> float:
-        began = time.perf_counter()
-        work()
-        return 1e3 * (time.perf_counter() - began)
+def measure_liblinear(task: Task, repeats: int) -> dict[str, Any]:
+    from sklearn.svm import _liblinear
 
-    return once
-
-
-def medians(measurements: list[Callable[[], float]], repeats: int) -> list[float]:
-    """Each measurement in turn, so that a noisy moment hits all of them."""
-    for once in measurements:
-        once()
-    return [float(m) for m in np.median([[once() for once in measurements] for _ in range(repeats)], axis=0)]
-
-
-def liblinear_epoch(x: np.ndarray, y: np.ndarray, c: float) -> Callable[[], float]:
+    x, y = np.array(task.problem.data.x, np.float64), np.array(task.problem.data.y, np.float64)
     ones = np.ones(x.shape[1])
 
     def fit(passes: int) -> float:
         began = time.perf_counter()
         for t in range(len(x)):  # solver 3: L2-regularised hinge, dual
-            _liblinear.train_wrap(x[t], y[t], 0, 3, 1e-30, -1.0, c, np.ones(2), passes, 0, 0.1, ones)
+            _liblinear.train_wrap(x[t], y[t], 0, 3, 1e-30, -1.0, C, np.ones(2), passes, 0, 0.1, ones)
         return time.perf_counter() - began
 
-    def once() -> float:
-        with silence():
-            return 1e3 * (fit(21) - fit(1)) / 20
-
-    return once
+    fit(1)
+    return dict(ms=[1e3 * (fit(21) - fit(1)) / 20 for _ in range(max(repeats // 3, 1))])
 
 
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """liblinear's wrapper prints from C."""
-    saved = [os.dup(1), os.dup(2)]
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 1), os.dup2(null, 2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for fd, old in zip((1, 2), saved, strict=True):
-            os.dup2(old, fd)
-            os.close(old)
-        os.close(null)
+def timed(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Milliseconds of each repetition, after three that do not count."""
+    times = []
+    for _ in range(repeats + 3):
+        began = time.perf_counter()
+        work()
+        times.append(1e3 * (time.perf_counter() - began))
+    return times[3:]
 
 
-@numba.njit(parallel=True, fastmath=True)
-def numba_epoch(
-    x: np.ndarray, y: np.ndarray, c: np.ndarray, norm2: np.ndarray, beta: np.ndarray, r: np.ndarray,
-    q: np.ndarray, order: np.ndarray,
-) -> None:  # fmt: skip
-    """The loop a person would write: a task per core, r = w + q u kept up to date in place."""
-    m, n, d = x.shape
-    for t in numba.prange(m):
-        for s in range(n):
-            i = order[s]
-            z = np.float32(0)
-            for j in range(d):
-                z += x[t, i, j] * r[t, j]
-            a = y[t, i] * beta[t, i]
-            kappa = q[t] * c[t, i] * norm2[t, i]
-            new = min(max(a + (1 - y[t, i] * z) / kappa, np.float32(0)), np.float32(1))
-            step = q[t] * c[t, i] * y[t, i] * (new - a)
-            beta[t, i] = y[t, i] * new
-            if step != 0:
-                for j in range(d):
-                    r[t, j] += step * x[t, i, j]
+def _child(who: str, repeats: int) -> list[dict[str, Any]]:
+    """Measure one competitor in a process of its own; liblinear prints a lot, so results have their own pipe."""
+    read, write = os.pipe()
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_epoch", "--only", who, "--repeats", str(repeats)]
+    quiet = subprocess.DEVNULL
+    child = subprocess.Popen(
+        command, stdout=quiet, stderr=quiet, pass_fds=[write], env={**os.environ, "RESULTS": str(write)}
+    )
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    if child.wait() != 0:
+        raise SystemExit(f"the {who} process failed; run it by hand: {' '.join(command)}")
+    return json.loads(text)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
 
 
 if __name__ == "__main__":

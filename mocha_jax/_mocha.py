@@ -91,14 +91,14 @@ class Mocha(Algorithm):
         data, loss = problem.data, problem.loss
         rows = problem.layout if problem.layout is not None else time_major(data)
         beta, du, steps = ascend(
-            key, loss, rows, state.beta.T,
+            key, loss, rows, state.beta,
             w=data.to_nodes(state.w),
             q=data.to_nodes(state.sigma * state.coupling.diagonal()),
             steps=work.budget(),
             passes=math.ceil(self.local_epochs),
         )  # fmt: skip
         gamma = jnp.asarray(self.gamma, data.x.dtype)
-        beta = loss.project(state.beta + gamma * (beta.T - state.beta), data.y)
+        beta = loss.project(state.beta + gamma * (beta - state.beta), data.y)
         round = state.round + 1
         v = lax.cond(
             round % _REFRESH_EVERY == 0,

@@ -15,7 +15,7 @@ def _loss(name, z, y):
         "squared": lambda: 0.5 * cp.square(residual),
         "absolute": lambda: cp.abs(residual),
         "epsilon_insensitive": lambda: cp.pos(cp.abs(residual) - 0.2),
-        "huber": lambda: 0.5 * cp.huber(residual, cp.Constant(0.7)),
+        "huber": lambda: 0.5 * 0.7**2 * cp.huber(residual / 0.7, 1),
         "quantile": lambda: cp.maximum(-0.3 * residual, 0.7 * residual),
     }[name]()
 

@@ -37,14 +37,34 @@ def test_step_by_step(loss, key):
     start = start * (data.weight > 0).astype(float)
     orders = [np.asarray(visiting_order(jax.random.fold_in(key, p), data.x.shape[1])) for p in range(2)]
     ours = ascend(
-        key, zoo.LOSSES[loss], time_major(data), start.T,
+        key, zoo.LOSSES[loss], time_major(data), start,
         jnp.asarray(w), jnp.asarray(q), jnp.asarray(steps, jnp.int32), passes=2,
     )  # fmt: skip
     beta, u, done = numpy_ascend(data, zoo.LOSSES[loss], start, w, q, steps, orders)
-    np.testing.assert_allclose(ours[0].T, beta, atol=1e-12)
+    np.testing.assert_allclose(ours[0], beta, atol=1e-12)
     np.testing.assert_allclose(ours[1], u, atol=1e-12)
     np.testing.assert_array_equal(ours[2], done)
     np.testing.assert_array_equal(done, np.minimum(steps, 2 * np.asarray(data.sizes)))
+
+
+def test_blocks_of_nodes_change_nothing(key, monkeypatch):
+    data = zoo.data(m=7)
+    rng = np.random.default_rng(0)
+    w, q, steps = (
+        jnp.asarray(rng.normal(size=(7, 4))),
+        jnp.asarray(rng.uniform(1, 2, 7)),
+        jnp.arange(7, dtype=jnp.int32),
+    )
+    start = jnp.zeros_like(data.y)
+    results = []
+    for numbers in (10_000, 8, 1):  # one block; four of two nodes, one of them padding; one node each
+        monkeypatch.setattr("mocha_jax._local._BLOCK_NUMBERS", numbers)
+        rows = time_major(data)
+        results.append((len(rows.x), ascend(key, mj.losses.Hinge(), rows, start, w, q, steps, passes=2)))
+    assert [blocks for blocks, _ in results] == [1, 4, 7]
+    for _, other in results[1:]:
+        for a, b in zip(results[0][1], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_visiting_order_is_a_permutation_and_padding_keeps_it(key):
@@ -71,9 +91,9 @@ def test_every_epoch_improves_the_subproblem(loss, key):
     base = np.einsum("mn,mnd->md", data.weight * beta, data.x)
     values.append(subproblem(beta, jnp.zeros_like(w)))
     for epochs in (1, 2, 4, 8):
-        new, u, _ = ascend(key, loss, time_major(data), beta.T, w, q, jnp.full(5, 10_000), passes=epochs)
-        np.testing.assert_allclose(np.einsum("mn,mnd->md", data.weight * new.T, data.x) - base, u, atol=1e-12)
-        values.append(subproblem(new.T, u))
+        new, u, _ = ascend(key, loss, time_major(data), beta, w, q, jnp.full(5, 10_000), passes=epochs)
+        np.testing.assert_allclose(np.einsum("mn,mnd->md", data.weight * new, data.x) - base, u, atol=1e-12)
+        values.append(subproblem(new, u))
     assert (np.diff(np.asarray(values), axis=0) <= 1e-12).all()
 
 
