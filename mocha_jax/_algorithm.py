@@ -36,6 +36,10 @@ class Algorithm(Pytree):
         """The state before the first round."""
 
     @abstractmethod
+    def adopt(self, state: Any, problem: Problem) -> Any:
+        """Continue a state, perhaps of another problem of the same shape, on this one."""
+
+    @abstractmethod
     def step(self, key: Array, state: Any, problem: Problem, work: Work) -> tuple[Any, Info]:
         """One round; the key is consumed."""
 

@@ -5,6 +5,7 @@ Values that JAX is tracing cannot be looked at; the checks let them pass.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -19,6 +20,40 @@ def concrete(value: Any) -> np.ndarray | None:
     return None if array.dtype == object else array
 
 
+def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
+    """The value as an array of numbers, or None where it is traced."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {value!r}.")
+    return array
+
+
+def integer(owner: str, least: int, **values: Any) -> None:
+    """Every value a whole number, at least `least`."""
+    for name, value in values.items():
+        try:
+            ok = operator.index(value) >= least
+        except TypeError:
+            ok = False
+        if not ok:
+            raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}.")
+
+
+def scalar(owner: str, **values: Any) -> None:
+    """Every value a single number."""
+    for name, value in values.items():
+        if np.shape(value) != ():
+            raise ValueError(f"{owner}: {name} must be a single number, got shape {np.shape(value)}.")
+
+
+def instance(owner: str, name: str, value: Any, kind: type, example: str) -> None:
+    """The value an object of that class, not the class itself."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{owner}: {name} must be a {kind.__name__} such as {example}, got {value!r}.")
+
+
 def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
     if not ok:
         shown = value.item() if value.size == 1 else value
@@ -28,14 +63,14 @@ def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> N
 def positive(owner: str, **values: Any) -> None:
     """Every value finite and > 0."""
     for name, value in values.items():
-        if (v := concrete(value)) is not None:
+        if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
 
 
 def nonnegative(owner: str, **values: Any) -> None:
     """Every value finite and >= 0."""
     for name, value in values.items():
-        if (v := concrete(value)) is not None:
+        if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v >= 0))), owner, name, v, "finite and >= 0")
 
 
@@ -43,7 +78,7 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
     """Every value in [0, 1]; either end can be left out."""
     rule = f"in {'(' if open_left else '['}0, 1{')' if open_right else ']'}"
     for name, value in values.items():
-        if (v := concrete(value)) is not None:
+        if (v := _numbers(owner, name, value)) is not None:
             low = v > 0 if open_left else v >= 0
             high = v < 1 if open_right else v <= 1
             _require(bool(np.all(low & high)), owner, name, v, rule)

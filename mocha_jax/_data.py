@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class TaskData(Pytree):
 
     The data term of every model is :math:`\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti})`
     with the weights c given here. **A row of weight 0 is padding** and takes no part in
-    anything. Build one with `pack_tasks`.
+    anything; its numbers must be finite all the same. Build one with `pack_tasks`.
     """
 
     x: Array  # [m, n, d]
@@ -45,11 +45,26 @@ class TaskData(Pytree):
             if np.shape(value) != shape:
                 raise ValueError(f"TaskData: {name} must have shape {shape} to match x, got {np.shape(value)}.")
         _check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
-        if self.num_tasks < 0:
-            if (task := _check.concrete(self.task)) is None:
-                raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
-            object.__setattr__(self, "num_tasks", int(task.max()) + 1)
-            object.__setattr__(self, "shared", not np.array_equal(task, np.arange(m)))
+        task, weight = _check.concrete(self.task), _check.concrete(self.weight)
+        if weight is not None and not (np.isfinite(weight) & (weight >= 0)).all():
+            node = int(np.argmin((np.isfinite(weight) & (weight >= 0)).all(1)))
+            raise ValueError(f"TaskData: node {node} has a negative or non-finite weight; weights must be >= 0.")
+        if task is not None:
+            count = int(task.max()) + 1 if self.num_tasks < 0 else self.num_tasks
+            if task.dtype.kind not in "iu" or task.min() < 0 or task.max() >= count:
+                raise ValueError(f"TaskData: task must hold integers from 0 to {count - 1}, got {task}.")
+            object.__setattr__(self, "num_tasks", count)
+            if weight is not None:  # in order, and beyond the last task nothing but inert nodes?
+                shared = not np.array_equal(task[:count], np.arange(count)) or bool(weight[count:].any())
+                object.__setattr__(self, "shared", shared)
+        elif self.num_tasks < 0:
+            raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the number of tasks follows a changed `task`."""
+        if "task" in changes:
+            changes = {"num_tasks": -1, **changes}
+        return super().replace(**changes)
 
     @property
     def num_nodes(self) -> int:
@@ -133,6 +148,7 @@ class TaskData(Pytree):
             y=jnp.pad(self.y, grow, mode="edge"),
             weight=jnp.pad(self.weight, grow),
             task=jnp.pad(self.task, grow[:1]),
+            num_tasks=self.num_tasks,
         )
 
     def _select(self, keep: np.ndarray) -> TaskData:
@@ -190,25 +206,32 @@ def pack_tasks(
     ((2, 3, 2), [3, 1], [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     """
     _check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
+    names: Sequence[str] = range(0)  # type: ignore[assignment]
     if groups is not None:
-        xs, ys = _by_group(np.asarray(xs), np.asarray(ys), np.asarray(groups))
+        xs, ys, names = _by_group(np.asarray(xs), np.asarray(ys), np.asarray(groups))
+    elif getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
+        raise ValueError(
+            "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."
+        )
     xs, ys = [np.asarray(x) for x in xs], [np.asarray(y) for y in ys]
+    names = names or [f"task {t}" for t in range(len(xs))]
     dtype = _storage_dtype(xs, dtype)
-    _check_tasks(xs, ys)
+    _check_tasks(xs, ys, names)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
 
     x = np.zeros((m, n, d + intercept), dtype)
     y = np.zeros((m, n), dtype)
     weight = np.zeros((m, n), dtype)
-    for t, (rows, labels) in enumerate(zip(xs, ys, strict=True)):
-        x[t, : len(rows), :d] = rows
-        x[t, : len(rows), d:] = 1.0
-        y[t, : len(rows)] = labels
-        y[t, len(rows) :] = labels[-1]  # padding carries a real label, so every loss is finite on it
-        weight[t, : len(rows)] = 1.0
+    with np.errstate(over="ignore"):  # reported below, by name
+        for t, (rows, labels) in enumerate(zip(xs, ys, strict=True)):
+            x[t, : len(rows), :d] = rows
+            x[t, : len(rows), d:] = 1.0
+            y[t, : len(rows)] = labels
+            y[t, len(rows) :] = labels[-1]  # padding carries a real label, so every loss is finite on it
+            weight[t, : len(rows)] = 1.0
     if not np.isfinite(x).all() or not np.isfinite(y).all():
         t = int(np.argmin(np.isfinite(x).all((1, 2)) & np.isfinite(y).all(1)))
-        raise ValueError(f"task {t}: a value overflows {np.dtype(dtype).name}; rescale its features or labels.")
+        raise ValueError(f"{names[t]}: a value overflows {np.dtype(dtype).name}; rescale its features or labels.")
 
     owner = np.arange(m) if task is None else np.asarray(task)
     if (
@@ -227,15 +250,17 @@ def pack_tasks(
     return data.replace(weight=data._base_weight())
 
 
-def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
     if x.ndim != 2 or y.shape != x.shape[:1] or groups.shape != x.shape[:1]:
         raise ValueError(
             f"pack_tasks: with groups, X must be [N, d] and y and groups [N]; got {x.shape}, {y.shape}, {groups.shape}."
         )
-    _, node = np.unique(groups, return_inverse=True)
+    if groups.dtype.kind == "f" and np.isnan(groups).any():
+        raise ValueError(f"pack_tasks: groups is NaN in row {int(np.argmax(np.isnan(groups)))}; give it a label.")
+    labels, node = np.unique(groups, return_inverse=True)
     order = np.argsort(node, kind="stable")
     cuts = np.cumsum(np.bincount(node))[:-1]
-    return np.split(x[order], cuts), np.split(y[order], cuts)
+    return np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in labels.tolist()]
 
 
 def _storage_dtype(xs: list[np.ndarray], dtype: Any) -> np.dtype:
@@ -260,26 +285,30 @@ def _storage_dtype(xs: list[np.ndarray], dtype: Any) -> np.dtype:
     return np.dtype(np.float64 if x64 else np.float32)
 
 
-def _check_tasks(xs: list[np.ndarray], ys: list[np.ndarray]) -> None:
+def _check_tasks(xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str]) -> None:
     if not xs:
         raise ValueError("pack_tasks: got no tasks; xs is empty.")
     if len(xs) != len(ys):
         raise ValueError(f"pack_tasks: got {len(xs)} arrays in xs but {len(ys)} in ys; pass one of each per task.")
-    for t, (x, y) in enumerate(zip(xs, ys, strict=True)):
+    for name, x, y in zip(names, xs, ys, strict=True):
         if x.ndim != 2:
-            raise ValueError(f"task {t}: x must be [n_t, d], got shape {x.shape}.")
+            raise ValueError(f"{name}: x must be [n_t, d], got shape {x.shape}.")
+        if x.shape[1] == 0:
+            raise ValueError(f"{name}: has no features.")
         if x.shape[1] != xs[0].shape[1]:
-            raise ValueError(f"task {t}: has {x.shape[1]} features where task 0 has {xs[0].shape[1]}; all must agree.")
+            raise ValueError(
+                f"{name}: has {x.shape[1]} features where {names[0]} has {xs[0].shape[1]}; all must agree."
+            )
         if y.shape != x.shape[:1]:
-            raise ValueError(f"task {t}: y must be [{len(x)}] to match its x, got shape {y.shape}.")
+            raise ValueError(f"{name}: y must be [{len(x)}] to match its x, got shape {y.shape}.")
         if not len(x):
-            raise ValueError(f"task {t}: has no samples; leave it out.")
-        for name, a in (("x", x), ("y", y)):
+            raise ValueError(f"{name}: has no samples; leave it out.")
+        for what, a in (("x", x), ("y", y)):
             if a.dtype.kind not in "fiub":
-                raise ValueError(f"task {t}: {name} must be numbers, got dtype {a.dtype}.")
+                raise ValueError(f"{name}: {what} must be numbers, got dtype {a.dtype}.")
             if not np.isfinite(a).all():
                 row = int(np.argmin(np.isfinite(a.reshape(len(a), -1)).all(1)))
-                raise ValueError(f"task {t}: {name} is NaN or infinite in row {row}; remove or impute it.")
+                raise ValueError(f"{name}: {what} is NaN or infinite in row {row}; remove or impute it.")
 
 
 def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: float) -> np.ndarray:

@@ -23,13 +23,14 @@ def safe_ratio(num: Array, den: Array) -> Array:
 
 
 def saturating_ratio(num: Array, den: Array) -> Array:
-    """`num / den` where `den > 0`, else `num` times a huge finite number.
+    """`num / den`, and `num` times a huge finite number where `den` is 0 or near it.
 
     A coordinate step that divides by a curvature and clips the result is right in the
     limit of zero curvature too: it moves to the end of the interval that `num` points to.
     """
-    ok = den > 0
-    huge = jnp.finfo(jnp.result_type(num)).max ** 0.5
+    info = jnp.finfo(jnp.result_type(num))
+    huge = info.max**0.5
+    ok = den > info.tiny**0.5  # below it the derivative num / den^2 overflows
     return jnp.where(ok, num / jnp.where(ok, den, 1.0), num * huge)
 
 

@@ -74,13 +74,25 @@ class Mocha(Algorithm):
 
     def init(self, problem: Problem) -> MochaState:
         """Start from beta = 0, projected on the dual domain."""
+        return self._at(jnp.zeros((), jnp.int32), jnp.zeros_like(problem.data.y), problem)
+
+    def adopt(self, state: MochaState, problem: Problem) -> MochaState:
+        """Keep the duals and the round; derive everything else from the problem."""
+        if state.beta.shape != problem.data.y.shape:
+            raise ValueError(
+                f"Mocha: the state has duals {state.beta.shape} but the data is {problem.data.y.shape}; it belongs to "
+                f"other data."
+            )
+        return self._at(state.round, state.beta.astype(problem.data.y.dtype), problem)
+
+    def _at(self, round: Array, beta: Array, problem: Problem) -> MochaState:
         data = problem.data
         coupling = problem.regularizer.coupling(data.num_tasks)
         gamma = jnp.asarray(self.gamma, data.x.dtype)
         sigma = coupling.sigma_prime(self.sigma_prime, gamma, data.nodes_per_task)
-        beta = problem.loss.project(jnp.zeros_like(data.y), data.y)
+        beta = problem.loss.project(beta, data.y)
         v = dual_vectors(data, beta)
-        return MochaState(jnp.zeros((), jnp.int32), beta, v, coupling.apply(v), coupling, sigma)
+        return MochaState(round, beta, v, coupling.apply(v), coupling, sigma)
 
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes

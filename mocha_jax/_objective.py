@@ -27,6 +27,8 @@ class Certificate(Pytree):
 
 def predictions(data: TaskData, weights: Array) -> Array:
     """:math:`z_{ti} = w_t^T x_{ti}`: weights ``[num_tasks, d]`` to ``[m, n]``."""
+    if weights.shape != (data.num_tasks, data.num_features):
+        raise ValueError(f"weights must be [{data.num_tasks}, {data.num_features}] for this data, got {weights.shape}.")
     return jnp.einsum("mnd,md->mn", data.x, data.to_nodes(weights), precision=EXACT)
 
 
@@ -40,6 +42,7 @@ def objective(problem: Problem, weights: Array) -> Array:
     2.0
     """
     data, loss = problem.data, problem.loss
+    weights = jnp.asarray(weights)
     losses = loss.value(predictions(data, weights), data.y)
     return jnp.sum(_weighted(data, losses)) + problem.regularizer.value(weights)
 
@@ -60,6 +63,8 @@ def certificate(problem: Problem, beta: Array, coupling: Coupling | None = None)
       beta: dual variables; where infeasible the gap is infinite.
       coupling: the operator to certify for; default the regularizer's own.
     """
+    if beta.shape != problem.data.y.shape:
+        raise ValueError(f"beta must be {list(problem.data.y.shape)} for this data, got {list(beta.shape)}.")
     if coupling is None:
         coupling = problem.regularizer.coupling(problem.data.num_tasks)
     v = dual_vectors(problem.data, beta)

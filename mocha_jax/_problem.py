@@ -34,6 +34,9 @@ class Problem(Pytree):
     layout: Any = None
 
     def __post_init__(self) -> None:
+        _check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")
+        _check.instance("Problem", "loss", self.loss, Loss, "Hinge()")
+        _check.instance("Problem", "regularizer", self.regularizer, Regularizer, "Independent(0.1)")
         dtype = self.data.x.dtype
         for name in ("loss", "regularizer"):
             cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), getattr(self, name))
@@ -57,6 +60,7 @@ def _check_signs(data: TaskData, loss: str) -> None:
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
         raise ValueError(
-            f"task {node}: has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
+            f"task {int(data.task[node])}{f' (node {node})' if data.shared else ''}: "
+            f"has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
             f"np.where(y == positive_class, 1, -1)."
         )

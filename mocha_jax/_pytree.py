@@ -9,6 +9,7 @@ retraces, while a new array does not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Self, dataclass_transform
 
 import jax
@@ -52,6 +53,15 @@ class Pytree:
                 object.__setattr__(node, name, value)
             return node
 
+        given = cls.__init__
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            # A list would be a subtree of numbers, where an array leaf is meant.
+            listed = {k: np.asarray(v) if isinstance(v, list) else v for k, v in kwargs.items()}
+            given(self, *(np.asarray(v) if isinstance(v, list) else v for v in args), **listed)
+
+        functools.update_wrapper(init, given)
+        cls.__init__ = init  # type: ignore[method-assign]
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)  # type: ignore[arg-type]
 
     def replace(self, **changes: Any) -> Self:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
@@ -43,7 +44,7 @@ def start(algorithm: Algorithm, problem: Problem, state: Any = None) -> Progress
     """Nothing done yet, or nothing since `state`."""
     zero = jnp.zeros((), jnp.int32)
     return Progress(
-        state=algorithm.init(problem) if state is None else state,
+        state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
         time=jnp.zeros((), problem.data.x.dtype), steps=zero, active=zero,
         answered=jnp.zeros((problem.data.num_nodes,), jnp.int32),
     )  # fmt: skip
@@ -100,8 +101,9 @@ def run(
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of `history.simulated_time`.
       record_every: rounds between records. A record costs about half a local epoch.
-      state: continue from here instead of ``algorithm.init(problem)``. With the same key the
-        rounds that follow are those of one long run.
+      state: continue from here instead of ``algorithm.init(problem)``: with the same key the
+        rounds that follow are those of one long run. On another problem of the same
+        shape, e.g. the next lambda of a path, it is a warm start.
 
     Returns:
       The state after the last round and the `History`, whose last entry belongs to that state.
@@ -119,11 +121,9 @@ def run(
     >>> bool((jax.vmap(final_gap)(jnp.array([0.1, 1.0])) < 1e-2).all())
     True
     """
-    for name, value in (("num_rounds", num_rounds), ("record_every", record_every)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"run: {name} must be an integer >= 1, got {value!r}.")
+    _check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
     arguments = settle(algorithm, problem, systems, cost)
-    return _run(key, *arguments, state, num_rounds=num_rounds, record_every=record_every)
+    return _run(key, *arguments, state, num_rounds=int(num_rounds), record_every=int(record_every))
 
 
 def settle(
@@ -135,6 +135,7 @@ def settle(
         leaf = jnp.asarray(leaf)
         return leaf.astype(problem.data.x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
+    _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
     rest = algorithm, systems or Full(), cost or Cost()
     algorithm, systems, cost = jax.tree.map(cast, rest)
     return algorithm, problem, systems, cost

@@ -26,6 +26,10 @@ from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
 
+# A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
+_PATIENCE = 10
+
+
 class Status(enum.IntEnum):
     """Why a solve ended."""
 
@@ -119,13 +123,14 @@ def solve(
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of ``history.simulated_time``.
       record_every: rounds between records of the history.
-      chunk: rounds per compiled call.
+      chunk: rounds per compiled call, rounded up to a whole number of records.
       progress: show a progress bar (tqdm where installed).
       callback: called as ``callback(round, history)`` after each chunk with all records so
         far; a true return value stops the solve.
       checkpoint: file to save to after each chunk and to resume from where it exists. It is
         replaced atomically. A damaged file, or one of another run, is refused.
-      state: continue from here instead of ``algorithm.init(problem)``; its rounds count.
+      state: continue from here instead of ``algorithm.init(problem)``; on another problem of the
+        same shape it is a warm start. `max_rounds` counts the rounds of this call.
 
     >>> import numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)
@@ -136,29 +141,31 @@ def solve(
     >>> solution.status.name, solution.relative_gap <= 1e-3, solution.weights.shape
     ('CONVERGED', True, (4, 3))
     """
-    for name, value in (("max_rounds", max_rounds), ("record_every", record_every), ("chunk", chunk)):
-        if not isinstance(value, int) or value < (name != "max_rounds"):
-            raise ValueError(f"solve: {name} must be a positive integer, got {value!r}.")
+    _check.integer("solve", 0, max_rounds=max_rounds)
+    _check.integer("solve", 1, record_every=record_every, chunk=chunk)
     if tol is not None:
         _check.nonnegative("solve", tol=tol)
+        tol = float(tol)
+    chunk = -(-chunk // record_every) * record_every  # a chunk ends on a record
     key = jax.random.key(0) if key is None else key
     settled = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost)
 
     where, save = _begin(*settled, state), _checkpoint.Saver(checkpoint, key, settled, record_every, state)
+    first = int(where.state.round)
+    last = first + int(max_rounds)
     where, history = save.load(where)
     settled = _prepare(*settled)
     stopped = False
-    with Bar(progress, total=max_rounds, done=int(where.state.round)) as bar:
-        while (outcome := _outcome(history, where, tol, max_rounds, stopped)) is None:
-            limit = min(int(where.state.round) + chunk, max_rounds)
-            where, records, count = _chunk(
-                key, *settled, where, limit, -1.0 if tol is None else tol, size=chunk, record_every=record_every
-            )
+    with Bar(progress, total=last, done=int(where.state.round)) as bar:
+        while (outcome := _outcome(history, where, tol, last, stopped)) is None:
+            limit = min(int(where.state.round) // record_every * record_every + chunk, last)
+            within = jnp.asarray(-1.0 if tol is None else tol, problem.data.x.dtype)
+            where, records, count = _chunk(key, *settled, where, limit, within, size=chunk, record_every=record_every)
             history = _extend(history, records, int(count))
             save(where, history)
             bar.show(int(where.state.round), float(history.relative_gap[-1]))
             stopped = callback is not None and bool(callback(int(where.state.round), history))
-    return _solution(problem, settled, where, history, outcome, tol)
+    return _solution(problem, settled, where, history, outcome, tol, int(where.state.round) - first)
 
 
 @jax.jit
@@ -174,7 +181,7 @@ def _prepare(algorithm: Algorithm, problem: Problem, systems: System, cost: Cost
 @partial(jax.jit, static_argnames=("size", "record_every"))
 def _chunk(
     key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress,
-    limit: int, tol: float, *, size: int, record_every: int,
+    limit: int, tol: Array, *, size: int, record_every: int,
 ) -> tuple[Progress, History, Array]:  # fmt: skip
     """Blocks of rounds until the limit, the tolerance or a non-finite gap; at most `size` rounds."""
     one_block = partial(block, key, algorithm, problem, systems, cost)
@@ -186,7 +193,8 @@ def _chunk(
 
     def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
         progress, history, i, _ = carry
-        progress, record = one_block(progress, jnp.minimum(record_every, limit - progress.state.round))
+        done = progress.state.round
+        progress, record = one_block(progress, jnp.minimum(record_every - done % record_every, limit - done))
         history = jax.tree.map(lambda h, r: h.at[i].set(r), history, record)
         return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.relative_gap <= tol)
 
@@ -199,46 +207,49 @@ def _extend(history: History | None, records: History, count: int) -> History:
     return new if history is None else jax.tree.map(lambda h, r: np.concatenate([h, r]), history, new)
 
 
-def _outcome(
-    history: History | None, where: Progress, tol: float | None, max_rounds: int, stopped: bool
-) -> Status | None:
+def _outcome(history: History | None, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
     if history is not None and len(history.gap):
         if not np.isfinite(history.gap[-1]):
             return Status.NON_FINITE
         if tol is not None and history.relative_gap[-1] <= tol:
             return Status.CONVERGED
-    if int(where.state.round) >= max_rounds:
+    if int(where.state.round) >= last:
         return Status.MAX_ROUNDS
     return Status.STOPPED if stopped else None
 
 
-_certify = jax.jit(lambda algorithm, problem, state: algorithm.certify(state, problem))
+@jax.jit
+def _settle_state(algorithm: Algorithm, problem: Problem, state: Any) -> tuple[Any, Certificate]:
+    """The state with W derived afresh from the duals, and its certificate."""
+    state = algorithm.adopt(state, problem)
+    return state, algorithm.certify(state, problem)
 
 
 def _solution(
     problem: Problem, settled: tuple[Any, ...], where: Progress, history: History | None, status: Status,
-    tol: float | None,
+    tol: float | None, rounds: int,
 ) -> Solution:  # fmt: skip
-    algorithm, rounds = settled[0], int(where.state.round)
-    certificate = _certify(algorithm, settled[1], where.state)
+    algorithm = settled[0]
+    state, certificate = _settle_state(algorithm, settled[1], where.state)
     if history is None:
-        empty: Any = np.zeros(0, np.asarray(certificate.gap).dtype)
-        history = History(*[empty] * 8)
+        real: Any = np.zeros(0, np.asarray(certificate.gap).dtype)
+        whole: Any = np.zeros(0, np.int32)
+        history = History(whole, real, real, real, real, real, whole, whole)
     gap = float(certificate.relative_gap)
     message = {
         Status.CONVERGED: f"converged: relative gap {gap:.2g} <= {tol} after {rounds} rounds",
-        Status.MAX_ROUNDS: f"stopped at max_rounds = {rounds} with relative gap {gap:.2g}",
+        Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with relative gap {gap:.2g}",
         Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the scale of the data",
         Status.STOPPED: f"stopped by the callback after {rounds} rounds with relative gap {gap:.2g}",
     }[status]
     answered, sizes = np.asarray(where.answered), np.asarray(problem.data.sizes)
     silent = np.flatnonzero((answered == 0) & (sizes > 0)) if rounds else np.zeros(0, int)
-    if len(silent):
+    if len(silent) and status != Status.CONVERGED and rounds >= _PATIENCE:
         tasks = sorted(set(np.asarray(problem.data.task)[silent].tolist()))
         which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
         message += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
         warnings.warn(f"solve: {message}", stacklevel=3)
     return Solution(
-        problem=problem, weights=algorithm.weights(where.state), state=where.state, certificate=certificate,
+        problem=problem, weights=algorithm.weights(state), state=state, certificate=certificate,
         history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
     )  # fmt: skip

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import mocha_jax as mj
+from mocha_jax import _check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--quiet", action="store_true", help="no progress bars")
     options = parser.parse_args(arguments)
     try:
+        _check.integer("demo", 4, tasks=options.tasks)
+        _check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
         return demo(options)
     except ValueError as error:
         parser.error(str(error))

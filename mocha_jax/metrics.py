@@ -1,19 +1,18 @@
 """How good a model is on held-out data: per task, then averaged over tasks.
 
-A node without samples in the data has no score and does not count. Weights of one task (a
-global model) are used for every node.
+A task without samples in the data has no score and does not count. Weights of one task (a
+global model) are used for every task of the data.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._data import TaskData
-from mocha_jax._math import EXACT
+from mocha_jax._math import safe_ratio
+from mocha_jax._objective import predictions
 
 
 def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
@@ -22,46 +21,62 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
     Args:
       weights: ``[num_tasks, d]``, or ``[1, d]`` for a global model.
       data: samples with labels -1 and +1.
-      per_task: return every node's score ``[m]`` (NaN without samples), not the mean.
+      per_task: return every task's score ``[num_tasks]`` (NaN without samples), not the mean.
 
     >>> import numpy as np, jax.numpy as jnp, mocha_jax as mj
     >>> data = mj.pack_tasks([np.eye(2, dtype="f"), np.eye(2, dtype="f")], [np.ones(2), -np.ones(2)])
     >>> float(error_rate(jnp.array([[1.0, 1.0], [1.0, -1.0]]), data))
     0.25
     """
-    return _score(weights, data, per_task, lambda z, y, real: _mean(jnp.where(z * y > 0, 0.0, 1.0), real))
+    z = _predict(weights, data)
+    return _summary(_task_means(jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z)), data), per_task)
 
 
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
-    """Root mean squared error of the predictions w'x."""
-    return _score(weights, data, per_task, lambda z, y, real: jnp.sqrt(_mean((z - y) ** 2, real)))
+    """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
+    z = _predict(weights, data)
+    return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), per_task)
 
 
 def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Area under the ROC curve: how often a positive outranks a negative, ties counting half.
 
-    A node whose samples are all of one class has no score.
+    A task whose samples are all of one class has no score. Arguments as `error_rate`.
     """
-    return _score(weights, data, per_task, _auc_of_node)
+    z, y, real = _predict(weights, data), data.y, data.weight > 0
+    if data.shared:  # a task's samples are spread over nodes: look at all of them, task by task
+        tasks = jnp.arange(data.num_tasks, dtype=data.task.dtype)
+        own = real[None] & (data.task[None] == tasks[:, None])[:, :, None]
+        scores = jax.lax.map(lambda real: _auc(z.ravel(), y.ravel(), real.ravel()), own)
+    else:
+        m = data.num_tasks
+        scores = jax.lax.map(lambda node: _auc(*node), (z[:m], y[:m], real[:m]))
+    return _summary(scores, per_task)
 
 
-def _auc_of_node(z: Array, y: Array, real: Array) -> Array:
+def _auc(z: Array, y: Array, real: Array) -> Array:
     positive, negative = real & (y > 0), real & (y <= 0)
-    wins = (z[:, None] > z[None, :]).astype(z.dtype) + 0.5 * (z[:, None] == z[None, :]).astype(z.dtype)
-    pairs = positive[:, None] & negative[None, :]
-    return _mean(wins, pairs)
+    below = jnp.sort(jnp.where(negative, z, jnp.inf))
+    wins = 0.5 * sum(jnp.searchsorted(below, z, side=side).astype(z.dtype) for side in ("left", "right"))
+    pairs = jnp.sum(positive) * jnp.sum(negative)
+    total = jnp.sum(jnp.where(positive, wins, 0.0))
+    return jnp.where(pairs > 0, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan)
 
 
-def _score(weights: Array, data: TaskData, per_task: bool, of_node: Callable[[Array, Array, Array], Array]) -> Array:
+def _predict(weights: Array, data: TaskData) -> Array:
     weights = jnp.asarray(weights)
-    own = jnp.broadcast_to(weights, (data.num_nodes, weights.shape[1])) if len(weights) == 1 else data.to_nodes(weights)
-    z = jnp.einsum("mnd,md->mn", data.x, own, precision=EXACT)
-    scores = jax.lax.map(lambda node: of_node(*node), (z, data.y, data.weight > 0))
+    if weights.ndim == 2 and len(weights) == 1:
+        weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))
+    return predictions(data, weights)
+
+
+def _task_means(values: Array, data: TaskData) -> Array:
+    """Mean over each task's real samples, NaN where there are none."""
+    real = data.weight > 0
+    total = data.to_tasks(jnp.sum(jnp.where(real, values, 0.0), axis=1))
+    count = data.to_tasks(jnp.sum(real, axis=1, dtype=jnp.int32)).astype(values.dtype)
+    return jnp.where(count > 0, safe_ratio(total, count), jnp.nan)
+
+
+def _summary(scores: Array, per_task: bool) -> Array:
     return scores if per_task else jnp.nanmean(scores)
-
-
-def _mean(values: Array, real: Array) -> Array:
-    """Mean over the real entries, NaN where there are none."""
-    count = jnp.sum(real)
-    total = jnp.sum(jnp.where(real, values, 0.0))
-    return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), jnp.nan)

@@ -106,6 +106,9 @@ class MeanRegularized(Regularizer):
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
 
+    def check_tasks(self, num_tasks: int) -> None:
+        _check.scalar("MeanRegularized", lam1=self.lam1, lam2=self.lam2)
+
     def relationship(self, num_tasks: int) -> Array:
         dtype = jnp.result_type(self.lam1)
         return jnp.eye(num_tasks, dtype=dtype) - jnp.full((num_tasks, num_tasks), 1.0 / num_tasks, dtype)
@@ -148,6 +151,7 @@ class Graph(Regularizer):
         return jnp.asarray(self.omega)
 
     def check_tasks(self, num_tasks: int) -> None:
+        _check.scalar("Graph", lam1=self.lam1, lam2=self.lam2)
         if np.shape(self.omega) != (num_tasks, num_tasks):
             raise ValueError(
                 f"Graph: omega is {np.shape(self.omega)} but the data has {num_tasks} tasks; it must be "

@@ -25,12 +25,20 @@ from mocha_jax._pytree import Hyperparameter, Pytree, static
 
 
 class Work(Pytree):
-    """What every node does in one round. No steps, or not active: dropped (theta = 1)."""
+    """What every node does in one round. No steps, or not active: dropped (theta = 1).
+
+    An algorithm does at most its own full round, whatever it is given.
+    """
 
     steps: Array  # [m] int32 coordinate updates
     active: Array  # [m] bool whether the node answers at all
 
     def __post_init__(self) -> None:
+        if np.ndim(self.steps) != 1 or np.shape(self.steps) != np.shape(self.active):
+            raise ValueError(
+                f"Work: steps and active must both be [m], got shapes {np.shape(self.steps)} and "
+                f"{np.shape(self.active)}."
+            )
         if (steps := _check.concrete(self.steps)) is not None and (steps < 0).any():
             node = int(np.argmax(steps < 0))
             raise ValueError(f"Work: node {node} is given {steps[node]} steps; a node that does nothing has 0.")
@@ -149,7 +157,7 @@ class NeverAnswers(System):
     nodes: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        nodes = (self.nodes,) if isinstance(self.nodes, int) else tuple(int(k) for k in self.nodes)
+        nodes = tuple(int(k) for k in np.atleast_1d(np.asarray(self.nodes, dtype=int)))
         if any(k < 0 for k in nodes):
             raise ValueError(f"NeverAnswers: nodes are counted from 0, got {nodes}.")
         object.__setattr__(self, "nodes", nodes)

@@ -1,5 +1,7 @@
 """Couplings against dense matrices, and what each sigma' rule promises."""
 
+from typing import Any, cast
+
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
@@ -79,10 +81,11 @@ def test_a_task_without_curvature_is_harmless():
     assert sigma.tolist() == [1.0, 1.0]
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "lam": (lambda: mj.regularizers.Independent(0.0), "Independent: lam must be finite and > 0, got 0"),
     "lam2": (lambda: mj.regularizers.MeanRegularized(0.1, -1.0), "MeanRegularized: lam2"),
     "lam1": (lambda: mj.regularizers.MeanRegularized(-0.1, 1.0), "MeanRegularized: lam1"),
+    "none": (lambda: mj.regularizers.Independent(cast(Any, None)), "must be a number"),
     "nan": (lambda: mj.regularizers.Independent(float("nan")), "lam must be finite"),
     "square": (lambda: mj.regularizers.Graph(np.ones((2, 3)), 1.0, 1.0), r"square matrix \[m, m\]"),
     "symmetric": (lambda: mj.regularizers.Graph(np.array([[1.0, 0.5], [0.0, 1.0]]), 1.0, 1.0), "must be symmetric"),
@@ -102,6 +105,13 @@ def test_bad_hyperparameters_are_refused(name):
 
 def test_hyperparameters_must_fit_the_data():
     data = zoo.data(m=3)
+    for vector in (mj.regularizers.Graph(np.eye(3), np.ones(3), 1.0), mj.regularizers.MeanRegularized(np.ones(2), 1.0)):
+        with pytest.raises(ValueError, match="lam1 must be a single number"):
+            mj.Problem(data, mj.losses.Hinge(), vector)
+    with pytest.raises(ValueError, match=r"loss must be a Loss such as Hinge\(\)"):
+        mj.Problem(data, mj.losses.Hinge, mj.regularizers.Independent(1.0))  # type: ignore[arg-type]
+    from_list = mj.regularizers.Independent(cast(Any, [0.1, 0.2, 0.3]))
+    assert mj.Problem(data, mj.losses.Hinge(), from_list).regularizer.coupling(3).diagonal().shape == (3,)
     for regularizer in (mj.regularizers.Graph(np.eye(4), 1.0, 1.0), mj.regularizers.Independent(np.ones(4))):
         with pytest.raises(ValueError, match=r"\[3|3\]"):
             mj.Problem(data, mj.losses.Hinge(), regularizer)

@@ -118,11 +118,16 @@ BAD_INPUT = {
     "groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, np.zeros(2)), r"groups \[N\]"),
     "fraction": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(jax.random.key(0), 1.0), r"in \(0, 1\)"),
     "shapes": (lambda: mj.TaskData(jnp.ones((2, 3, 4)), jnp.ones((2, 2)), jnp.ones((2, 3)), jnp.arange(2)), "y must have shape"),
+    "no groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y), "needs groups"),
+    "nan in a group": (lambda: mj.pack_tasks(GOOD_X * [[1, 1], [1, np.nan], [1, 1]], GOOD_Y, ["a", "zoe", "a"]), "group 'zoe': x is NaN"),
+    "nan group": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, [0.0, np.nan, 1.0]), "groups is NaN in row 1"),
+    "no features": (lambda: mj.pack_tasks([np.ones((3, 0))], [GOOD_Y]), "task 0: has no features"),
+    "negative weight": (lambda: mj.TaskData(jnp.ones((1, 3, 4)), jnp.ones((1, 3)), -jnp.ones((1, 3)), jnp.arange(1)), "node 0 has a negative"),
+    "task out of range": (lambda: mj.TaskData(jnp.ones((1, 3, 4)), jnp.ones((1, 3)), jnp.ones((1, 3)), jnp.array([2]), num_tasks=2), "integers from 0 to 1"),
     "shrink": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).pad(rows=1), "cannot shrink"),
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_gets_one_clear_sentence(name):
     make, message = BAD_INPUT[name]
@@ -141,6 +146,14 @@ def test_float64_without_x64_says_what_happens():
             mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="float32")
         with pytest.raises(ValueError, match="jax_enable_x64"):
             mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="float64")
+
+
+def test_a_changed_task_takes_effect():
+    data = mj.pack_tasks(*ragged())
+    moved = data.replace(task=jnp.array([0, 0, 1, 1, 2]))
+    assert (moved.num_tasks, moved.shared, moved.nodes_per_task.tolist()) == (3, True, [2, 2, 1])
+    direct = mj.TaskData(data.x, data.y, data.weight, moved.task, num_tasks=3)
+    assert direct.shared
 
 
 def test_labels_of_a_margin_loss_must_be_signs():

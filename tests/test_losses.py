@@ -192,6 +192,18 @@ def test_from_scalar_agrees_with_the_closed_forms(name):
     np.testing.assert_allclose(loss.fenchel_young(g, beta, y), exact.fenchel_young(g, beta, y), atol=1e-8)
 
 
+def test_a_scalar_function_that_overflows_is_refused():
+    with pytest.raises(ValueError, match="logaddexp"):
+        mj.losses.from_scalar(lambda z, y: jnp.log1p(jnp.exp(-y * z)), binary=True)
+
+
+def test_tiny_curvature_keeps_gradients_finite():
+    for name in ("hinge", "absolute", "epsilon_insensitive", "quantile"):
+        loss = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), LOSSES[name])
+        args = [jnp.asarray(v, jnp.float32) for v in (0.25, -1.5, 1.0, 1e-22)]
+        assert np.isfinite(jax.grad(loss.dual_step, argnums=(0, 1, 3))(*args)).all()
+
+
 def test_bad_parameters_are_refused():
     for make in (
         lambda: mj.losses.SmoothedHinge(0.0), lambda: mj.losses.EpsilonInsensitive(-1.0), lambda: mj.losses.Huber(np.nan),

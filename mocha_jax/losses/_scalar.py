@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax._pytree import static
@@ -90,7 +91,8 @@ def from_scalar(
     Its coordinate step is a scalar root, found by Newton's method with bisection as its
     safeguard; its conjugate is found by bisection. Prefer the built-in losses where one
     fits: they have closed forms and are many times faster. Name a function of a module
-    rather than a lambda: it is part of what `jit` and checkpoints compare.
+    rather than a lambda: `jit` compiles anew for every new function. Labels and predictions
+    should stay below 2^20 in size; beyond it `fn` is taken to be straight.
 
     Args:
       fn: convex in its first argument; once differentiable almost everywhere.
@@ -106,6 +108,14 @@ def from_scalar(
     >>> round(float(step[0]), 4)  # the root of b + (b - 1) / (1 + |b - 1|)
     0.382
     """
+    for z in (-_FAR, _FAR):
+        if not np.isfinite(fn(jnp.asarray(z), jnp.asarray(1.0))) or np.isnan(
+            jax.grad(fn)(jnp.asarray(z), jnp.asarray(1.0))
+        ):
+            raise ValueError(
+                f"from_scalar: fn or its slope is not a number at z = {z:g}; write it so that it does not "
+                f"overflow, e.g. with jax.nn.softplus or jnp.logaddexp instead of a logarithm of an exponential."
+            )
     return FromScalar(fn=fn, smooth=smoothness, bound=lipschitz, labels_are_signs=binary)
 
 
