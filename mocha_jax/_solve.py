@@ -25,7 +25,6 @@ from mocha_jax._run import History, Progress, block, settle, start
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
-
 # A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
 _PATIENCE = 10
 
