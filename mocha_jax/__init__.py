@@ -16,12 +16,12 @@ from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info
 from mocha_jax._checkpoint import CheckpointError as CheckpointError
 from mocha_jax._data import TaskData as TaskData
-from mocha_jax._data import pack_tasks as pack_tasks
 from mocha_jax._mocha import Mocha as Mocha
 from mocha_jax._mocha import MochaState as MochaState
 from mocha_jax._objective import Certificate as Certificate
 from mocha_jax._objective import certificate as certificate
 from mocha_jax._objective import objective as objective
+from mocha_jax._pack import pack_tasks as pack_tasks
 from mocha_jax._problem import Problem as Problem
 from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._run import History as History

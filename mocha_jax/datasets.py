@@ -40,7 +40,7 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
     [1.0, 0.5, 0.0, 0.0]
     """
     label = jnp.arange(num_tasks) * num_clusters // num_tasks
-    covariance = jnp.where(label[:, None] == label, within, across)
+    covariance = jnp.where(label[:, None] == label[None, :], within, across)
     covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
     _check.positive_semidefinite("clusters", "covariance", covariance)
     return covariance
@@ -75,7 +75,7 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
 def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
     values, vectors = jnp.linalg.eigh(covariance)
-    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
     return matmul(root, jax.random.normal(key, (len(covariance), num_features)))
 
 
@@ -158,9 +158,9 @@ def _samples(key: Array, weights: Array, sizes: np.ndarray) -> tuple[Array, Arra
 
 
 def _as_data(x: Array, y: Array, sizes: np.ndarray, loss_scaling: str) -> TaskData:
-    real = jnp.arange(x.shape[1]) < jnp.asarray(sizes)[:, None]
+    real = jnp.asarray(np.arange(x.shape[1]) < np.asarray(sizes)[:, None])
     data = TaskData(
         x=x * real[:, :, None].astype(x.dtype), y=y, weight=real.astype(x.dtype),
         task=jnp.arange(len(x), dtype=jnp.int32), loss_scaling=loss_scaling,
     )  # fmt: skip
-    return data.replace(weight=data._base_weight())
+    return data.replace(weight=data.base_weight())

@@ -1,0 +1,22 @@
+"""The README's code runs as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.mark.skipif(not README.exists(), reason="the tests are running away from the repository")
+def test_the_code_in_the_readme_runs():
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL))
+    assert "mj.solve" in code
+    code += "\nassert solution.status == mj.Status.CONVERGED\nassert (path[2:] < 1e-3).all()\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=README.parent, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Solution(converged" in result.stdout
