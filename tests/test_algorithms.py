@@ -139,6 +139,18 @@ def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
             assert certificate.primal >= certificate.dual
 
 
+@each_algorithm
+def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
+    # Six copies of one node overshoot six times over unless sigma' counts nodes, not tasks.
+    xs, ys = zoo.ragged(m=1, regression=True)
+    data = mj.pack_tasks(xs * 6, ys * 6).pooled().pad(nodes=8)
+    problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.05))
+    algorithm = ALGORITHMS[name]
+    np.testing.assert_allclose(algorithm.init(problem).sigma, 6.0 * algorithm.gamma)
+    _, history = mj.run(key, algorithm, problem, num_rounds=30)
+    assert (np.diff(history.dual) >= -1e-12).all()
+
+
 def test_an_infeasible_dual_point_certifies_nothing():
     problem = make_problem()
     assert mj.certificate(problem, 2.0 * jnp.ones_like(problem.data.y)).gap == jnp.inf
