@@ -88,7 +88,7 @@ class Task:
         data = mj.datasets.classification(jax.random.fold_in(self.key, 1), weights, sizes, label_noise=0.1)
         self.problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1 / (2 * C * n)))
         self.state = mj.Mocha().init(self.problem)
-        self.q = self.state.sigma * self.state.coupling.diagonal()
+        self.q = self.state.server.sigma * self.state.server.coupling.diagonal()
 
 
 def measure_library(task: Task, repeats: int) -> dict[str, Any]:

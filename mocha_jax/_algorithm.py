@@ -54,3 +54,7 @@ class Algorithm(Pytree):
     @abstractmethod
     def weights(self, state: Any) -> Array:
         """The model, ``[num_tasks, d]``."""
+
+    def omega(self, state: Any, problem: Problem) -> Any:
+        """The regularizer's record of Omega; None where Omega is given."""
+        return None

@@ -67,6 +67,13 @@ def positive(owner: str, **values: Any) -> None:
             _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
 
 
+def positive_or_infinite(owner: str, **values: Any) -> None:
+    """Every value > 0; infinity is a value."""
+    for name, value in values.items():
+        if (v := _numbers(owner, name, value)) is not None:
+            _require(bool(np.all(v > 0)), owner, name, v, "> 0 (infinity is allowed)")
+
+
 def nonnegative(owner: str, **values: Any) -> None:
     """Every value finite and >= 0."""
     for name, value in values.items():

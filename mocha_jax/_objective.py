@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -13,16 +16,25 @@ from mocha_jax.coupling import Coupling
 
 
 class Certificate(Pytree):
-    r"""How far a dual point and the weights it implies are from the optimum, provably.
+    r"""How far a dual point and weights are from the optimum, provably.
 
-    ``dual <= optimum <= primal``, so ``primal`` is within ``gap`` of the optimum.
+    For the Omega at hand ``dual <= optimum <= primal``, so ``primal`` is within ``gap`` of the optimum.
+    Where Omega is learned and the problem convex in W and Omega together, the ``joint`` numbers say
+    the same of the optimum over both. Where Omega is given they repeat the others; where the problem
+    is not jointly convex, they are NaN.
     """
 
-    primal: Array  # [] P(W)
-    dual: Array  # [] -D(beta) in the paper's sign, a lower bound on the optimum
+    primal: Array  # [] P(W, Omega)
+    dual: Array  # [] -D(beta) in the paper's sign, a lower bound on the optimum for this Omega
     gap: Array  # [] primal - dual, >= 0
     relative_gap: Array  # [] gap / max(|primal|, |dual|)
-    task_gaps: Array  # [num_tasks] each task's share of the gap, >= 0, eq. (20)
+    task_gaps: Array  # [num_tasks] each task's share of the data terms of the gap, >= 0, eq. (20)
+    joint_primal: Array  # [] min over Omega of P(W, Omega)
+    joint_dual: Array  # [] a lower bound on the optimum over W and Omega
+    joint_gap: Array  # [] joint_primal - joint_dual, >= gap
+    relative_joint_gap: Array  # []
+    residual: Array  # [] what a solve compares with its tolerance: the relative joint gap where there is one
+    gap_before: Array  # [] the gap just before Omega was last replaced; NaN where it was not
 
 
 def predictions(data: TaskData, weights: Array) -> Array:
@@ -32,8 +44,10 @@ def predictions(data: TaskData, weights: Array) -> Array:
     return jnp.einsum("mnd,md->mn", data.x, data.to_nodes(weights), precision=EXACT)
 
 
-def objective(problem: Problem, weights: Array) -> Array:
-    """P(W) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
+def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
+    """P(W, Omega) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
+
+    Where Omega is learned and left out, it is minimised over: the joint objective of W.
 
     >>> import numpy as np, mocha_jax as mj
     >>> data = mj.pack_tasks([np.ones((2, 3), "f")], [np.ones(2)])
@@ -44,7 +58,7 @@ def objective(problem: Problem, weights: Array) -> Array:
     data, loss = problem.data, problem.loss
     weights = jnp.asarray(weights)
     losses = loss.value(predictions(data, weights), data.y)
-    return jnp.sum(_weighted(data, losses)) + problem.regularizer.value(weights)
+    return jnp.sum(_weighted(data, losses)) + problem.regularizer.value(weights, omega)
 
 
 def dual_vectors(data: TaskData, beta: Array) -> Array:
@@ -53,7 +67,7 @@ def dual_vectors(data: TaskData, beta: Array) -> Array:
     return data.to_tasks(per_node)
 
 
-def certificate(problem: Problem, beta: Array, coupling: Coupling | None = None) -> Certificate:
+def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:
     r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
 
     Derives V from `beta` and :math:`W = \bar M V` from V, then sums the Fenchel-Young terms.
@@ -61,36 +75,108 @@ def certificate(problem: Problem, beta: Array, coupling: Coupling | None = None)
     Args:
       problem: the problem.
       beta: dual variables; where infeasible the gap is infinite.
-      coupling: the operator to certify for; default the regularizer's own.
+      omega: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
     """
-    if beta.shape != problem.data.y.shape:
-        raise ValueError(f"beta must be {list(problem.data.y.shape)} for this data, got {list(beta.shape)}.")
-    if coupling is None:
-        coupling = problem.regularizer.coupling(problem.data.num_tasks)
-    v = dual_vectors(problem.data, beta)
-    return certify(problem, beta, v, coupling.apply(v))
+    data, regularizer = problem.data, problem.regularizer
+    if beta.shape != data.y.shape:
+        raise ValueError(f"beta must be {list(data.y.shape)} for this data, got {list(beta.shape)}.")
+    if omega is None:
+        omega = regularizer.initial_omega(data.num_tasks, data.num_features)
+    v = dual_vectors(data, beta)
+    return certify_implied(problem, beta, v, omega, regularizer.coupling(data.num_tasks, omega))
 
 
-def certify(problem: Problem, beta: Array, v: Array, w: Array) -> Certificate:
-    r"""The certificate where :math:`w = \nabla R^*(v)` is at hand already.
+def certify_implied(
+    problem: Problem,
+    beta: Array,
+    v: Array,
+    omega: Any,
+    coupling: Coupling,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.nan,
+) -> Certificate:
+    r"""The certificate of the weights that V implies, :math:`W = \nabla R^*(V)`."""
+    w = coupling.apply(v)
+    offset = problem.regularizer.offset(omega, problem.data.num_features)
+    return certify(problem, beta, v, w, coupling.value(v, w), coupling.slack(v, w), offset, change, gap_before)
 
-    Then :math:`R(W) = R^*(V) = \tfrac12\langle V, W\rangle` and the gap is
 
-    .. math:: \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right].
+def certify(
+    problem: Problem,
+    beta: Array,
+    v: Array,
+    w: Array,
+    value: Array,
+    slack: Array | float,
+    offset: Array | float = 0.0,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.nan,
+) -> Certificate:
+    r"""The certificate of a dual point and weights.
+
+    The gap is a sum of Fenchel-Young terms, of the losses and of the regularizer:
+
+    .. math:: \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
+       + \left[R(W) + R^*(V) - \langle V, W\rangle\right].
 
     Each bracket is non-negative and computed so: summing them loses no digits, where the
-    difference of two large objectives would. The dual is reported as primal minus gap.
+    difference of two large objectives would. The dual is reported as primal minus gap. The joint gap has
+    the same data terms, and R minimised over Omega, the conjugate of that, in the last bracket.
+
+    Args:
+      problem: the problem.
+      beta: dual variables ``[m, n]``.
+      v: the dual vectors of `beta` ``[num_tasks, d]``.
+      w: the weights ``[num_tasks, d]``.
+      value: R(W, Omega), without `offset`.
+      slack: the last bracket for this Omega, 0 where :math:`W = \nabla R^*(V)`.
+      offset: the terms of R that do not depend on W; they count in the objective, not in relative gaps.
+      change: by how much Omega last lowered the objective; part of the residual where there is no joint gap.
+      gap_before: the gap just before that.
     """
-    data, loss = problem.data, problem.loss
+    data, loss, regularizer = problem.data, problem.loss, problem.regularizer
     z = predictions(data, w)
     feasible = loss.project(beta, data.y) == beta
     terms = jnp.where(feasible, loss.fenchel_young(z, beta, data.y), jnp.inf)
     task_gaps = data.to_tasks(jnp.sum(_weighted(data, terms), axis=1))
-    gap = jnp.sum(task_gaps)
-    primal = jnp.sum(_weighted(data, loss.value(z, data.y))) + 0.5 * jnp.sum(v * w)
-    dual = primal - gap
-    scale = jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(dual)), jnp.finfo(gap.dtype).tiny)
-    return Certificate(primal, dual, gap, gap / scale, task_gaps)
+    empirical = jnp.sum(_weighted(data, loss.value(z, data.y)))
+    gap, scale = jnp.sum(task_gaps) + slack, _scale(empirical + value, jnp.sum(task_gaps) + slack)
+    primal = empirical + value + offset
+    if not regularizer.learned:
+        joint_primal, joint_gap = primal, gap
+    elif regularizer.jointly_convex:
+        least = regularizer.value(w)
+        joint_primal = empirical + least
+        # Exact arithmetic needs neither maximum; rounding may put the bracket below 0, or below that of one Omega.
+        bracket = jnp.maximum(least + regularizer.conjugate(v) - jnp.sum(v * w), slack)
+        joint_gap = jnp.sum(task_gaps) + bracket
+    else:
+        joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.nan)
+    relative = joint_gap / _scale(joint_primal, joint_gap)
+    return Certificate(
+        primal, primal - gap, gap, gap / scale, task_gaps,
+        joint_primal, joint_primal - joint_gap, joint_gap, relative,
+        residual=relative if regularizer.jointly_convex else (gap + change) / scale,
+        gap_before=jnp.asarray(gap_before, gap.dtype),
+    )  # fmt: skip
+
+
+def with_best_dual(c: Certificate, best: Array) -> Certificate:
+    """The certificate with a joint dual bound seen earlier, where that is better: each bound is valid alone."""
+    better = best > c.joint_dual
+    gap = jnp.where(better, jnp.maximum(c.joint_primal - best, 0.0), c.joint_gap)
+    relative = jnp.where(better, gap / _scale(c.joint_primal, gap), c.relative_joint_gap)
+    return c.replace(
+        joint_dual=jnp.where(better, best, c.joint_dual),
+        joint_gap=gap,
+        relative_joint_gap=relative,
+        residual=jnp.where(better, relative, c.residual),
+    )
+
+
+def _scale(primal: Array, gap: Array) -> Array:
+    """What a gap is measured against."""
+    return jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(primal - gap)), jnp.finfo(gap.dtype).tiny)
 
 
 def _weighted(data: TaskData, terms: Array) -> Array:

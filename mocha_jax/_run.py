@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._objective import with_best_dual
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax.costs import Cost
@@ -25,6 +26,12 @@ class History(Pytree):
     dual: Array
     gap: Array
     relative_gap: Array
+    joint_primal: Array  # with the best Omega for the weights
+    joint_dual: Array  # the best lower bound on the joint optimum up to here
+    joint_gap: Array  # distance from the joint optimum over W and Omega; NaN where that is not convex
+    relative_joint_gap: Array
+    residual: Array  # what `solve` compares with its tolerance
+    gap_before: Array  # the gap just before Omega was last replaced; NaN where it was not
     simulated_time: Array  # seconds since the start, equation (30)
     steps: Array  # int32 coordinate updates of all nodes since the previous record
     active: Array  # int32 nodes that did any work in the last round
@@ -38,6 +45,7 @@ class Progress(Pytree):
     steps: Array  # [] int32 since the last record
     active: Array  # [] int32
     answered: Array  # [m] int32 rounds in which a node did any work
+    joint_dual: Array  # [] the best lower bound on the joint optimum so far
 
 
 def start(algorithm: Algorithm, problem: Problem, state: Any = None) -> Progress:
@@ -47,6 +55,7 @@ def start(algorithm: Algorithm, problem: Problem, state: Any = None) -> Progress
         state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
         time=jnp.zeros((), problem.data.x.dtype), steps=zero, active=zero,
         answered=jnp.zeros((problem.data.num_nodes,), jnp.int32),
+        joint_dual=jnp.full((), -jnp.inf, problem.data.x.dtype),
     )  # fmt: skip
 
 
@@ -58,7 +67,7 @@ def advance(
     work = systems.work(jax.random.fold_in(key, 0), problem.data, algorithm.full_work(problem))
     state, info = algorithm.step(jax.random.fold_in(key, 1), progress.state, problem, work)
     worked = info.steps > 0
-    return Progress(
+    return progress.replace(
         state=state,
         time=progress.time + cost.round_seconds(problem.data, Work(info.steps, work.active)),
         steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
@@ -73,11 +82,13 @@ def block(
     """`count` rounds and a record of where they led."""
     one_round = partial(advance, key, algorithm, problem, systems, cost)
     progress = lax.fori_loop(0, count, lambda _, p: one_round(p), progress)
-    c = algorithm.certify(progress.state, problem)
+    c = with_best_dual(algorithm.certify(progress.state, problem), progress.joint_dual)
     record = History(
-        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap, progress.time, progress.steps, progress.active
-    )
-    return progress.replace(steps=jnp.zeros_like(progress.steps)), record
+        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
+        c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,
+        progress.time, progress.steps, progress.active,
+    )  # fmt: skip
+    return progress.replace(steps=jnp.zeros_like(progress.steps), joint_dual=c.joint_dual), record
 
 
 def run(

@@ -18,15 +18,19 @@ from jax import Array, lax
 from mocha_jax import _check, _checkpoint
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._mocha import Mocha
-from mocha_jax._objective import Certificate
+from mocha_jax._objective import Certificate, with_best_dual
 from mocha_jax._problem import Problem
 from mocha_jax._progress import Bar
 from mocha_jax._run import History, Progress, block, settle, start
 from mocha_jax.costs import Cost
+from mocha_jax.coupling import correlation
 from mocha_jax.systems import System
 
 # A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
 _PATIENCE = 10
+
+# Tasks up to which a matrix over all pairs is built on request.
+_LARGEST_MATRIX = 20_000
 
 
 class Status(enum.IntEnum):
@@ -45,6 +49,7 @@ class Solution:
     problem: Problem
     weights: Array  # [num_tasks, d]
     state: Any
+    relation: Any  # Omega as the regularizer keeps it, e.g. factored; None where it is given
     certificate: Certificate
     history: History  # NumPy arrays, one entry per recorded round
     status: Status
@@ -55,7 +60,27 @@ class Solution:
     @property
     def omega(self) -> Array:
         """The relationship matrix of the model, ``[num_tasks, num_tasks]``."""
-        return self.problem.regularizer.relationship(self.problem.data.num_tasks)
+        return self.problem.regularizer.relationship(self._num_tasks_squared(), self.relation)
+
+    @property
+    def covariance(self) -> Array:
+        """How the tasks' weights vary together, up to scale, ``[num_tasks, num_tasks]``."""
+        return self.problem.regularizer.covariance(self._num_tasks_squared(), self.relation)
+
+    @property
+    def correlation(self) -> Array:
+        """The covariance with unit diagonal: what to read as similarity of tasks, from -1 to 1."""
+        return correlation(self.covariance)
+
+    def _num_tasks_squared(self) -> int:
+        """The number of tasks, where a matrix over pairs of them is a thing to build."""
+        m = self.problem.data.num_tasks
+        if m > _LARGEST_MATRIX:
+            raise ValueError(
+                f"{m} tasks have {m:,}^2 pairs; no matrix of them was or will be built. solution.relation keeps Omega "
+                f"as base * I + factor @ factor.T."
+            )
+        return m
 
     @property
     def primal(self) -> float:
@@ -83,9 +108,14 @@ class Solution:
         return self.certificate.task_gaps
 
     @property
-    def joint_gap(self) -> None:
-        """Distance from the joint optimum over W and Omega; None where Omega is given."""
-        return None
+    def joint_gap(self) -> float | None:
+        """Bound on the distance from the optimum over W and Omega; None where that problem is not convex."""
+        return float(self.certificate.joint_gap) if self.problem.regularizer.jointly_convex else None
+
+    @property
+    def relative_joint_gap(self) -> float | None:
+        """The joint gap over the size of the objective."""
+        return float(self.certificate.relative_joint_gap) if self.problem.regularizer.jointly_convex else None
 
     def __repr__(self) -> str:
         return f"Solution({self.message})"
@@ -97,6 +127,7 @@ def solve(
     *,
     key: Array | None = None,
     tol: float | None = 1e-4,
+    joint_tol: float | None = None,
     max_rounds: int = 1000,
     systems: System | None = None,
     cost: Cost | None = None,
@@ -109,6 +140,9 @@ def solve(
 ) -> Solution:
     """Run rounds until the relative duality gap is at most `tol`.
 
+    Where the relationship of the tasks is learned, that is the joint gap, over weights and Omega; for
+    `SparsePrecision`, which has none, the gap of the weights plus what the last update of Omega gained.
+
     The rounds run in compiled chunks; between chunks the host shows progress, calls back and
     saves. A solve that was interrupted, even killed, continues from its checkpoint when
     called again with the same arguments, and ends bit for bit where it would have ended.
@@ -118,6 +152,7 @@ def solve(
       algorithm: default `Mocha()`.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop, tested at every record; None never stops early.
+      joint_tol: relative joint gap at which to stop, in place of `tol`, on jointly convex problems.
       max_rounds: stop after that many rounds in any case.
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of ``history.simulated_time``.
@@ -142,6 +177,13 @@ def solve(
     """
     _check.integer("solve", 0, max_rounds=max_rounds)
     _check.integer("solve", 1, record_every=record_every, chunk=chunk)
+    if joint_tol is not None:
+        if not problem.regularizer.jointly_convex:
+            raise ValueError(
+                f"solve: {type(problem.regularizer).__name__} is not convex in W and Omega together, so there is no "
+                f"joint gap; pass tol instead of joint_tol."
+            )
+        tol = joint_tol
     if tol is not None:
         _check.nonnegative("solve", tol=tol)
         tol = float(tol)
@@ -162,7 +204,7 @@ def solve(
             where, records, count = _chunk(key, *settled, where, limit, within, size=chunk, record_every=record_every)
             history = _extend(history, records, int(count))
             save(where, history)
-            bar.show(int(where.state.round), float(history.relative_gap[-1]))
+            bar.show(int(where.state.round), float(history.residual[-1]))
             stopped = callback is not None and bool(callback(int(where.state.round), history))
     return _solution(problem, settled, where, history, outcome, tol, int(where.state.round) - first)
 
@@ -195,7 +237,7 @@ def _chunk(
         done = progress.state.round
         progress, record = one_block(progress, jnp.minimum(record_every - done % record_every, limit - done))
         history = jax.tree.map(lambda h, r: h.at[i].set(r), history, record)
-        return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.relative_gap <= tol)
+        return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.residual <= tol)
 
     carry = progress, history, jnp.zeros((), jnp.int32), jnp.ones((), bool)
     return lax.while_loop(unfinished, body, carry)[:3]
@@ -210,7 +252,7 @@ def _outcome(history: History | None, where: Progress, tol: float | None, last: 
     if history is not None and len(history.gap):
         if not np.isfinite(history.gap[-1]):
             return Status.NON_FINITE
-        if tol is not None and history.relative_gap[-1] <= tol:
+        if tol is not None and history.residual[-1] <= tol:
             return Status.CONVERGED
     if int(where.state.round) >= last:
         return Status.MAX_ROUNDS
@@ -218,10 +260,11 @@ def _outcome(history: History | None, where: Progress, tol: float | None, last: 
 
 
 @jax.jit
-def _settle_state(algorithm: Algorithm, problem: Problem, state: Any) -> tuple[Any, Certificate]:
-    """The state with W derived afresh from the duals, and its certificate."""
-    state = algorithm.adopt(state, problem)
-    return state, algorithm.certify(state, problem)
+def _settle_state(algorithm: Algorithm, problem: Problem, where: Progress) -> tuple[Any, Certificate, Any]:
+    """The state with W derived afresh from the duals, its certificate and its Omega."""
+    state = algorithm.adopt(where.state, problem)
+    certificate = with_best_dual(algorithm.certify(state, problem), where.joint_dual)
+    return state, certificate, algorithm.omega(state, problem)
 
 
 def _solution(
@@ -229,17 +272,21 @@ def _solution(
     tol: float | None, rounds: int,
 ) -> Solution:  # fmt: skip
     algorithm = settled[0]
-    state, certificate = _settle_state(algorithm, settled[1], where.state)
+    state, certificate, relation = _settle_state(algorithm, settled[1], where)
     if history is None:
         real: Any = np.zeros(0, np.asarray(certificate.gap).dtype)
         whole: Any = np.zeros(0, np.int32)
-        history = History(whole, real, real, real, real, real, whole, whole)
-    gap = float(certificate.relative_gap)
+        kinds = {"round": whole, "steps": whole, "active": whole}
+        history = History(**{field.name: kinds.get(field.name, real) for field in dataclasses.fields(History)})
+    regularizer = problem.regularizer
+    name = "relative gap" if not regularizer.learned else "relative joint gap"
+    name = name if regularizer.jointly_convex else "residual"
+    residual = float(certificate.residual)
     message = {
-        Status.CONVERGED: f"converged: relative gap {gap:.2g} <= {tol} after {rounds} rounds",
-        Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with relative gap {gap:.2g}",
+        Status.CONVERGED: f"converged: {name} {residual:.2g} <= {tol} after {rounds} rounds",
+        Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with {name} {residual:.2g}",
         Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the scale of the data",
-        Status.STOPPED: f"stopped by the callback after {rounds} rounds with relative gap {gap:.2g}",
+        Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
     }[status]
     answered, sizes = np.asarray(where.answered), np.asarray(problem.data.sizes)
     silent = np.flatnonzero((answered == 0) & (sizes > 0)) if rounds else np.zeros(0, int)
@@ -249,6 +296,6 @@ def _solution(
         message += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
         warnings.warn(f"solve: {message}", stacklevel=3)
     return Solution(
-        problem=problem, weights=algorithm.weights(state), state=state, certificate=certificate,
+        problem=problem, weights=algorithm.weights(state), state=state, relation=relation, certificate=certificate,
         history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
     )  # fmt: skip

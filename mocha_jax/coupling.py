@@ -12,13 +12,16 @@ from abc import abstractmethod
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
+
+# Up to so many tasks the row sums of a low-rank coupling are exact, a few rows at a time; beyond, bounded.
+_EXACT_ROWS, _ROWS_AT_ONCE = 4096, 64
 
 
 class Coupling(Pytree):
@@ -40,9 +43,21 @@ class Coupling(Pytree):
     def spectral_bound(self, nodes: Array) -> Array:
         r"""At least :math:`\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})` over nodes, D the diagonal; a scalar."""
 
+    @abstractmethod
+    def prox(self, y: Array, rho: Array) -> Array:
+        r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2 = \rho\bar M(I + \rho\bar M)^{-1} Y`."""
+
     def conjugate(self, v: Array) -> Array:
         r""":math:`R^*(V) = \tfrac12 \langle V, \bar M V \rangle`, a scalar."""
         return 0.5 * jnp.sum(v * self.apply(v))
+
+    def value(self, v: Array, w: Array) -> Array:
+        r""":math:`R(W)` at W = apply(V)."""
+        return 0.5 * jnp.sum(v * w)
+
+    def slack(self, v: Array, w: Array) -> Array | float:
+        r""":math:`R(W) + R^*(V) - \langle V, W\rangle \ge 0` at W = apply(V): what `apply` leaves open."""
+        return 0.0
 
     def sigma_prime(self, rule: str, gamma: Hyperparameter = 1.0, nodes: Array | None = None) -> Array:
         r"""A safe scaling per task, eq. (28): :math:`\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})`.
@@ -86,6 +101,10 @@ class Diagonal(Coupling):
     def diagonal(self) -> Array:
         return self.scale
 
+    def prox(self, y: Array, rho: Array) -> Array:
+        pull = rho * self.scale
+        return (pull / (1.0 + pull))[:, None] * y
+
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.scale
 
@@ -110,6 +129,10 @@ class Exchangeable(Coupling):
     def diagonal(self) -> Array:
         return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
 
+    def prox(self, y: Array, rho: Array) -> Array:
+        within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
+        return within * y + (common - within) * jnp.mean(y, axis=0, keepdims=True)
+
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.within + jnp.sum(nodes) * self._off
 
@@ -129,6 +152,10 @@ class Dense(Coupling):
     def diagonal(self) -> Array:
         return jnp.diagonal(self.matrix)
 
+    def prox(self, y: Array, rho: Array) -> Array:
+        pull = rho * self.matrix
+        return jnp.linalg.solve(jnp.eye(len(y), dtype=y.dtype) + pull, matmul(pull, y))
+
     def row_sums(self, nodes: Array) -> Array:
         return matmul(jnp.abs(self.matrix), nodes)
 
@@ -138,7 +165,52 @@ class Dense(Coupling):
         return jnp.linalg.eigvalsh(scale[:, None] * self.matrix * scale[None, :])[-1]
 
 
+class LowRank(Coupling):
+    r""":math:`\bar M = b I + F F^\top` with F of few columns: O(m r) numbers, O(m r d) work, never m x m."""
+
+    base: Array  # [] b >= 0
+    factor: Array  # [m, r] F
+
+    def apply(self, v: Array) -> Array:
+        return self.base * v + matmul(self.factor, matmul(self.factor.T, v))
+
+    def diagonal(self) -> Array:
+        return self.base + jnp.sum(self.factor**2, axis=1)
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        # Woodbury: y - inv(c I + rho F F') y with c = 1 + rho b.
+        c, f = 1.0 + rho * self.base, self.factor
+        inner = (c / rho) * jnp.eye(f.shape[1], dtype=y.dtype) + matmul(f.T, f)
+        return y - (y - matmul(f, jnp.linalg.solve(inner, matmul(f.T, y)))) / c
+
+    def row_sums(self, nodes: Array) -> Array:
+        f, m = self.factor, len(self.factor)
+        if m > _EXACT_ROWS:  # m^2 work would rule: |F F'| <= |F| |F|' entry by entry
+            return nodes * self.base + matmul(jnp.abs(f), matmul(jnp.abs(f).T, nodes))
+        rows = jnp.pad(f, ((0, -m % _ROWS_AT_ONCE), (0, 0))).reshape(-1, _ROWS_AT_ONCE, f.shape[1])
+        across = lax.map(lambda some: matmul(jnp.abs(matmul(some, f.T)), nodes), rows)
+        return nodes * self.base + across.reshape(-1)[:m]
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        # The largest eigenvalue of a sum is at most the sum of the largest; the second is one of r x r.
+        scale = safe_ratio(nodes, self.diagonal())
+        inner = matmul(self.factor.T, scale[:, None] * self.factor)
+        return jnp.max(scale) * self.base + jnp.linalg.eigvalsh(inner)[-1]
+
+
 def as_matrix(coupling: Coupling) -> Any:
     """The operator written out, ``[m, m]``; for inspection and tests of small problems."""
     diagonal = coupling.diagonal()
     return coupling.apply(jnp.eye(diagonal.shape[0], dtype=diagonal.dtype))
+
+
+def correlation(covariance: Array) -> Array:
+    """A covariance scaled to unit diagonal; a variable without variance is related to none.
+
+    >>> import jax.numpy as jnp
+    >>> correlation(jnp.array([[4.0, 1.0], [1.0, 1.0]])).tolist()
+    [[1.0, 0.5], [0.5, 1.0]]
+    """
+    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0.0))
+    related = safe_ratio(covariance, scale[:, None] * scale[None, :])
+    return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))

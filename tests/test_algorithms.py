@@ -146,7 +146,7 @@ def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
     data = mj.pack_tasks(xs * 6, ys * 6).pooled().pad(nodes=8)
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.05))
     algorithm = ALGORITHMS[name]
-    np.testing.assert_allclose(algorithm.init(problem).sigma, 6.0 * algorithm.gamma)
+    np.testing.assert_allclose(algorithm.init(problem).server.sigma, 6.0 * algorithm.gamma)
     _, history = mj.run(key, algorithm, problem, num_rounds=30)
     assert (np.diff(history.dual) >= -1e-12).all()
 

@@ -60,7 +60,7 @@ def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(prob
     again = mj.solve(problem, tol=1e-6, max_rounds=5000, state=cold.state)
     assert again.rounds <= 2
     scaled, _ = mj.run(jax.random.key(0), mj.Mocha(gamma=0.1), problem, num_rounds=2)
-    assert (mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=1, state=scaled)[0].sigma >= 1).all()
+    assert (mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=1, state=scaled)[0].server.sigma >= 1).all()
     other = mj.Problem(zoo.data(m=3), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
     with pytest.raises(ValueError, match="belongs to other data"):
         mj.solve(other, state=cold.state)
@@ -123,7 +123,7 @@ def test_solution_reads_well(problem):
     np.testing.assert_allclose(solution.primal - solution.dual, solution.gap, rtol=1e-9)
     np.testing.assert_allclose(np.sum(solution.task_gaps), solution.gap, rtol=1e-9)
     np.testing.assert_allclose(solution.omega, np.eye(5) - 0.2)
-    assert solution.joint_gap is None
+    assert solution.joint_gap == solution.gap
     assert "weights" in repr(problem.replace(data=problem.data)) or "TaskData" in repr(problem)
 
 

@@ -1,20 +1,8 @@
-"""Regularizers R(W, Omega), as the paper writes them: no hidden factor 1/2.
-
-======================  ===============================================  ========================================
-regularizer             R(W)                                             coupling
-======================  ===============================================  ========================================
-`Independent`           lam |W|^2                                        I / (2 lam)
-`MeanRegularized` (11)  lam1 sum_t |w_t - mean|^2 + lam2 |W|^2           closed form, O(m d)
-`Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                 inv(lam1 Omega + lam2 I) / 2
-======================  ===============================================  ========================================
-
-Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
-traced, mapped over and differentiated.
-"""
+"""Regularizers whose relationship between the tasks is given."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,27 +11,9 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._math import matmul
-from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._pytree import Hyperparameter
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
-
-
-class Regularizer(Pytree):
-    r"""A quadratic regularizer :math:`R(W) = \tfrac12\mathrm{tr}(W^\top A W)`."""
-
-    @abstractmethod
-    def value(self, weights: Array) -> Array:
-        """R(W) for weights ``[m, d]``."""
-
-    @abstractmethod
-    def coupling(self, num_tasks: int) -> Coupling:
-        r"""The operator :math:`\bar M = A^{-1}`."""
-
-    @abstractmethod
-    def relationship(self, num_tasks: int) -> Array:
-        r"""The relationship matrix :math:`\Omega` of the model, ``[m, m]``."""
-
-    def check_tasks(self, num_tasks: int) -> None:
-        """Raise where the hyperparameters do not fit that many tasks."""
+from mocha_jax.regularizers._base import Regularizer
 
 
 class Independent(Regularizer):
@@ -64,13 +34,13 @@ class Independent(Regularizer):
     def __post_init__(self) -> None:
         _check.positive("Independent", lam=self.lam)
 
-    def value(self, weights: Array) -> Array:
+    def value(self, weights: Array, omega: Any = None) -> Array:
         return jnp.sum(jnp.asarray(self.lam) * jnp.sum(weights**2, axis=1))
 
-    def coupling(self, num_tasks: int) -> Coupling:
+    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         return Diagonal(jnp.broadcast_to(0.5 / jnp.asarray(self.lam), (num_tasks,)))
 
-    def relationship(self, num_tasks: int) -> Array:
+    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
 
     def check_tasks(self, num_tasks: int) -> None:
@@ -97,19 +67,19 @@ class MeanRegularized(Regularizer):
         _check.nonnegative("MeanRegularized", lam1=self.lam1)
         _check.positive("MeanRegularized", lam2=self.lam2)
 
-    def value(self, weights: Array) -> Array:
+    def value(self, weights: Array, omega: Any = None) -> Array:
         deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(deviation**2) + lam2 * jnp.sum(weights**2)
 
-    def coupling(self, num_tasks: int) -> Coupling:
+    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
 
     def check_tasks(self, num_tasks: int) -> None:
         _check.scalar("MeanRegularized", lam1=self.lam1, lam2=self.lam2)
 
-    def relationship(self, num_tasks: int) -> Array:
+    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
         dtype = jnp.result_type(self.lam1)
         return jnp.eye(num_tasks, dtype=dtype) - jnp.full((num_tasks, num_tasks), 1.0 / num_tasks, dtype)
 
@@ -136,18 +106,18 @@ class Graph(Regularizer):
         _check.nonnegative("Graph", lam1=self.lam1)
         _check.positive("Graph", lam2=self.lam2)
 
-    def value(self, weights: Array) -> Array:
+    def value(self, weights: Array, omega: Any = None) -> Array:
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(weights * matmul(omega, weights)) + lam2 * jnp.sum(weights**2)
 
-    def coupling(self, num_tasks: int) -> Coupling:
+    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         identity = jnp.eye(num_tasks, dtype=omega.dtype)
         a = 2.0 * (lam1 * omega + lam2 * identity)
         inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), identity)
         return Dense(0.5 * (inverse + inverse.T))
 
-    def relationship(self, num_tasks: int) -> Array:
+    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
         return jnp.asarray(self.omega)
 
     def check_tasks(self, num_tasks: int) -> None:

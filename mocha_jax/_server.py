@@ -1,0 +1,179 @@
+r"""The central node: what it makes of the nodes' :math:`\Delta v`, and what it broadcasts.
+
+Two servers. A node's work is the same for both (`_local.ascend`): a quadratic model of R* around the current V,
+with the gradient ``broadcast`` and the curvature ``curvature``.
+
+`DualServer` is Algorithm 1: :math:`W = \bar M V` for an :math:`\Omega` that is held for some rounds and then
+replaced. The model's curvature is :math:`\sigma'_t \bar M_{tt}`, safe for the coupling.
+
+`ProximalServer` never holds an Omega. With a centre C it minimises R over W *and* Omega close to C,
+
+.. math::
+    Z = \arg\min_W \min_\Omega\; R(W, \Omega) - \langle V, W\rangle + \tfrac{\rho}{2}\|W - C\|_F^2
+      = \mathrm{prox}_{R/\rho}(C + V/\rho),
+
+and moves the centre there, for every task by the share f of its work that was done:
+:math:`C^+_t = C_t + f_t (Z_t - C_t)`. The nodes start from :math:`Z + C^+ - C`, with curvature
+:math:`1/\rho`: the proximal term couples nobody, so no sigma' is needed. When all nodes do all their
+work this is the alternating direction method of multipliers, equivalently the primal-dual method of
+Chambolle and Pock, with one epoch of dual coordinate ascent for its local step; where only some answer,
+the others' centres wait for them. The joint problem needs no smoothing and no schedule: singular
+values reach 0 and leave it by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._data import TaskData
+from mocha_jax._math import safe_ratio
+from mocha_jax._objective import Certificate, certify, certify_implied
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax.coupling import Coupling
+
+# rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
+# step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
+_RHO_DAMPING, _RHO_HORIZON, _RHO_FACTOR = 0.5, 10.0, 30.0
+
+
+class DualState(Pytree):
+    """The server of Algorithm 1 between rounds."""
+
+    omega: Any  # as the regularizer keeps it; None where Omega is given
+    coupling: Coupling
+    sigma: Array  # [num_tasks] sigma'_t
+    model: Array  # [num_tasks, d] W = coupling.apply(V)
+    gap_before: Array  # [] gap just before Omega was last replaced, NaN before that
+    change: Array  # [] by how much replacing it lowered the objective, infinite before that
+
+    @property
+    def broadcast(self) -> Array:
+        """What the nodes start their round from."""
+        return self.model
+
+
+class DualServer(Pytree):
+    """W follows V; Omega follows W every so many rounds."""
+
+    sigma_prime: str = static()
+    omega_every: int = static()
+    gamma: Hyperparameter
+    smoothing: Hyperparameter
+
+    def start(self, problem: Problem, v: Array) -> DualState:
+        data = problem.data
+        omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
+        nothing = jnp.zeros((), v.dtype)
+        return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
+
+    def adopt(self, state: DualState, problem: Problem, v: Array) -> DualState:
+        omega = problem.regularizer.restart_omega(state.omega)
+        return self._with(problem, omega, v, state.gap_before, state.change)
+
+    def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
+        """Everything that follows from Omega and V."""
+        data = problem.data
+        coupling = problem.regularizer.coupling(data.num_tasks, omega)
+        sigma = coupling.sigma_prime(self.sigma_prime, jnp.asarray(self.gamma, v.dtype), data.nodes_per_task)
+        return DualState(omega, coupling, sigma, coupling.apply(v), gap_before, change)
+
+    def curvature(self, state: DualState, data: TaskData) -> Array:
+        return state.sigma * state.coupling.diagonal()
+
+    def respond(
+        self, problem: Problem, state: DualState, round: Array, beta: Array, v: Array, dv: Array, share: Array
+    ) -> DualState:
+        state = state.replace(model=state.coupling.apply(v))
+        if not problem.regularizer.learned:
+            return state
+        due = round % self.omega_every == 0
+        return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)
+
+    def _relearn(self, problem: Problem, state: DualState, beta: Array, v: Array) -> DualState:
+        regularizer, w = problem.regularizer, state.model
+        before = self.certify(problem, state, beta, v).gap
+        omega = regularizer.update_omega(state.omega, w, jnp.asarray(self.smoothing, w.dtype))
+        held = state.coupling.value(v, w) + regularizer.offset(state.omega, w.shape[1])
+        least = regularizer.value(w) if regularizer.jointly_convex else regularizer.value(w, omega)
+        return self._with(problem, omega, v, before, jnp.maximum(held - least, 0.0))
+
+    def certify(self, problem: Problem, state: DualState, beta: Array, v: Array) -> Certificate:
+        return certify_implied(problem, beta, v, state.omega, state.coupling, state.change, state.gap_before)
+
+    def omega(self, problem: Problem, state: DualState) -> Any:
+        return state.omega
+
+
+class ProximalState(Pytree):
+    """The proximal server between rounds."""
+
+    center: Array  # [num_tasks, d] C
+    model: Array  # [num_tasks, d] Z
+    broadcast: Array  # [num_tasks, d] what the nodes start their round from
+    moved: Array  # [num_tasks, d] change of V since the last proximal step
+    share: Array  # [num_tasks] work done since then, as a share of a full round, at most 1
+    rho: Array  # []
+
+
+class ProximalServer(Pytree):
+    """W and Omega together, close to where they were."""
+
+    omega_every: int = static()
+
+    def start(self, problem: Problem, v: Array) -> ProximalState:
+        data, zero = problem.data, jnp.zeros_like(v)
+        rho = jnp.asarray(1.0 / problem.regularizer.typical_curvature(data.num_tasks, data.num_features), v.dtype)
+        model = problem.regularizer.prox(v / rho, rho)
+        return ProximalState(zero, model, model, zero, jnp.zeros_like(v[:, 0]), rho)
+
+    def adopt(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
+        return state  # any centre will do, and what is certified is derived from model and V afresh
+
+    def curvature(self, state: ProximalState, data: TaskData) -> Array:
+        # Nodes that share a task see one another's changes only after the round.
+        return jnp.maximum(data.nodes_per_task, 1.0) / state.rho
+
+    def respond(
+        self, problem: Problem, state: ProximalState, round: Array, beta: Array, v: Array, dv: Array, share: Array
+    ) -> ProximalState:
+        state = state.replace(moved=state.moved + dv, share=jnp.minimum(state.share + share, 1.0))
+        if self.omega_every == 1:
+            return self._step(problem, state, round, v)
+        return lax.cond(
+            round % self.omega_every == 0,
+            lambda: self._step(problem, state, round, v),
+            # Until the next step every node goes on with the same proximal problem, which couples nobody.
+            lambda: state.replace(broadcast=state.broadcast + dv / state.rho),
+        )
+
+    def _step(self, problem: Problem, state: ProximalState, round: Array, v: Array) -> ProximalState:
+        model = problem.regularizer.prox(state.center + v / state.rho, state.rho)
+        step = state.share[:, None] * (model - state.center)
+        primal, dual = jnp.sqrt(jnp.sum(step**2)), jnp.sqrt(jnp.sum(state.moved**2))
+        ratio = jnp.where((primal > 0) & (dual > 0), safe_ratio(dual, primal) / state.rho, 1.0)
+        damping = _RHO_DAMPING / (1.0 + (round // self.omega_every - 1).astype(v.dtype) / _RHO_HORIZON)
+        bound = math.log(_RHO_FACTOR)
+        log_ratio = jnp.clip(jnp.log(jnp.where(ratio > 0, ratio, 1.0)), -bound, bound)
+        return ProximalState(
+            center=state.center + step,
+            model=model,
+            broadcast=model + step,
+            moved=jnp.zeros_like(state.moved),
+            share=jnp.zeros_like(state.share),
+            rho=state.rho * jnp.exp(damping * log_ratio),
+        )
+
+    def certify(self, problem: Problem, state: ProximalState, beta: Array, v: Array) -> Certificate:
+        regularizer, w = problem.regularizer, state.model
+        coupling = regularizer.coupling(problem.data.num_tasks, self.omega(problem, state))
+        value = regularizer.value(w)  # Omega is the best one for W
+        slack = jnp.maximum(value + coupling.conjugate(v) - jnp.sum(v * w), 0.0)
+        return certify(problem, beta, v, w, value, slack)
+
+    def omega(self, problem: Problem, state: ProximalState) -> Any:
+        return problem.regularizer.update_omega(None, state.model)

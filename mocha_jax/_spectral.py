@@ -1,0 +1,162 @@
+r"""Functions of a matrix through its singular values, with derivatives that exist wherever the function's does.
+
+The derivative of a singular vector is infinite where two singular values meet: at 0, at the identity, at rank one,
+and for every matrix with a repeated value. The functions built here do not depend on which vectors are chosen, so
+their own derivatives are finite there; the rules below state them by divided differences and never
+divide by a gap between singular values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._math import matmul, safe_ratio
+
+
+def safe_sqrt(x: Array) -> Array:
+    """The square root; its derivative at 0 is taken as 0 rather than infinite."""
+    return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
+
+
+def thin_svd(w: Array) -> tuple[Array, Array, Array]:
+    """U ``[m, r]``, s ``[r]`` falling, V' ``[r, d]`` with r = min(m, d)."""
+    u, s, vt = jnp.linalg.svd(w, full_matrices=False)
+    return u, s, vt
+
+
+@jax.custom_jvp
+def singular_values(w: Array) -> Array:
+    """Singular values of ``[m, d]``, falling, ``[min(m, d)]``.
+
+    Their derivative is diag(U' dW V): exact for every symmetric function of them.
+    """
+    return thin_svd(w)[1]
+
+
+@singular_values.defjvp
+def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    u, s, vt = thin_svd(primals[0])
+    return s, jnp.sum(u * matmul(tangents[0], vt.T), axis=0)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+    r""":math:`U\,\mathrm{diag}(p(s))\,V^\top` for :math:`W = U\,\mathrm{diag}(s)\,V^\top`, ``[m, d]`` to ``[m, d]``.
+
+    Args:
+      fn: ``fn(s, params) -> p``, ``[r]`` to ``[r]``; permuting s permutes p, and p is 0 where s is 0.
+        A module-level function: what it needs to be differentiated by comes through `params`.
+      w: the matrix.
+      params: any pytree.
+
+    The derivative (of such a function: Lewis 1996, Noferini 2017) in the basis of the singular vectors is
+    :math:`\Gamma^-\circ\mathrm{sym} + \Gamma^+\circ\mathrm{skew}` with
+    :math:`\Gamma^\mp_{ij} = (p_i \mp p_j)/(s_i \mp s_j)`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> shrink = lambda s, t: jnp.maximum(s - t, 0.0)
+    >>> spectral_map(shrink, jnp.diag(jnp.array([3.0, 1.0])), 0.5).round(3).tolist()
+    [[2.5, 0.0], [0.0, 0.5]]
+    >>> bool(jnp.isfinite(jax.grad(lambda w: spectral_map(shrink, w, 0.5).sum())(jnp.eye(3))).all())
+    True
+    """
+    u, s, vt = thin_svd(w)
+    return matmul(u * fn(s, params)[None, :], vt)
+
+
+@spectral_map.defjvp
+def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    (w, params), (dw, dparams) = primals, tangents
+    u, s, vt = thin_svd(w)
+    core = matmul(matmul(u.T, dw), vt.T)
+    p, dp = jax.jvp(fn, (s, params), (jnp.diagonal(core), dparams))
+    jacobian = jax.jacfwd(fn)(s, params)
+    limit = jnp.diagonal(jacobian)[:, None] - jacobian  # of a divided difference as s_j tends to s_i
+    total, apart = s[:, None] + s[None, :], s[:, None] - s[None, :]
+    close = jnp.abs(apart) <= jnp.sqrt(jnp.finfo(s.dtype).eps) * total
+    minus = jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart))
+    plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), limit)
+    sym, skew = 0.5 * (core + core.T), 0.5 * (core - core.T)
+    inner = minus * sym + plus * skew
+    inner = inner + jnp.diag(dp - jnp.diagonal(inner))
+    slope = jnp.diagonal(plus)  # p / s
+    out = matmul(matmul(u, inner), vt)
+    # The parts of dW outside the spans of U and V.
+    left, right = dw - matmul(u, matmul(u.T, dw)), dw - matmul(matmul(dw, vt.T), vt)
+    out = out + matmul(matmul(left, vt.T) * slope[None, :], vt) + matmul(u, slope[:, None] * matmul(u.T, right))
+    return matmul(u * p[None, :], vt), out
+
+
+@jax.custom_jvp
+def matrix_sqrt(a: Array) -> Array:
+    r"""The square root of a symmetric positive semi-definite matrix ``[n, n]``.
+
+    Its derivative solves :math:`S\,dS + dS\,S = dA`: in the eigenbasis
+    :math:`dS_{ij} = dA_{ij}/(s_i + s_j)`, taken as 0 where both are 0. Negative eigenvalues count as 0.
+
+    >>> import jax, jax.numpy as jnp
+    >>> matrix_sqrt(jnp.diag(jnp.array([4.0, 9.0]))).round(4).tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
+    >>> jax.grad(lambda a: matrix_sqrt(a).sum())(jnp.zeros((2, 2))).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    values, vectors = jnp.linalg.eigh(a)
+    return matmul(vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :], vectors.T)
+
+
+@matrix_sqrt.defjvp
+def _matrix_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(primals[0])
+    # An eigenvalue of 0 comes out as a rounding error of the largest; its root would not be small.
+    floor = jnp.finfo(values.dtype).eps * len(values) * jnp.max(jnp.abs(values))
+    s = jnp.sqrt(jnp.where(values > floor, values, 0.0))
+    da = matmul(matmul(vectors.T, tangents[0]), vectors)
+    ds = safe_ratio(0.5 * (da + da.T), s[:, None] + s[None, :])
+    root = matmul(vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :], vectors.T)
+    return root, matmul(matmul(vectors, ds), vectors.T)
+
+
+def task_factor(w: Array) -> Array:
+    r"""P ``[m, min(m, d)]`` with :math:`PP^\top = WW^\top`: W itself where it is tall, else the root."""
+    m, d = w.shape
+    return w if m >= d else matrix_sqrt(matmul(w, w.T))
+
+
+def water_fill(s: Array, floor: Array, total: Array) -> Array:
+    r""":math:`\omega_i = \mathrm{clip}(c\,s_i - \mathrm{floor}, 0, 1)` with c such that they sum to `total`.
+
+    It minimises :math:`\sum_i s_i^2/(\mathrm{floor} + \omega_i)` over :math:`0 \le \omega \le 1`,
+    :math:`\sum\omega = \mathrm{total}`. Where fewer than `total` of the s ``[r]`` are positive, those get 1
+    and the sum falls short.
+
+    The level c is exact: on its piece the sum is linear in c, so c and its derivative are a ratio.
+
+    >>> import jax.numpy as jnp
+    >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.1), jnp.array(2.0)).round(3).tolist()
+    [1.0, 0.7, 0.3]
+    """
+    s = jnp.where(s > jnp.finfo(s.dtype).eps * jnp.max(s), s, 0.0)
+    positive, safe = s > 0, jnp.where(s > 0, s, 1.0)
+    starts = jnp.where(positive, floor / safe, jnp.inf)
+    ends = jnp.where(positive, (1.0 + floor) / safe, jnp.inf)
+    breaks = jax.lax.stop_gradient(jnp.sort(jnp.concatenate([starts, ends])))
+    finite = jnp.isfinite(breaks)
+    at = jnp.where(finite, breaks, 0.0)
+    filled = jnp.sum(jnp.clip(at[:, None] * s[None, :] - floor, 0.0, 1.0), axis=1)
+    reached = finite & (filled >= total)
+    enough = jnp.any(reached)
+    index = jnp.argmax(reached)  # the first break at or past the level
+    middle = 0.5 * (at[index] + jnp.where(index > 0, at[index - 1], 0.0))
+    full = positive & (middle >= ends)
+    rising = positive & (middle > starts) & ~full
+    span = jnp.sum(jnp.where(rising, s, 0.0))
+    missing = total - jnp.sum(full, dtype=s.dtype) + floor * jnp.sum(rising, dtype=s.dtype)
+    level = jnp.where(span > 0, safe_ratio(missing, span), at[index])
+    filling = jnp.where(full, 1.0, jnp.where(rising, jnp.clip(level * s - floor, 0.0, 1.0), 0.0))
+    return jnp.where(enough, filling, jnp.where(positive, 1.0, 0.0))

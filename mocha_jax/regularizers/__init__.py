@@ -1,0 +1,25 @@
+"""Regularizers R(W, Omega), as the paper writes them: no hidden factor 1/2.
+
+======================  ================================================  =====================================
+regularizer             R(W, Omega)                                       Omega
+======================  ================================================  =====================================
+`Independent`           lam |W|^2                                         none: tasks on their own
+`MeanRegularized` (11)  lam1 sum_t |w_t - mean|^2 + lam2 |W|^2            given
+`Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                  given
+`Clustered` (12)        lam tr(W' inv(eta I + Omega) W)                   learned: 0 <= Omega <= I, trace k
+`Probabilistic` (14)    lam (|W|^2 / sigma2 + tr(W' inv(Omega) W))        learned: Omega >= 0, trace 1
+`SparsePrecision` (15)  lam (|W|^2 / sigma2 + tr(W' Omega W)              learned: a precision matrix,
+                        - d log|Omega|) + lam1 |W|_1 + lam2 |Omega|_1     sparse
+======================  ================================================  =====================================
+
+Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
+traced, mapped over and differentiated.
+"""
+
+from mocha_jax.regularizers._base import Regularizer as Regularizer
+from mocha_jax.regularizers._given import Graph as Graph
+from mocha_jax.regularizers._given import Independent as Independent
+from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
+from mocha_jax.regularizers._trace import Clustered as Clustered
+from mocha_jax.regularizers._trace import Probabilistic as Probabilistic

@@ -1,0 +1,79 @@
+"""What a regularizer gives to the solvers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax import coupling as couplings
+from mocha_jax._pytree import Pytree
+from mocha_jax.coupling import Coupling
+
+
+class Regularizer(Pytree):
+    r"""A regularizer R(W, Omega), quadratic in the weights W ``[m, d]`` for a given relationship Omega.
+
+    Where Omega is given (`learned` is False) it is part of the regularizer and every argument
+    `omega` is None. Where it is learned, `omega` is a record that `initial_omega` makes and
+    `update_omega` replaces, and ``value(weights)`` is the minimum over it.
+    """
+
+    learned: ClassVar[bool] = False  # whether Omega is found together with the weights
+    jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
+
+    @abstractmethod
+    def value(self, weights: Array, omega: Any = None) -> Array:
+        """R(W, Omega); where Omega is learned and left out, the minimum over it."""
+
+    @abstractmethod
+    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
+        r"""The operator :math:`\bar M = A^{-1}` for R = tr(W' A W)/2; default for the initial Omega."""
+
+    @abstractmethod
+    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
+        r"""The relationship matrix :math:`\Omega` of the model, ``[m, m]``."""
+
+    def covariance(self, num_tasks: int, omega: Any = None) -> Array:
+        r"""How the tasks' weights vary together under the prior that R is, ``[m, m]``, up to scale.
+
+        :math:`\bar M`, the inverse of the quadratic form; where the model names a covariance, that.
+        """
+        return jnp.asarray(couplings.as_matrix(self.coupling(num_tasks, omega)))
+
+    def initial_omega(self, num_tasks: int, num_features: int) -> Any:
+        """Omega before anything is known of the weights."""
+        return None
+
+    def update_omega(self, omega: Any, weights: Array, smoothing: Array | float = 0.0) -> Any:
+        """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
+        return omega
+
+    def restart_omega(self, omega: Any) -> Any:
+        """A record of a problem of the same shape, made feasible for this regularizer."""
+        return omega
+
+    def extend_omega(self, omega: Any, num_tasks: int) -> Any:
+        """The record with new tasks appended, each related to the others as the average task is."""
+        return omega
+
+    def offset(self, omega: Any, num_features: int) -> Array | float:
+        """The terms of R that do not depend on the weights."""
+        return 0.0
+
+    def conjugate(self, v: Array) -> Array:
+        r"""The conjugate of ``value`` at V ``[m, d]``: :math:`\max_\Omega R^*_\Omega(V)` where Omega is learned."""
+        return self.coupling(len(v)).conjugate(v)
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2`, with Omega minimised over where it is learned."""
+        return self.coupling(len(y)).prox(y, rho)
+
+    def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
+        r"""The size of :math:`\bar M` in the directions that matter; a starting value for step sizes."""
+        return jnp.mean(self.coupling(num_tasks).diagonal())
+
+    def check_tasks(self, num_tasks: int) -> None:
+        """Raise where the hyperparameters do not fit that many tasks."""
