@@ -16,6 +16,8 @@ from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info
 from mocha_jax._checkpoint import CheckpointError as CheckpointError
 from mocha_jax._data import TaskData as TaskData
+from mocha_jax._graphical_lasso import GraphicalLasso as GraphicalLasso
+from mocha_jax._graphical_lasso import graphical_lasso as graphical_lasso
 from mocha_jax._mocha import Mocha as Mocha
 from mocha_jax._mocha import MochaState as MochaState
 from mocha_jax._objective import Certificate as Certificate

@@ -21,7 +21,7 @@ from jax import Array
 from mocha_jax._pytree import Pytree, fields_of
 from mocha_jax._run import History, Progress
 
-_FORMAT = "mocha_jax checkpoint 1"
+_FORMAT = "mocha_jax checkpoint 2"
 
 
 class CheckpointError(ValueError):

@@ -149,6 +149,38 @@ class TaskData(Pytree):
             num_tasks=self.num_tasks,
         )
 
+    def append(self, other: TaskData) -> TaskData:
+        """The same federation with more tasks: those of `other`, after the ones that are here.
+
+        >>> import numpy as np, mocha_jax as mj
+        >>> old, new = (mj.pack_tasks([np.ones((n, 2), "f")], [np.ones(n)]) for n in (3, 1))
+        >>> both = old.append(new)
+        >>> both.num_tasks, both.sizes.tolist()
+        (2, [3, 1])
+        """
+        if self.num_features != other.num_features:
+            raise ValueError(
+                f"TaskData.append: samples here have {self.num_features} features, those to append "
+                f"{other.num_features}; is the intercept in both?"
+            )
+        if self.loss_scaling != other.loss_scaling:
+            raise ValueError(
+                f"TaskData.append: loss_scaling is {self.loss_scaling!r} here and {other.loss_scaling!r} there; "
+                f"pack both alike."
+            )
+        if self.num_nodes > self.num_tasks and not self.shared:
+            raise ValueError("TaskData.append: append before padding with inert nodes, not after.")
+        rows = max(self.x.shape[1], other.x.shape[1])
+        first, second = self.pad(rows=rows), other.pad(rows=rows)
+        return self.replace(
+            x=jnp.concatenate([first.x, second.x.astype(first.x.dtype)]),
+            y=jnp.concatenate([first.y, second.y.astype(first.y.dtype)]),
+            weight=jnp.concatenate([first.weight, second.weight.astype(first.weight.dtype)]),
+            task=jnp.concatenate([first.task, second.task + self.num_tasks]),
+            num_tasks=self.num_tasks + other.num_tasks,
+            shared=self.shared or other.shared,
+        )
+
     def _select(self, keep: np.ndarray) -> TaskData:
         """Keep some rows of each node, packed to the front."""
         n = max(int(keep.sum(1).max()), 1)

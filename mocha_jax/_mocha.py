@@ -138,6 +138,39 @@ class Mocha(Algorithm):
         v = dual_vectors(data, beta)
         return MochaState(state.round, beta, v, server.adopt(state.server, problem, v))
 
+    def extend(self, state: MochaState, problem: Problem) -> MochaState:
+        """Continue the state of a trained federation on a problem with new tasks after the old ones.
+
+        Old tasks keep their duals; new ones start from none, and from the average task: its weights with the
+        proximal server, its row of Omega with the dual one. Both are then re-estimated like all others.
+
+        >>> import numpy as np, mocha_jax as mj
+        >>> rng = np.random.default_rng(0)
+        >>> def device(n):
+        ...     x = rng.normal(size=(n, 3)).astype("f")
+        ...     return mj.pack_tasks([x], [np.sign(x[:, 0])], loss_scaling="task_mean")
+        >>> data = device(20).append(device(30))
+        >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
+        >>> algorithm = mj.Mocha()
+        >>> solution = mj.solve(problem, algorithm, tol=1e-3)
+        >>> larger = problem.replace(data=data.append(device(5)))
+        >>> joined = mj.solve(larger, algorithm, tol=1e-3, state=algorithm.extend(solution.state, larger))
+        >>> joined.omega.shape
+        (3, 3)
+        """
+        data, (m, n) = problem.data, state.beta.shape
+        old_tasks, d = state.v.shape
+        if data.num_nodes < m or data.y.shape[1] < n or data.num_tasks < old_tasks or data.num_features != d:
+            raise ValueError(
+                f"Mocha: the state has {m} nodes x {n} rows, {old_tasks} tasks and {d} features; the data has "
+                f"{data.num_nodes} x {data.y.shape[1]}, {data.num_tasks} and {data.num_features}. New tasks go after "
+                f"the old ones: problem.data.append(new)."
+            )
+        beta = jnp.pad(state.beta, [(0, data.num_nodes - m), (0, data.y.shape[1] - n)])
+        beta = problem.loss.project(beta, data.y)
+        v, server = dual_vectors(data, beta), self._server(problem)
+        return MochaState(state.round, beta, v, server.extend(state.server, problem, v))
+
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes
         steps = jnp.round(self.local_epochs * sizes.astype(problem.data.x.dtype)).astype(jnp.int32)

@@ -75,6 +75,10 @@ class DualServer(Pytree):
         omega = problem.regularizer.restart_omega(state.omega)
         return self._with(problem, omega, v, state.gap_before, state.change)
 
+    def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
+        omega = problem.regularizer.extend_omega(state.omega, *v.shape)
+        return self._with(problem, omega, v, state.gap_before, state.change)
+
     def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""
         data = problem.data
@@ -133,6 +137,15 @@ class ProximalServer(Pytree):
 
     def adopt(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
         return state  # any centre will do, and what is certified is derived from model and V afresh
+
+    def extend(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
+        def grown(rows: Array, fill: Array) -> Array:
+            new = jnp.broadcast_to(fill, (len(v) - len(rows), *rows.shape[1:]))
+            return jnp.concatenate([rows, new])
+
+        center, model, broadcast = (grown(w, jnp.mean(w, axis=0)) for w in (state.center, state.model, state.broadcast))
+        none = jnp.zeros((), v.dtype)
+        return ProximalState(center, model, broadcast, grown(state.moved, none), grown(state.share, none), state.rho)
 
     def curvature(self, state: ProximalState, data: TaskData) -> Array:
         # Nodes that share a task see one another's changes only after the round.

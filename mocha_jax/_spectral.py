@@ -138,8 +138,8 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
     The level c is exact: on its piece the sum is linear in c, so c and its derivative are a ratio.
 
     >>> import jax.numpy as jnp
-    >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.1), jnp.array(2.0)).round(3).tolist()
-    [1.0, 0.7, 0.3]
+    >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.25), jnp.array(2.0)).tolist()
+    [1.0, 0.75, 0.25]
     """
     s = jnp.where(s > jnp.finfo(s.dtype).eps * jnp.max(s), s, 0.0)
     positive, safe = s > 0, jnp.where(s > 0, s, 1.0)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mocha_jax._run import History
+from mocha_jax._solve import Solution
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -63,4 +64,42 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
         image = similarity(ax, w, title=name)
     axes[1].set_ylabel("task")
     figure.colorbar(image, ax=list(axes[1:]), shrink=0.75, label="cosine of weights")
+    return figure
+
+
+def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
+    """An order of the tasks that puts related ones side by side: average linkage, leaves in tree order ``[m]``."""
+    similarity = np.array(correlation, float)
+    np.fill_diagonal(similarity, -np.inf)
+    members = [[t] for t in range(len(similarity))]
+    for _ in range(len(similarity) - 1):
+        i, j = sorted(np.unravel_index(np.argmax(similarity), similarity.shape))
+        a, b = len(members[i]), len(members[j])
+        merged = (a * similarity[i] + b * similarity[j]) / (a + b)
+        similarity[i], similarity[:, i] = merged, merged
+        similarity[i, i] = similarity[j] = similarity[:, j] = -np.inf
+        members[i], members[j] = members[i] + members[j], []
+    return np.array(max(members, key=len))
+
+
+def relationship(solution: Solution, *, title: str = "") -> Figure:
+    """How the tasks of a solution relate: their correlation in cluster order, and the eigenvalues of Omega."""
+    correlation, omega = np.asarray(solution.correlation), np.asarray(solution.omega)
+    order = cluster_order(correlation)
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.0, 1.15]})
+    image = left.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=left, shrink=0.8, label="correlation of tasks")
+    left.set_xlabel("task, in cluster order")
+    left.set_ylabel("task")
+    if len(order) <= 30:
+        left.set_xticks(range(len(order)), order, fontsize=6, rotation=90)
+        left.set_yticks(range(len(order)), order, fontsize=6)
+    values = np.maximum(np.linalg.eigvalsh(omega)[::-1], 0.0)
+    rank = int((values > 1e-6 * values[0]).sum())
+    right.bar(np.arange(1, len(values) + 1), values, color=_COLOURS[0])
+    right.set_xlabel("eigenvalues of Ω, falling")
+    right.set_title(f"numerical rank {rank} of {len(values)}", fontsize=11)
+    right.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
     return figure

@@ -55,7 +55,7 @@ class Regularizer(Pytree):
         """A record of a problem of the same shape, made feasible for this regularizer."""
         return omega
 
-    def extend_omega(self, omega: Any, num_tasks: int) -> Any:
+    def extend_omega(self, omega: Any, num_tasks: int, num_features: int) -> Any:
         """The record with new tasks appended, each related to the others as the average task is."""
         return omega
 

@@ -86,10 +86,12 @@ class TraceLimited(Regularizer):
         rest = self._fit(singular_values(factor), fit.num_tasks, fit.smoothing)[1]
         return LowRank(rest, spectral_map(_omega_factor_values, factor, fit))
 
-    def extend_omega(self, omega: LowRank, num_tasks: int) -> LowRank:
-        new = num_tasks - len(omega.factor)
-        rows = jnp.broadcast_to(jnp.mean(omega.factor, axis=0, keepdims=True), (new, omega.factor.shape[1]))
-        return self._rescaled(LowRank(omega.base, jnp.concatenate([omega.factor, rows])))
+    def extend_omega(self, omega: LowRank, num_tasks: int, num_features: int) -> LowRank:
+        old, rank = omega.factor.shape
+        rows = jnp.broadcast_to(jnp.mean(omega.factor, axis=0, keepdims=True), (num_tasks - old, rank))
+        more = min(num_tasks, num_features) - rank  # more tasks can need more columns
+        factor = jnp.pad(jnp.concatenate([omega.factor, rows]), [(0, 0), (0, more)])
+        return self._rescaled(LowRank(omega.base, factor))
 
     def _rescaled(self, omega: LowRank) -> LowRank:
         """The record with its trace put right."""
@@ -154,8 +156,8 @@ class Probabilistic(TraceLimited):
     >>> w = jnp.diag(jnp.array([3.0, 1.0]))
     >>> float(r.value(w))  # 0.5 * (3 + 1)^2
     8.0
-    >>> r.relationship(2, r.update_omega(None, w)).round(3).tolist()
-    [[0.75, 0.0], [0.0, 0.25]]
+    >>> bool(jnp.allclose(r.relationship(2, r.update_omega(None, w)), w / 4))
+    True
     """
 
     lam: Hyperparameter
@@ -260,8 +262,8 @@ class Clustered(TraceLimited):
         share = jnp.clip(safe_ratio(largest - 1.0, largest - mean), 0.0, 1.0)
         return LowRank((1.0 - share) * omega.base + share * mean, safe_sqrt(1.0 - share) * omega.factor)
 
-    def extend_omega(self, omega: LowRank, num_tasks: int) -> LowRank:
-        return self.restart_omega(super().extend_omega(omega, num_tasks))
+    def extend_omega(self, omega: LowRank, num_tasks: int, num_features: int) -> LowRank:
+        return self.restart_omega(super().extend_omega(omega, num_tasks, num_features))
 
     def _total(self) -> Array:
         return jnp.asarray(self.k, jnp.result_type(self.lam))
