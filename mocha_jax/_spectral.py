@@ -85,7 +85,7 @@ def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array
     sym, skew = 0.5 * (core + core.T), 0.5 * (core - core.T)
     inner = minus * sym + plus * skew
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    slope = jnp.diagonal(plus)  # p / s
+    slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jacobian))
     out = matmul(matmul(u, inner), vt)
     # The parts of dW outside the spans of U and V.
     left, right = dw - matmul(u, matmul(u.T, dw)), dw - matmul(matmul(dw, vt.T), vt)
@@ -106,20 +106,24 @@ def matrix_sqrt(a: Array) -> Array:
     >>> jax.grad(lambda a: matrix_sqrt(a).sum())(jnp.zeros((2, 2))).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
-    values, vectors = jnp.linalg.eigh(a)
-    return matmul(vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :], vectors.T)
+    s, vectors = _roots(a)
+    return matmul(vectors * s[None, :], vectors.T)
 
 
 @matrix_sqrt.defjvp
 def _matrix_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    values, vectors = jnp.linalg.eigh(primals[0])
-    # An eigenvalue of 0 comes out as a rounding error of the largest; its root would not be small.
-    floor = jnp.finfo(values.dtype).eps * len(values) * jnp.max(jnp.abs(values))
-    s = jnp.sqrt(jnp.where(values > floor, values, 0.0))
+    s, vectors = _roots(primals[0])
     da = matmul(matmul(vectors.T, tangents[0]), vectors)
     ds = safe_ratio(0.5 * (da + da.T), s[:, None] + s[None, :])
-    root = matmul(vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :], vectors.T)
-    return root, matmul(matmul(vectors, ds), vectors.T)
+    return matmul(vectors * s[None, :], vectors.T), matmul(matmul(vectors, ds), vectors.T)
+
+
+def _roots(a: Array) -> tuple[Array, Array]:
+    """Roots of the eigenvalues, and the eigenvectors."""
+    values, vectors = jnp.linalg.eigh(a)
+    # An eigenvalue of 0 comes out as a rounding error of the largest, whose root would not be small.
+    floor = jnp.finfo(values.dtype).eps * len(values) * jnp.max(jnp.abs(values))
+    return safe_sqrt(jnp.where(values > floor, values, 0.0)), vectors
 
 
 def task_factor(w: Array) -> Array:

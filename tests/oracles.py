@@ -26,17 +26,19 @@ def _smoothed_hinge(r, gamma):
     return cp.square(s) / (2 * gamma) + cp.pos(r - s)
 
 
-def optimum(data, loss, regularizer):
+def optimum(data, loss, regularizer, tol=1e-11):
     """The optimal value and weights; `regularizer` maps the weight variable to R(W)."""
     x, y, c, task = (np.asarray(a, float) for a in (data.x, data.y, data.weight, data.task))
     w = cp.Variable((data.num_tasks, x.shape[2]))
-    terms = [regularizer(w)]
+    penalty = regularizer(w)
+    penalty, constraints = penalty if isinstance(penalty, tuple) else (penalty, [])
+    terms = [penalty]
     for k in range(len(x)):
         real = c[k] > 0
         if real.any():
             terms.append(cp.sum(cp.multiply(c[k][real], _loss(loss, x[k][real] @ w[int(task[k])], y[k][real]))))
-    problem = cp.Problem(cp.Minimize(cp.sum(terms)))
-    problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11, max_iter=500)
+    problem = cp.Problem(cp.Minimize(cp.sum(terms)), constraints)
+    problem.solve(solver=cp.CLARABEL, tol_gap_abs=tol, tol_gap_rel=tol, tol_feas=tol, max_iter=500)
     return problem.value, w.value
 
 
@@ -58,3 +60,21 @@ def graph(omega, lam1, lam2):
     values, vectors = np.linalg.eigh(np.asarray(omega, float))
     root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
     return lambda w: lam1 * cp.sum_squares(root @ w) + lam2 * cp.sum_squares(w)
+
+
+def squared_nuclear_norm(lam, sigma2):
+    """(14) minimised over Omega."""
+    return lambda w: lam * cp.square(cp.normNuc(w)) + (lam / sigma2) * cp.sum_squares(w)
+
+
+def clustered(lam, eta, k):
+    """(12) minimised over Omega: lam tr(W' inv(eta I + Omega) W) by its Schur complement."""
+
+    def value(w):
+        m, d = w.shape
+        omega, s = cp.Variable((m, m), symmetric=True), cp.Variable((d, d), symmetric=True)
+        block = cp.bmat([[s, w.T], [w, eta * np.eye(m) + omega]])
+        constraints = [block >> 0, omega >> 0, np.eye(m) - omega >> 0, cp.trace(omega) == k]
+        return lam * cp.trace(s), constraints
+
+    return value
