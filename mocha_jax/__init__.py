@@ -2,7 +2,7 @@
 
 The public surface is what this file re-exports: data and problem, the two drivers, the
 algorithms, the certificate, and the modules `losses`, `regularizers`, `coupling`, `systems`,
-`costs`, `metrics` and `datasets`.
+`costs`, `metrics`, `datasets` and `spectral`.
 """
 
 from mocha_jax import costs as costs
@@ -11,6 +11,7 @@ from mocha_jax import datasets as datasets
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
 from mocha_jax import regularizers as regularizers
+from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info

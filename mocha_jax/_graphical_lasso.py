@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
@@ -31,8 +32,8 @@ class _At(Pytree):
 
 
 def graphical_lasso(
-    covariance: Array,
-    penalty: Array | float,
+    covariance: Array | np.ndarray,
+    penalty: Array | np.ndarray | float,
     *,
     mask: Array | None = None,
     start: Array | None = None,

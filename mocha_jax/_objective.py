@@ -31,7 +31,7 @@ class Certificate(Pytree):
     task_gaps: Array  # [num_tasks] each task's share of the data terms of the gap, >= 0, eq. (20)
     joint_primal: Array  # [] min over Omega of P(W, Omega)
     joint_dual: Array  # [] a lower bound on the optimum over W and Omega
-    joint_gap: Array  # [] joint_primal - joint_dual, >= gap
+    joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
     relative_joint_gap: Array  # []
     residual: Array  # [] what a solve compares with its tolerance: the relative joint gap where there is one
     gap_before: Array  # [] the gap just before Omega was last replaced; NaN where it was not
@@ -119,9 +119,10 @@ def certify(
     .. math:: \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
        + \left[R(W) + R^*(V) - \langle V, W\rangle\right].
 
-    Each bracket is non-negative and computed so: summing them loses no digits, where the
-    difference of two large objectives would. The dual is reported as primal minus gap. The joint gap has
-    the same data terms, and R minimised over Omega, the conjugate of that, in the last bracket.
+    Each bracket is non-negative. Those of the losses are computed so, without a difference of large numbers;
+    so is the last one where the weights follow from V, and it is rounded up where they do not. The dual is
+    reported as primal minus gap. The joint gap has the same data terms, and in the last bracket R minimised
+    over Omega and its conjugate.
 
     Args:
       problem: the problem.
@@ -147,22 +148,34 @@ def certify(
     elif regularizer.jointly_convex:
         least = regularizer.value(w)
         joint_primal = empirical + least
-        # Exact arithmetic needs neither maximum; rounding may put the bracket below 0, or below that of one Omega.
-        bracket = jnp.maximum(least + regularizer.conjugate(v) - jnp.sum(v * w), slack)
+        # In exact arithmetic never below the bracket for one Omega.
+        bracket = jnp.maximum(fenchel_young(least, regularizer.conjugate(v), v, w), slack)
         joint_gap = jnp.sum(task_gaps) + bracket
     else:
         joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.nan)
     relative = joint_gap / _scale(joint_primal, joint_gap)
+    joint_dual = joint_primal - joint_gap
+    if regularizer.learned:  # it will be compared with other rounds' numbers: nothing may be gained by rounding
+        joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
     return Certificate(
         primal, primal - gap, gap, gap / scale, task_gaps,
-        joint_primal, joint_primal - joint_gap, joint_gap, relative,
+        joint_primal, joint_dual, joint_gap, relative,
         residual=relative if regularizer.jointly_convex else (gap + change) / scale,
         gap_before=jnp.asarray(gap_before, gap.dtype),
     )  # fmt: skip
 
 
-def with_best_dual(c: Certificate, best: Array) -> Certificate:
+def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:
+    r""":math:`R(W) + R^*(V) - \langle V, W\rangle \ge 0`, rounded up by what its three terms may have lost."""
+    inner = jnp.sum(v * w)
+    rounding = 8.0 * jnp.finfo(inner.dtype).eps * (jnp.abs(value) + jnp.abs(conjugate) + jnp.abs(inner))
+    return jnp.maximum(value + conjugate - inner, 0.0) + rounding
+
+
+def with_best_dual(problem: Problem, c: Certificate, best: Array) -> Certificate:
     """The certificate with a joint dual bound seen earlier, where that is better: each bound is valid alone."""
+    if not problem.regularizer.learned:
+        return c
     better = best > c.joint_dual
     gap = jnp.where(better, jnp.maximum(c.joint_primal - best, 0.0), c.joint_gap)
     relative = jnp.where(better, gap / _scale(c.joint_primal, gap), c.relative_joint_gap)

@@ -82,7 +82,7 @@ def block(
     """`count` rounds and a record of where they led."""
     one_round = partial(advance, key, algorithm, problem, systems, cost)
     progress = lax.fori_loop(0, count, lambda _, p: one_round(p), progress)
-    c = with_best_dual(algorithm.certify(progress.state, problem), progress.joint_dual)
+    c = with_best_dual(problem, algorithm.certify(progress.state, problem), progress.joint_dual)
     record = History(
         progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
         c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,

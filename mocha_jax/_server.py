@@ -26,19 +26,31 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
-from mocha_jax._objective import Certificate, certify, certify_implied
+from mocha_jax._objective import Certificate, certify, certify_implied, fenchel_young
 from mocha_jax._problem import Problem
-from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax._pytree import Hyperparameter, Pytree, fields_of, static
 from mocha_jax.coupling import Coupling
 
 # rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
 _RHO_DAMPING, _RHO_HORIZON, _RHO_FACTOR = 0.5, 10.0, 30.0
+
+
+def _cast(record: Any, dtype: Any) -> Any:
+    """Every real number in the given precision."""
+    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, record)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two records have the same structure and shapes."""
+    (x, kind), (y, other) = jax.tree.flatten(a), jax.tree.flatten(b)
+    return bool(kind == other) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
 
 
 class DualState(Pytree):
@@ -72,12 +84,26 @@ class DualServer(Pytree):
         return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
 
     def adopt(self, state: DualState, problem: Problem, v: Array) -> DualState:
-        omega = problem.regularizer.restart_omega(state.omega)
-        return self._with(problem, omega, v, state.gap_before, state.change)
+        regularizer, (m, d) = problem.regularizer, v.shape
+        if _alike(state.omega, jax.eval_shape(lambda: regularizer.initial_omega(m, d))):
+            omega = regularizer.restart_omega(_cast(state.omega, v.dtype))
+        else:  # of another kind of regularizer
+            omega = regularizer.initial_omega(m, d)
+        return self._settled(problem, omega, v, state.gap_before)
+
+    def _settled(self, problem: Problem, omega: Any, v: Array, gap_before: Array) -> DualState:
+        """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
+        regularizer = problem.regularizer
+        state = self._with(problem, omega, v, gap_before.astype(v.dtype), jnp.full((), jnp.inf, v.dtype))
+        if regularizer.jointly_convex:
+            return state
+        w = state.model
+        better = regularizer.value(w, regularizer.update_omega(omega, w))
+        return state.replace(change=jnp.maximum(regularizer.value(w, omega) - better, 0.0))
 
     def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
         omega = problem.regularizer.extend_omega(state.omega, *v.shape)
-        return self._with(problem, omega, v, state.gap_before, state.change)
+        return self._settled(problem, omega, v, state.gap_before)
 
     def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""
@@ -122,6 +148,8 @@ class ProximalState(Pytree):
     moved: Array  # [num_tasks, d] change of V since the last proximal step
     share: Array  # [num_tasks] work done since then, as a share of a full round, at most 1
     rho: Array  # []
+    steps: Array  # [] int32 proximal steps since rho was first set
+    curvature: Array  # [] the regularizer's typical curvature then
 
 
 class ProximalServer(Pytree):
@@ -130,22 +158,39 @@ class ProximalServer(Pytree):
     omega_every: int = static()
 
     def start(self, problem: Problem, v: Array) -> ProximalState:
-        data, zero = problem.data, jnp.zeros_like(v)
-        rho = jnp.asarray(1.0 / problem.regularizer.typical_curvature(data.num_tasks, data.num_features), v.dtype)
+        zero = jnp.zeros_like(v)
+        curvature = self._typical_curvature(problem, v)
+        rho = 1.0 / curvature
         model = problem.regularizer.prox(v / rho, rho)
-        return ProximalState(zero, model, model, zero, jnp.zeros_like(v[:, 0]), rho)
+        start = jnp.zeros((), jnp.int32)
+        return ProximalState(zero, model, model, zero, jnp.zeros_like(v[:, 0]), rho, start, curvature)
+
+    def _typical_curvature(self, problem: Problem, v: Array) -> Array:
+        return jnp.asarray(problem.regularizer.typical_curvature(*v.shape), v.dtype)
 
     def adopt(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
-        return state  # any centre will do, and what is certified is derived from model and V afresh
+        # Any centre will do, and what is certified is derived from model and V afresh. The step size is set
+        # again where the regularizer is another one.
+        state, curvature = _cast(state, v.dtype), self._typical_curvature(problem, v)
+        same = curvature == state.curvature
+        return state.replace(
+            rho=jnp.where(same, state.rho, state.rho * state.curvature / curvature),
+            steps=jnp.where(same, state.steps, 0),
+            curvature=curvature,
+        )
 
     def extend(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
         def grown(rows: Array, fill: Array) -> Array:
             new = jnp.broadcast_to(fill, (len(v) - len(rows), *rows.shape[1:]))
             return jnp.concatenate([rows, new])
 
-        center, model, broadcast = (grown(w, jnp.mean(w, axis=0)) for w in (state.center, state.model, state.broadcast))
-        none = jnp.zeros((), v.dtype)
-        return ProximalState(center, model, broadcast, grown(state.moved, none), grown(state.share, none), state.rho)
+        state, none = _cast(state, v.dtype), jnp.zeros((), v.dtype)
+        grown_state = state.replace(
+            **{name: grown(w, jnp.mean(w, axis=0)) for name, w in fields_of(state).items() if w.ndim == 2},
+            share=grown(state.share, none),
+            steps=jnp.zeros_like(state.steps),
+        )
+        return self.adopt(grown_state.replace(moved=grown(state.moved, none)), problem, v)
 
     def curvature(self, state: ProximalState, data: TaskData) -> Array:
         # Nodes that share a task see one another's changes only after the round.
@@ -156,22 +201,21 @@ class ProximalServer(Pytree):
     ) -> ProximalState:
         state = state.replace(moved=state.moved + dv, share=jnp.minimum(state.share + share, 1.0))
         if self.omega_every == 1:
-            return self._step(problem, state, round, v)
+            return self._step(problem, state, v)
         return lax.cond(
             round % self.omega_every == 0,
-            lambda: self._step(problem, state, round, v),
+            lambda: self._step(problem, state, v),
             # Until the next step every node goes on with the same proximal problem, which couples nobody.
             lambda: state.replace(broadcast=state.broadcast + dv / state.rho),
         )
 
-    def _step(self, problem: Problem, state: ProximalState, round: Array, v: Array) -> ProximalState:
+    def _step(self, problem: Problem, state: ProximalState, v: Array) -> ProximalState:
         model = problem.regularizer.prox(state.center + v / state.rho, state.rho)
         step = state.share[:, None] * (model - state.center)
-        primal, dual = jnp.sqrt(jnp.sum(step**2)), jnp.sqrt(jnp.sum(state.moved**2))
-        ratio = jnp.where((primal > 0) & (dual > 0), safe_ratio(dual, primal) / state.rho, 1.0)
-        damping = _RHO_DAMPING / (1.0 + (round // self.omega_every - 1).astype(v.dtype) / _RHO_HORIZON)
+        squared = safe_ratio(jnp.sum(state.moved**2), jnp.sum(step**2)) / state.rho**2
+        damping = _RHO_DAMPING / (1.0 + state.steps.astype(v.dtype) / _RHO_HORIZON)
         bound = math.log(_RHO_FACTOR)
-        log_ratio = jnp.clip(jnp.log(jnp.where(ratio > 0, ratio, 1.0)), -bound, bound)
+        log_ratio = jnp.clip(0.5 * jnp.log(jnp.where(squared > 0, squared, 1.0)), -bound, bound)
         return ProximalState(
             center=state.center + step,
             model=model,
@@ -179,13 +223,15 @@ class ProximalServer(Pytree):
             moved=jnp.zeros_like(state.moved),
             share=jnp.zeros_like(state.share),
             rho=state.rho * jnp.exp(damping * log_ratio),
+            steps=state.steps + 1,
+            curvature=state.curvature,
         )
 
     def certify(self, problem: Problem, state: ProximalState, beta: Array, v: Array) -> Certificate:
         regularizer, w = problem.regularizer, state.model
         coupling = regularizer.coupling(problem.data.num_tasks, self.omega(problem, state))
         value = regularizer.value(w)  # Omega is the best one for W
-        slack = jnp.maximum(value + coupling.conjugate(v) - jnp.sum(v * w), 0.0)
+        slack = fenchel_young(value, coupling.conjugate(v), v, w)
         return certify(problem, beta, v, w, value, slack)
 
     def omega(self, problem: Problem, state: ProximalState) -> Any:

@@ -263,7 +263,7 @@ def _outcome(history: History | None, where: Progress, tol: float | None, last: 
 def _settle_state(algorithm: Algorithm, problem: Problem, where: Progress) -> tuple[Any, Certificate, Any]:
     """The state with W derived afresh from the duals, its certificate and its Omega."""
     state = algorithm.adopt(where.state, problem)
-    certificate = with_best_dual(algorithm.certify(state, problem), where.joint_dual)
+    certificate = with_best_dual(problem, algorithm.certify(state, problem), where.joint_dual)
     return state, certificate, algorithm.omega(state, problem)
 
 

@@ -16,6 +16,7 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._math import matmul
+from mocha_jax.spectral import matrix_sqrt
 
 
 class Federation(NamedTuple):
@@ -74,9 +75,7 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
 
 def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
-    values, vectors = jnp.linalg.eigh(covariance)
-    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
-    return matmul(root, jax.random.normal(key, (len(covariance), num_features)))
+    return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), num_features)))
 
 
 def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.ndarray:

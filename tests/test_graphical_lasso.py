@@ -41,7 +41,7 @@ def test_a_penalty_on_the_diagonal_too_against_a_convex_solver():
     theta = cp.Variable((5, 5), PSD=True)
     objective = -cp.log_det(theta) + cp.trace(s @ theta) + alpha * cp.sum(cp.abs(theta))
     cp.Problem(cp.Minimize(objective)).solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
-    np.testing.assert_allclose(mj.graphical_lasso(s, alpha).precision, theta.value, atol=1e-4)
+    np.testing.assert_allclose(mj.graphical_lasso(s, alpha).precision, np.asarray(theta.value), atol=1e-4)
 
 
 def test_it_maps_and_masks():

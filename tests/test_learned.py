@@ -1,5 +1,7 @@
 """Regularizers that learn Omega, against their definitions; no solver of weights here."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -11,14 +13,14 @@ import mocha_jax as mj
 from mocha_jax.coupling import SIGMA_PRIME_RULES, LowRank, as_matrix
 
 R = mj.regularizers
-TRACE_LIMITED = {
+TRACE_LIMITED: dict[str, Any] = {
     "probabilistic": R.Probabilistic(0.3, 2.0),
     "probabilistic, no ridge": R.Probabilistic(0.3),
     "clustered": R.Clustered(0.3, 0.2, 2),
     "clustered, k not whole": R.Clustered(0.3, 0.2, 1.5),
     "clustered, k = 1": R.Clustered(0.3, 0.2, 1),
 }
-LEARNED = {**TRACE_LIMITED, "sparse": R.SparsePrecision(0.3, 2.0, 0.1, 0.2)}
+LEARNED: dict[str, Any] = {**TRACE_LIMITED, "sparse": R.SparsePrecision(0.3, 2.0, 0.1, 0.2)}
 SHAPES = [(6, 3), (3, 6), (4, 4), (2, 1), (5, 1)]
 each_trace_limited = pytest.mark.parametrize("name", TRACE_LIMITED)
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -153,14 +155,14 @@ def test_ugly_weights(name, shape, kind, dtype):
     regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), LEARNED[name])
     if isinstance(regularizer, R.Clustered) and regularizer.k > shape[0]:
         regularizer = regularizer.replace(k=jnp.asarray(shape[0], dtype))
-    w = {
+    kinds = {
         "zero": np.zeros(shape),
         "equal": np.ones(shape),
         "one direction": np.outer(np.arange(shape[0]), np.ones(shape[1])),
         "tiny": 1e-12 * np.asarray(weights(shape)),
         "huge": 1e6 * np.asarray(weights(shape)),
-    }[kind]
-    w = jnp.asarray(w, dtype)
+    }
+    w = jnp.asarray(kinds[kind], dtype)
     record = regularizer.update_omega(regularizer.initial_omega(*shape), w)
     coupling = regularizer.coupling(shape[0], record)
     results = [record, coupling, coupling.apply(w), regularizer.value(w), regularizer.covariance(shape[0], record)]
@@ -237,7 +239,7 @@ def test_correlation_and_covariance():
     np.testing.assert_allclose(correlation, [[1, -1, 0], [-1, 1, 0], [0, 0, 1]])
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "lam": (lambda: R.Probabilistic(0.0), "Probabilistic: lam"),
     "sigma2": (lambda: R.Probabilistic(1.0, 0.0), "sigma2 must be > 0"),
     "nan": (lambda: R.Probabilistic(1.0, float("nan")), "sigma2 must be > 0"),

@@ -10,7 +10,7 @@ import scipy.linalg
 from hypothesis import given
 from jax.test_util import check_grads
 
-from mocha_jax._spectral import matrix_sqrt, singular_values, spectral_map, task_factor, water_fill
+from mocha_jax.spectral import left_spectral_map, matrix_sqrt, singular_values, spectral_map, water_fill
 
 RNG = np.random.default_rng(0)
 CLARABEL = dict(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
@@ -82,12 +82,14 @@ def test_matrix_sqrt_of_a_gram_matrix_has_the_derivative_of_the_function_of_the_
     np.testing.assert_allclose(jax.jvp(root, (w,), (dw,))[1], difference, rtol=1e-6, atol=1e-7)
 
 
-def test_task_factor_has_the_gram_matrix_of_the_tasks():
-    for shape in ((5, 3), (3, 5)):
-        w = jnp.asarray(RNG.normal(size=shape))
-        factor = task_factor(w)
-        assert factor.shape == (shape[0], min(shape))
-        np.testing.assert_allclose(factor @ factor.T, w @ w.T, atol=1e-12)
+@pytest.mark.parametrize("name", [name for name, w in MATRICES.items() if w.shape[0] <= w.shape[1]])
+def test_left_spectral_map_is_a_function_of_the_gram_matrix(name):
+    w = jnp.asarray(MATRICES[name])
+    even = lambda s, t: s**2 / (s**2 + t)  # noqa: E731
+    apply = lambda w, t: left_spectral_map(even, w, t)  # noqa: E731
+    gram = w @ w.T
+    np.testing.assert_allclose(apply(w, 0.3), gram @ jnp.linalg.inv(gram + 0.3 * jnp.eye(len(w))), atol=1e-12)
+    check_grads(apply, (w, jnp.array(0.3)), order=1, modes=("fwd", "rev"), rtol=1e-5, atol=1e-6)
 
 
 @given(seed=st.integers(0, 10_000), r=st.integers(1, 6), floor=st.floats(0.0, 2.0), share=st.floats(0.05, 1.0))

@@ -21,9 +21,9 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
 from mocha_jax._pytree import Hyperparameter, Pytree, static
-from mocha_jax._spectral import safe_sqrt, singular_values, spectral_map, task_factor, thin_svd, water_fill
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer
+from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map, thin_svd, water_fill
 
 
 class TraceLimited(Regularizer):
@@ -81,17 +81,23 @@ class TraceLimited(Regularizer):
         return LowRank(total / num_tasks, factor)
 
     def update_omega(self, omega: Any, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
-        factor = task_factor(weights)
-        fit = _Fit(self, jnp.asarray(smoothing, weights.dtype), len(weights))
-        rest = self._fit(singular_values(factor), fit.num_tasks, fit.smoothing)[1]
-        return LowRank(rest, spectral_map(_omega_factor_values, factor, fit))
+        m, d = weights.shape
+        fit = _Fit(self, jnp.asarray(smoothing, weights.dtype), m)
+        rest = self._fit(singular_values(weights), m, fit.smoothing)[1]
+        apply = spectral_map if m >= d else left_spectral_map
+        return LowRank(rest, apply(_omega_factor_values, weights, fit))
+
+    def restart_omega(self, omega: LowRank) -> LowRank:
+        return self._rescaled(omega)
 
     def extend_omega(self, omega: LowRank, num_tasks: int, num_features: int) -> LowRank:
         old, rank = omega.factor.shape
         rows = jnp.broadcast_to(jnp.mean(omega.factor, axis=0, keepdims=True), (num_tasks - old, rank))
         more = min(num_tasks, num_features) - rank  # more tasks can need more columns
         factor = jnp.pad(jnp.concatenate([omega.factor, rows]), [(0, 0), (0, more)])
-        return self._rescaled(LowRank(omega.base, factor))
+        known = self._rescaled(LowRank(omega.base, factor))
+        # Besides, their share of the trace is spread evenly: a new task may differ from all others.
+        return _mixed(known, jnp.asarray((num_tasks - old) / num_tasks, omega.factor.dtype), self._total())
 
     def _rescaled(self, omega: LowRank) -> LowRank:
         """The record with its trace put right."""
@@ -111,6 +117,12 @@ class TraceLimited(Regularizer):
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         rank = min(num_tasks, num_features)
         return self._curvature(jnp.minimum(jnp.asarray(self._total()) / rank, 1.0))
+
+
+def _mixed(omega: LowRank, share: Array, total: Array) -> LowRank:
+    """So much of the identity mixed in that the trace stays `total`."""
+    even = total / len(omega.factor)
+    return LowRank((1.0 - share) * omega.base + share * even, safe_sqrt(1.0 - share) * omega.factor)
 
 
 class _Fit(Pytree):
@@ -260,7 +272,7 @@ class Clustered(TraceLimited):
         mean = jnp.asarray(self._total()) / len(omega.factor)
         largest = omega.base + jnp.max(singular_values(omega.factor)) ** 2
         share = jnp.clip(safe_ratio(largest - 1.0, largest - mean), 0.0, 1.0)
-        return LowRank((1.0 - share) * omega.base + share * mean, safe_sqrt(1.0 - share) * omega.factor)
+        return _mixed(omega, share, self._total())
 
     def extend_omega(self, omega: LowRank, num_tasks: int, num_features: int) -> LowRank:
         return self.restart_omega(super().extend_omega(omega, num_tasks, num_features))

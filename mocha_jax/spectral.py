@@ -75,22 +75,51 @@ def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array
     (w, params), (dw, dparams) = primals, tangents
     u, s, vt = thin_svd(w)
     core = matmul(matmul(u.T, dw), vt.T)
-    p, dp = jax.jvp(fn, (s, params), (jnp.diagonal(core), dparams))
-    jacobian = jax.jacfwd(fn)(s, params)
-    limit = jnp.diagonal(jacobian)[:, None] - jacobian  # of a divided difference as s_j tends to s_i
-    total, apart = s[:, None] + s[None, :], s[:, None] - s[None, :]
-    close = jnp.abs(apart) <= jnp.sqrt(jnp.finfo(s.dtype).eps) * total
-    minus = jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart))
+    p, dp, minus, limit = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
+    total = s[:, None] + s[None, :]
     plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), limit)
-    sym, skew = 0.5 * (core + core.T), 0.5 * (core - core.T)
-    inner = minus * sym + plus * skew
+    inner = minus * 0.5 * (core + core.T) + plus * 0.5 * (core - core.T)
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jacobian))
     out = matmul(matmul(u, inner), vt)
     # The parts of dW outside the spans of U and V.
+    slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jax.jacfwd(fn)(s, params)))
     left, right = dw - matmul(u, matmul(u.T, dw)), dw - matmul(matmul(dw, vt.T), vt)
     out = out + matmul(matmul(left, vt.T) * slope[None, :], vt) + matmul(u, slope[:, None] * matmul(u.T, right))
     return matmul(u * p[None, :], vt), out
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+    r""":math:`U\,\mathrm{diag}(p(s))\,U^\top` for W of at most as many rows as columns, ``[m, d]`` to ``[m, m]``.
+
+    A function of :math:`(WW^\top)^{1/2}` that does not square W on the way. Arguments as `spectral_map`. Where two
+    singular values are 0, the derivative between their vectors is taken as 0.
+    """
+    u, s, _ = thin_svd(w)
+    return matmul(u * fn(s, params)[None, :], u.T)
+
+
+@left_spectral_map.defjvp
+def _left_spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    (w, params), (dw, dparams) = primals, tangents
+    u, s, vt = thin_svd(w)
+    core = matmul(matmul(u.T, dw), vt.T)
+    p, dp, minus, _ = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
+    # d(W W') in this basis is core S + S core', and (p_i - p_j) / (s_i^2 - s_j^2) multiplies it.
+    gram = core * s[None, :] + s[:, None] * core.T
+    inner = minus * safe_ratio(gram, s[:, None] + s[None, :])
+    inner = inner + jnp.diag(dp - jnp.diagonal(inner))
+    return matmul(u * p[None, :], u.T), matmul(matmul(u, inner), u.T)
+
+
+def _divided_differences(fn: Any, s: Array, params: Any, ds: Array, dparams: Any) -> tuple[Array, Array, Array, Array]:
+    """The values p, their derivative along (ds, dparams), (p_i - p_j) / (s_i - s_j), and its limit as s_j nears s_i."""
+    p, dp = jax.jvp(fn, (s, params), (ds, dparams))
+    jacobian = jax.jacfwd(fn)(s, params)
+    limit = jnp.diagonal(jacobian)[:, None] - jacobian
+    total, apart = s[:, None] + s[None, :], s[:, None] - s[None, :]
+    close = jnp.abs(apart) <= jnp.sqrt(jnp.finfo(s.dtype).eps) * total
+    return p, dp, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), limit
 
 
 @jax.custom_jvp
@@ -126,12 +155,6 @@ def _roots(a: Array) -> tuple[Array, Array]:
     return safe_sqrt(jnp.where(values > floor, values, 0.0)), vectors
 
 
-def task_factor(w: Array) -> Array:
-    r"""P ``[m, min(m, d)]`` with :math:`PP^\top = WW^\top`: W itself where it is tall, else the root."""
-    m, d = w.shape
-    return w if m >= d else matrix_sqrt(matmul(w, w.T))
-
-
 def water_fill(s: Array, floor: Array, total: Array) -> Array:
     r""":math:`\omega_i = \mathrm{clip}(c\,s_i - \mathrm{floor}, 0, 1)` with c such that they sum to `total`.
 
@@ -145,7 +168,8 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
     >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.25), jnp.array(2.0)).tolist()
     [1.0, 0.75, 0.25]
     """
-    s = jnp.where(s > jnp.finfo(s.dtype).eps * jnp.max(s), s, 0.0)
+    largest = jnp.max(s)
+    s = jnp.where(s > jnp.finfo(s.dtype).eps * largest, safe_ratio(s, largest), 0.0)  # only their ratios matter
     positive, safe = s > 0, jnp.where(s > 0, s, 1.0)
     starts = jnp.where(positive, floor / safe, jnp.inf)
     ends = jnp.where(positive, (1.0 + floor) / safe, jnp.inf)

@@ -1,0 +1,421 @@
+"""Solves that learn how the tasks relate: joint optima, certificates, alternation, warm starts, sizes."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from tests import oracles, zoo
+
+R = mj.regularizers
+SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
+MODELS: dict[str, Any] = {
+    "probabilistic": (R.Probabilistic(0.02, 5.0), lambda: oracles.squared_nuclear_norm(0.02, 5.0)),
+    "no ridge": (R.Probabilistic(0.02), lambda: oracles.squared_nuclear_norm(0.02, np.inf)),
+    "clustered": (R.Clustered(0.05, 0.1, 2), lambda: oracles.clustered(0.05, 0.1, 2)),
+    "sharp clusters": (R.Clustered(0.05, 0.01, 1), lambda: oracles.clustered(0.05, 0.01, 1)),
+}
+each_model = pytest.mark.parametrize("model", MODELS)
+
+
+def joint_primal(solution):
+    return float(solution.certificate.joint_primal)
+
+
+def make(model="probabilistic", loss="hinge", **kwargs):
+    loss = zoo.LOSSES[loss]
+    data = zoo.data(regression=not loss.binary, loss_scaling="task_mean", **kwargs)
+    return mj.Problem(data, loss, MODELS[model][0] if isinstance(model, str) else model)
+
+
+@each_model
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "quantile"])
+@pytest.mark.parametrize("m", [3, 7])  # fewer tasks than features, and more
+def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
+    problem = make(model, loss, m=m)
+    solution = mj.solve(problem, tol=1e-6, max_rounds=20_000, record_every=20, chunk=1000)
+    assert solution.status == mj.Status.CONVERGED
+    best, _ = oracles.optimum(problem.data, loss, MODELS[model][1](), tol=1e-9)
+    primal = float(solution.certificate.joint_primal)
+    assert abs(primal - best) <= 3e-6 * best
+    assert solution.certificate.joint_dual <= best * (1 + 1e-7)
+    np.testing.assert_allclose(mj.objective(problem, solution.weights), primal, rtol=1e-9)
+    np.testing.assert_allclose(mj.objective(problem, solution.weights, solution.relation), primal, rtol=1e-6)
+    assert (solution.history.joint_gap >= 0).all()
+    assert (solution.history.gap >= 0).all()
+
+
+@pytest.mark.parametrize("omega_every", [2, 7])
+def test_rounds_between_updates_only_slow_it_down(omega_every, key):
+    problem = make("no ridge")
+    often = mj.solve(problem, tol=1e-4, max_rounds=5000, key=key)
+    seldom = mj.solve(problem, mj.Mocha(omega_every=omega_every), tol=1e-4, max_rounds=5000, key=key)
+    np.testing.assert_allclose(float(seldom.certificate.joint_primal), float(often.certificate.joint_primal), rtol=2e-4)
+
+
+@each_model
+def test_stragglers_and_drops_change_the_path_not_the_end(model, key):
+    problem = make(model)
+    still = mj.solve(problem, tol=1e-5, max_rounds=20_000, record_every=20)
+    for systems in (SYSTEMS, mj.systems.Dropout(0.8)):
+        moved = mj.solve(problem, key=key, tol=1e-5, max_rounds=20_000, record_every=20, systems=systems)
+        assert moved.status == mj.Status.CONVERGED
+        np.testing.assert_allclose(
+            float(moved.certificate.joint_primal), float(still.certificate.joint_primal), rtol=2e-5
+        )
+
+
+@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(server="dual"), mj.Mocha(server="dual", smoothing=0.1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each_model
+def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
+    exact = mj.solve(make(model), tol=1e-7, max_rounds=50_000, record_every=50, chunk=5000)
+    optimum = float(exact.certificate.joint_primal)
+    _, h = mj.run(key, algorithm, make(model, dtype=dtype), num_rounds=120, systems=SYSTEMS)
+    slack = 1e-6 if dtype is np.float32 else 2e-7
+    assert (h.gap >= 0).all()
+    assert (h.joint_gap >= 0).all()
+    assert (h.joint_primal >= optimum * (1 - slack)).all()
+    assert (h.joint_dual <= optimum * (1 + slack)).all()
+    assert (np.diff(h.joint_dual) >= 0).all()
+    assert h.relative_joint_gap[-1] < 0.5 * h.relative_joint_gap[0]
+
+
+@each_model
+def test_plain_alternation_never_raises_the_joint_objective(model):
+    # Omega_every so large that every W-step is solved; then each outer step can only go down.
+    problem = make(model, loss="logistic")
+    algorithm = mj.Mocha(server="dual", omega_every=400)
+    _, h = mj.run(jax.random.key(0), algorithm, problem, num_rounds=400 * 12, record_every=400)
+    before = np.asarray(h.gap_before)  # how well each W-step was solved
+    assert (before <= 1e-4).all()
+    joint = np.asarray(h.joint_primal)
+    # The record after an update has the W of the old duals under the new Omega, one more W-step away from its value.
+    assert (np.diff(joint)[1:] <= np.asarray(h.gap)[1:-1] + before[2:]).all()
+    assert joint[-1] < joint[0]
+
+
+def test_the_gap_is_certified_before_and_after_an_update(key):
+    problem, algorithm = make("clustered"), mj.Mocha(server="dual", omega_every=5)
+    _, h = mj.run(key, algorithm, problem, num_rounds=25)
+    assert np.isnan(h.gap_before[:4]).all()
+    for r in (5, 10, 15):
+        assert h.gap_before[r - 1] == h.gap_before[r]  # one update, remembered until the next
+        state, _ = mj.run(key, algorithm.replace(omega_every=1000), problem, num_rounds=5)
+        if r == 5:  # the same rounds without the update
+            np.testing.assert_allclose(h.gap_before[4], algorithm.certify(state, problem).gap, rtol=1e-8)
+            assert h.gap[4] != h.gap_before[4]
+    # W is re-derived, and sigma' recomputed.
+    state, _ = mj.run(key, algorithm, problem, num_rounds=5)
+    coupling = problem.regularizer.coupling(problem.data.num_tasks, state.server.omega)
+    np.testing.assert_allclose(state.w, coupling.apply(state.v), rtol=1e-10)
+    np.testing.assert_allclose(state.server.sigma, coupling.sigma_prime("per_task"), rtol=1e-10)
+
+
+def test_the_first_update_before_any_work_is_harmless(key):
+    for model in [*(MODELS[name][0] for name in MODELS), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]:
+        problem = make(model)
+        for server in ("proximal", "dual") if model.jointly_convex else ("dual",):
+            algorithm = mj.Mocha(server=server, omega_every=1)
+            nobody = mj.systems.NeverAnswers(range(5))
+            state, h = mj.run(key, algorithm, problem, num_rounds=3, systems=nobody)
+            finite = jax.tree.leaves((state.w, h.primal, h.gap, algorithm.omega(state, problem)))
+            assert all(jnp.isfinite(leaf).all() for leaf in finite)
+            np.testing.assert_array_equal(state.w, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (2, 1), (6, 1), (1, 1)])
+@pytest.mark.parametrize("sigma2", [1e-6, 1.0, 1e6, np.inf])
+def test_few_tasks_and_few_features(shape, sigma2):
+    m, d = shape
+    for model in (R.Probabilistic(0.05, sigma2), R.Clustered(0.05, 0.1, 1), R.Clustered(0.05, 0.1, m)):
+        solution = mj.solve(make(model, m=m, d=d), tol=1e-4, max_rounds=5000, record_every=10)
+        assert solution.status == mj.Status.CONVERGED
+        assert np.isfinite(solution.omega).all()
+        assert np.isfinite(solution.correlation).all()
+
+
+def test_a_task_that_never_answers_gets_what_the_others_imply(key):
+    truth = mj.datasets.federation(key, 8, 5, covariance=mj.datasets.clusters(8, 2), smallest=40, largest=60)
+    problem = mj.Problem(truth.data, mj.losses.Hinge(), R.Probabilistic(0.05))
+    silent = mj.systems.NeverAnswers([3])
+    with pytest.warns(UserWarning, match=r"task\(s\) 3"):
+        solution = mj.solve(problem, key=key, tol=1e-5, max_rounds=400, record_every=50, systems=silent)
+    assert np.isfinite(solution.weights).all()
+    assert np.isfinite(solution.omega).all()
+    assert solution.silent_nodes == (3,)
+
+
+def test_joint_tolerance_and_what_a_solution_says():
+    problem = make("no ridge", m=7)
+    rough: Any = mj.solve(problem, joint_tol=5e-2)
+    fine: Any = mj.solve(problem, joint_tol=1e-4, max_rounds=5000)
+    assert rough.relative_joint_gap <= 5e-2
+    assert fine.relative_joint_gap <= 1e-4
+    assert rough.rounds < fine.rounds
+    assert repr(fine).startswith("Solution(converged: relative joint gap")
+    assert fine.gap <= fine.joint_gap * (1 + 1e-9)
+    np.testing.assert_allclose(np.trace(fine.omega), 1.0, rtol=1e-9)
+    np.testing.assert_allclose(np.diag(fine.correlation), 1.0)
+    np.testing.assert_allclose(fine.covariance, fine.omega)
+    sparse = mj.solve(make(R.SparsePrecision(0.1, 1.0, 0.0, 0.2)), tol=1e-3, max_rounds=3000)
+    assert sparse.joint_gap is None
+    assert "residual" in repr(sparse)
+    with pytest.raises(ValueError, match="no joint gap"):
+        mj.solve(sparse.problem, joint_tol=1e-3)
+    with pytest.raises(ValueError, match='server="dual"'):
+        mj.solve(sparse.problem, mj.Mocha(server="proximal"))
+    with pytest.raises(ValueError, match="k = 6 clusters"):
+        make(R.Clustered(0.1, 0.1, 6))
+    with pytest.raises(ValueError, match="server must be one of"):
+        mj.Mocha(server="central")
+
+
+@pytest.mark.parametrize("lam1", [0.0, 0.02])
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_sparse_precision_ends_where_neither_block_can_be_improved(lam1, loss):
+    regularizer = R.SparsePrecision(0.05, 5.0, lam1, 0.2)
+    problem = make(regularizer, loss, m=6)
+    solution = mj.solve(problem, mj.Mocha(omega_every=50), tol=1e-13, max_rounds=40_000, record_every=50, chunk=1000)
+    assert solution.status == mj.Status.CONVERGED
+    w, omega = np.asarray(solution.weights), np.asarray(solution.omega)
+    # Omega: the subgradient of the graphical lasso that is nearest to 0.
+    d, alpha = w.shape[1], 0.2 / (0.05 * w.shape[1])
+    g = w @ w.T / d - np.linalg.inv(omega)
+    residual = np.where(omega == 0, np.maximum(np.abs(g) - alpha, 0), np.abs(g + alpha * np.sign(omega)))
+    assert residual.max() <= 1e-5
+    # W: the same for loss + quadratic + l1, by JAX's own derivative of the smooth part.
+    smooth = lambda w: mj.objective(problem, w, solution.relation) - lam1 * jnp.sum(jnp.abs(w))  # noqa: E731
+    g = np.asarray(jax.grad(smooth)(solution.weights))
+    residual = np.where(w == 0, np.maximum(np.abs(g) - lam1, 0), np.abs(g + lam1 * np.sign(w)))
+    assert residual.max() <= 1e-5
+    if lam1:
+        assert (w == 0).any()
+    # Descent of every outer step, and objective = certificate.
+    np.testing.assert_allclose(mj.objective(problem, solution.weights, solution.relation), solution.primal, rtol=1e-9)
+    primal = solution.history.primal
+    assert (np.diff(primal)[1:] <= 1e-6).all()
+
+
+def test_planted_clusters_and_rivals_are_found(key):
+    plotting = pytest.importorskip("mocha_jax.plotting")
+    shuffled = np.random.default_rng(0).permutation(12)
+    covariance = mj.datasets.clusters(12, 3, within=0.95, across=-0.4)
+    truth = mj.datasets.federation(key, 12, 20, covariance=covariance, smallest=60, largest=120)
+    for regularizer in (R.Probabilistic(0.003), R.Clustered(0.006, 0.05, 3)):
+        problem = mj.Problem(truth.data, mj.losses.Hinge(), regularizer)
+        found = np.asarray(mj.solve(problem, tol=1e-3, max_rounds=2000).correlation)
+        same = np.arange(12)[:, None] // 4 == np.arange(12)[None, :] // 4
+        own, others = found[same & ~np.eye(12, dtype=bool)], found[~same]
+        assert own.min() > others.max()
+        assert own.mean() > others.mean() + 0.5
+        assert others.mean() < -0.05  # rivals are seen as rivals
+        order = plotting.cluster_order(found[np.ix_(shuffled, shuffled)])
+        assert (np.diff(shuffled[order] // 4) != 0).sum() == 2  # every cluster in one piece
+
+
+def test_a_planted_sparse_graph_is_found(key):
+    rng = np.random.default_rng(0)
+    m, d = 10, 400  # many features: many draws of the tasks' weights
+    precision = np.eye(m)
+    for t in range(m - 1):
+        precision[t, t + 1] = precision[t + 1, t] = -0.3
+    w = np.linalg.cholesky(np.linalg.inv(precision)) @ rng.normal(size=(m, d))
+    omega = np.asarray(R.SparsePrecision(1.0, 1.0, 0.0, 0.2 * d).update_omega(None, jnp.asarray(w)))
+    off = ~np.eye(m, dtype=bool)
+    truth, guess = (precision != 0) & off, (np.abs(omega) > 1e-8) & off
+    assert (truth & guess).sum() / guess.sum() >= 0.9
+    assert (truth & guess).sum() / truth.sum() >= 0.9
+
+
+def test_a_path_of_lambdas_is_quicker_from_the_previous_solution():
+    state, cold_rounds, warm_rounds = None, 0, 0
+    options: dict[str, Any] = dict(tol=1e-4, max_rounds=5000)
+    for lam in np.geomspace(0.3, 0.02, 5):
+        problem = make(R.Probabilistic(lam, 5.0))
+        cold = mj.solve(problem, **options)
+        warm = mj.solve(problem, state=state, **options)
+        cold_rounds, warm_rounds, state = cold_rounds + cold.rounds, warm_rounds + warm.rounds, warm.state
+        np.testing.assert_allclose(joint_primal(warm), joint_primal(cold), rtol=2e-4)
+    assert warm_rounds < cold_rounds
+
+
+def test_a_warm_start_far_away_is_not_slower_than_a_cold_one():
+    far = mj.solve(make(R.Probabilistic(10.0)), tol=None, max_rounds=1500, record_every=50)
+    options: dict[str, Any] = dict(tol=1e-5, max_rounds=6000, record_every=10)
+    near = make(R.Probabilistic(1e-3))
+    cold, warm = mj.solve(near, **options), mj.solve(near, state=far.state, **options)
+    assert warm.status == mj.Status.CONVERGED
+    assert warm.rounds <= 2 * cold.rounds
+
+
+def test_a_warm_start_with_another_lam2_learns_omega_again():
+    options: dict[str, Any] = dict(tol=1e-7, max_rounds=3000)
+    first = mj.solve(make(R.SparsePrecision(0.1, 1.0, 0.0, 0.1), "squared"), **options)
+    other = make(R.SparsePrecision(0.1, 1.0, 0.0, 0.001), "squared")
+    cold, warm = mj.solve(other, **options), mj.solve(other, state=first.state, **options)
+    np.testing.assert_allclose(warm.primal, cold.primal, rtol=1e-4)
+
+
+def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key):
+    dual = mj.Mocha(server="dual", omega_every=5)
+    kinds = [R.Clustered(0.05, 0.1, 3.0), R.Probabilistic(0.05), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]
+    kinds.append(R.MeanRegularized(0.1, 0.1))
+    for kind in kinds:
+        state, _ = mj.run(key, dual, make(kind), num_rounds=12)
+        for other in kinds:
+            there = make(other, dtype=np.float32)
+            after, h = mj.run(key, dual, there, num_rounds=3, state=state)
+            assert (h.gap >= 0).all()
+            if isinstance(other, R.Probabilistic):
+                trace = np.trace(mj.coupling.as_matrix(after.server.omega))
+                assert trace == pytest.approx(1.0, rel=1e-5)
+    state, _ = mj.run(key, mj.Mocha(), make(kinds[0]), num_rounds=12)
+    _, h = mj.run(key, mj.Mocha(), make(kinds[1], dtype=np.float32), num_rounds=3, state=state)
+    assert h.joint_gap.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "server"),
+    [
+        (R.Probabilistic(0.02), "proximal"),
+        (R.Clustered(0.05, 0.1, 2), "proximal"),
+        (R.Probabilistic(0.02), "dual"),
+        (R.Clustered(0.05, 0.1, 2), "dual"),
+        (R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual"),
+        (R.MeanRegularized(0.1, 0.02), "dual"),
+        (R.MeanRegularized(0.1, 0.02), "proximal"),
+    ],
+)
+@pytest.mark.parametrize("m", [3, 6])
+def test_a_new_task_joins(regularizer, server, m):
+    data = zoo.data(m=m, loss_scaling="task_mean")
+    new = zoo.data(m=1, seed=9, high=20, low=20, loss_scaling="task_mean")
+    algorithm = mj.Mocha(server=server)
+    options: dict[str, Any] = dict(tol=1e-3, max_rounds=400)
+    first = mj.solve(mj.Problem(data, mj.losses.Hinge(), regularizer), algorithm, **options)
+    larger = mj.Problem(data.append(new), mj.losses.Hinge(), regularizer)
+    state = algorithm.extend(first.state, larger)
+    np.testing.assert_array_equal(state.beta[:m, : first.state.beta.shape[1]], first.state.beta)
+    joined = mj.solve(larger, algorithm, state=state, **options)
+    assert joined.omega.shape == (m + 1, m + 1)
+    assert np.isfinite(joined.weights).all()
+    fresh = mj.solve(larger, algorithm, **options)
+    if server == "proximal":
+        assert joined.status == mj.Status.CONVERGED
+    objective = [float(mj.objective(larger, solution.weights)) for solution in (joined, fresh)]
+    # Alternation ends wherever it stalls; the new task must not be worse off for having joined late.
+    assert objective[0] <= objective[1] * (1.003 if server == "proximal" else 1.05) + (server == "dual") * 0.01
+    with pytest.raises(ValueError, match="New tasks go after the old ones"):
+        algorithm.extend(joined.state, first.problem)
+
+
+def test_a_state_of_the_other_server_is_refused():
+    problem = make()
+    state = mj.solve(problem, max_rounds=3).state
+    with pytest.raises(ValueError, match="ProximalState"):
+        mj.solve(problem, mj.Mocha(server="dual"), state=state)
+
+
+def test_another_k_still_gets_a_feasible_omega(key):
+    problem, algorithm = make(R.Clustered(0.05, 0.1, 4)), mj.Mocha(server="dual", omega_every=5)
+    state, _ = mj.run(key, algorithm, problem, num_rounds=20)
+    for k in (1, 2.5, 5):
+        there = make(R.Clustered(0.05, 0.1, k))
+        omega = mj.coupling.as_matrix(algorithm.adopt(state, there).server.omega)
+        assert np.trace(omega) == pytest.approx(k, rel=1e-9)
+        assert np.linalg.eigvalsh(omega).min() >= -1e-12
+        assert np.linalg.eigvalsh(omega).max() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("server", ["proximal", "dual"])
+@pytest.mark.parametrize("name", ["probabilistic", "clustered"])
+def test_no_array_of_all_pairs_of_tasks_exists(server, name):
+    m, d = 5003, 3
+    x = jnp.ones((m, 2, d), jnp.float32)
+    data = mj.TaskData(x, jnp.ones((m, 2), jnp.float32), jnp.ones((m, 2), jnp.float32), jnp.arange(m, dtype=jnp.int32))
+    problem = mj.Problem(data, mj.losses.Hinge(), MODELS[name][0])
+    algorithm = mj.Mocha(server=server, omega_every=2)
+    for rule in ("per_task", "spectral"):
+        program = jax.jit(lambda key, a: mj.run(key, a, problem, num_rounds=4))
+        text = str(program.lower(jax.random.key(0), algorithm.replace(sigma_prime=rule)).compile().as_text())
+        sizes = [
+            np.prod([int(n) for n in dims.split(",")])
+            for dims in re.findall(r"(?:f32|s32|u32|pred|f64|s64)\[([\d,]+)\]", text)
+        ]
+        assert max(sizes) <= 200 * m  # far below m * m = 5003 * m; the row sums take 64 rows at a time
+
+
+def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatch):
+    solution = mj.solve(make(), max_rounds=2)
+    monkeypatch.setattr("mocha_jax._solve._LARGEST_MATRIX", 4)
+    with pytest.raises(ValueError, match=r"solution\.relation keeps Omega"):
+        _ = solution.omega
+    assert solution.relation.factor.shape == (5, 4)
+
+
+def test_gradients_flow_through_a_solve_that_learns_omega(key):
+    def final(log_lam, server, model, m):
+        lam = jnp.exp(log_lam)
+        regularizer = R.Probabilistic(lam, 5.0) if model == "p" else R.Clustered(lam, 0.1, 2.0)
+        problem = make("probabilistic", "logistic", m=m).replace(regularizer=regularizer)
+        algorithm = mj.Mocha(server=server, omega_every=3, smoothing=0.05)
+        state, _ = mj.run(key, algorithm, problem, num_rounds=7, record_every=7)
+        return jnp.sum(state.w**2)
+
+    for server, model, m in (("proximal", "p", 6), ("dual", "c", 6), ("dual", "p", 3)):
+        at, step = jnp.log(0.05), 1e-5
+        gradient = jax.grad(final)(at, server, model, m)
+        difference = (final(at + step, server, model, m) - final(at - step, server, model, m)) / (2 * step)
+        assert float(gradient) == pytest.approx(float(difference), rel=1e-5)
+    # A round in which nothing moves has a derivative too.
+    for nobody in (mj.systems.NeverAnswers(tuple(range(5))), mj.systems.Dropout(0.9)):
+        problem = make("probabilistic", "squared")
+        loss = lambda lam, p=problem, s=nobody: mj.run(  # noqa: E731
+            key, mj.Mocha(), p.replace(regularizer=R.Probabilistic(lam, 1.0)), num_rounds=4, systems=s
+        )[1].joint_primal[-1]
+        assert jnp.isfinite(jax.grad(loss)(0.1))
+
+
+def test_one_program_for_a_path(key):
+    lams = jnp.array([0.01, 0.05, 0.3])
+
+    def final(lam):
+        problem = make("no ridge").replace(regularizer=R.Probabilistic(lam))
+        return mj.run(key, mj.Mocha(), problem, num_rounds=30, systems=SYSTEMS)[1].joint_gap
+
+    together = jax.vmap(final)(lams)
+    for lam, gaps in zip(lams, together, strict=True):
+        np.testing.assert_allclose(gaps, final(lam), rtol=1e-5, atol=1e-9)
+
+
+# ---- real data --------------------------------------------------------------------------------------------------
+
+
+def landmine(load):
+    f = load("landmine")
+    return mj.pack_tasks(f["X"], f["y"], f["task"], loss_scaling="task_mean", intercept=True)
+
+
+@pytest.mark.parametrize("lam", [1e-3, 1e-2, 1e-1, 1.0])
+@pytest.mark.parametrize("model", ["sigma2 = 10", "sigma2 = inf", "clustered"])
+def test_landmine_reaches_the_joint_optimum_in_few_rounds(lam, model, real_data):
+    data = landmine(real_data)
+    regularizer, oracle = {
+        "sigma2 = 10": (R.Probabilistic(lam, 10.0), oracles.squared_nuclear_norm(lam, 10.0)),
+        "sigma2 = inf": (R.Probabilistic(lam), oracles.squared_nuclear_norm(lam, np.inf)),
+        "clustered": (R.Clustered(lam, 0.1, 3), oracles.clustered(lam, 0.1, 3)),
+    }[model]
+    solution = mj.solve(mj.Problem(data, mj.losses.Hinge(), regularizer), tol=1e-3, max_rounds=600)
+    assert solution.status == mj.Status.CONVERGED
+    best, _ = oracles.optimum(data, "hinge", oracle, tol=1e-7)
+    assert abs(float(solution.certificate.joint_primal) - best) <= 1e-3 * best
+    assert (solution.history.joint_gap >= 0).all()
+    rounds = [int((solution.history.relative_joint_gap > tol).sum()) for tol in (5e-3, 1e-3)]
+    assert all(a <= b for a, b in pairwise(rounds))
+    assert rounds[0] < 150
