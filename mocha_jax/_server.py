@@ -49,8 +49,10 @@ def _cast(record: Any, dtype: Any) -> Any:
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two records have the same structure and shapes."""
-    (x, kind), (y, other) = jax.tree.flatten(a), jax.tree.flatten(b)
-    return bool(kind == other) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
+    if str(jax.tree.structure(a)) != str(jax.tree.structure(b)):
+        return False
+    x, y = jax.tree.leaves(a), jax.tree.leaves(b)
+    return all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
 
 
 class DualState(Pytree):

@@ -17,19 +17,19 @@ from mocha_jax._run import History
 from mocha_jax._solve import Solution
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = "simulated_time") -> None:
-    """Relative duality gap of one or more solves, on a log scale.
+    """Relative duality gap of one or more solves, the joint one where Omega is learned, on a log scale.
 
     Args:
       axes: where to draw.
       histories: by the name to show.
       against: ``"simulated_time"`` or ``"round"``.
     """
-    for (name, history), colour in zip(histories.items(), _COLOURS * len(histories), strict=False):
-        gap = np.asarray(history.relative_gap)
+    for (name, history), colour in zip(histories.items(), COLOURS * len(histories), strict=False):
+        gap = np.asarray(history.residual)
         positive = gap > 0  # a gap of exactly 0 has no place on a log scale
         x = np.asarray(getattr(history, against))
         axes.plot(x[positive], gap[positive], color=colour, lw=1.8, label=name)
@@ -97,8 +97,9 @@ def relationship(solution: Solution, *, title: str = "") -> Figure:
         left.set_yticks(range(len(order)), order, fontsize=6)
     values = np.maximum(np.linalg.eigvalsh(omega)[::-1], 0.0)
     rank = int((values > 1e-6 * values[0]).sum())
-    right.bar(np.arange(1, len(values) + 1), values, color=_COLOURS[0])
-    right.set_xlabel("eigenvalues of Ω, falling")
+    right.bar(np.arange(1, len(values) + 1), values, color=COLOURS[0])
+    right.set_xlabel("eigenvalues of Ω, in falling order")
+    right.set_ylabel("eigenvalue")
     right.set_title(f"numerical rank {rank} of {len(values)}", fontsize=11)
     right.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)

@@ -23,7 +23,7 @@ def test_demo_prints_a_table_and_saves_a_picture(tmp_path):
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["model", "test"])
-    assert [line.split()[0] for line in lines[header + 1 : header + 4]] == ["global", "local", "MTL"]
+    assert [line.split()[0] for line in lines[header + 1 : header + 5]] == ["global", "local", "known", "learned"]
     picture = (tmp_path / "pictures" / "demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000

@@ -14,6 +14,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 def test_the_code_in_the_readme_runs():
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL))
     assert "mj.solve" in code
+    code += "\nassert learned.status == mj.Status.CONVERGED and learned.relative_joint_gap <= 1e-3"
     code += "\nassert solution.status == mj.Status.CONVERGED\nassert (path[2:] < 1e-3).all()\n"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=README.parent, check=False

@@ -115,7 +115,9 @@ def test_water_fill_against_a_convex_solver():
     omega = cp.Variable(5)
     terms = [s[i] ** 2 * cp.inv_pos(floor + omega[i]) for i in range(5)]
     cp.Problem(cp.Minimize(cp.sum(terms)), [omega >= 0, omega <= 1, cp.sum(omega) == total]).solve(**CLARABEL)
-    np.testing.assert_allclose(water_fill(jnp.asarray(s), jnp.array(floor), jnp.array(total)), omega.value, atol=1e-5)
+    np.testing.assert_allclose(
+        water_fill(jnp.asarray(s), jnp.array(floor), jnp.array(total)), np.asarray(omega.value), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
