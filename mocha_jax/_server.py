@@ -47,12 +47,14 @@ def _cast(record: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, record)
 
 
+def _same_kind(a: Any, b: Any) -> bool:
+    return str(jax.tree.structure(a)) == str(jax.tree.structure(b))
+
+
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two records have the same structure and shapes."""
-    if str(jax.tree.structure(a)) != str(jax.tree.structure(b)):
-        return False
+    """Whether two records are of the same kind and shapes."""
     x, y = jax.tree.leaves(a), jax.tree.leaves(b)
-    return all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
+    return _same_kind(a, b) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
 
 
 class DualState(Pytree):
@@ -86,12 +88,17 @@ class DualServer(Pytree):
         return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
 
     def adopt(self, state: DualState, problem: Problem, v: Array) -> DualState:
-        regularizer, (m, d) = problem.regularizer, v.shape
-        if _alike(state.omega, jax.eval_shape(lambda: regularizer.initial_omega(m, d))):
-            omega = regularizer.restart_omega(_cast(state.omega, v.dtype))
-        else:  # of another kind of regularizer
-            omega = regularizer.initial_omega(m, d)
-        return self._settled(problem, omega, v, state.gap_before)
+        regularizer = problem.regularizer
+        initial = regularizer.initial_omega(*v.shape)
+        # Of another kind of regularizer, nothing of Omega can be kept.
+        kept = regularizer.restart_omega(_cast(state.omega, v.dtype)) if _alike(state.omega, initial) else initial
+        return self._settled(problem, kept, v, state.gap_before)
+
+    def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
+        regularizer = problem.regularizer
+        initial = regularizer.initial_omega(*v.shape)
+        grown = regularizer.extend_omega(state.omega, *v.shape) if _same_kind(state.omega, initial) else initial
+        return self._settled(problem, _cast(grown, v.dtype), v, state.gap_before)
 
     def _settled(self, problem: Problem, omega: Any, v: Array, gap_before: Array) -> DualState:
         """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
@@ -102,10 +109,6 @@ class DualServer(Pytree):
         w = state.model
         better = regularizer.value(w, regularizer.update_omega(omega, w))
         return state.replace(change=jnp.maximum(regularizer.value(w, omega) - better, 0.0))
-
-    def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
-        omega = problem.regularizer.extend_omega(state.omega, *v.shape)
-        return self._settled(problem, omega, v, state.gap_before)
 
     def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""

@@ -5,10 +5,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mocha_jax as mj
 from tests import oracles, zoo
@@ -402,6 +404,33 @@ def test_one_program_for_a_path(key):
     together = jax.vmap(final)(lams)
     for lam, gaps in zip(lams, together, strict=True):
         np.testing.assert_allclose(gaps, final(lam), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(server="dual", omega_every=7, smoothing=0.01)])
+def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
+    problem = make("no ridge")
+    options: dict[str, Any] = dict(key=key, tol=None, chunk=8, systems=SYSTEMS)
+    straight = mj.solve(problem, algorithm, max_rounds=40, checkpoint=tmp_path / "a.npz", **options)
+    mj.solve(problem, algorithm, max_rounds=24, checkpoint=tmp_path / "b.npz", **options)
+    resumed = mj.solve(problem, algorithm, max_rounds=40, checkpoint=tmp_path / "b.npz", **options)
+    chex.assert_trees_all_equal(straight.state, resumed.state)
+    chex.assert_trees_all_equal(straight.history, resumed.history)
+    half = mj.solve(problem, algorithm, max_rounds=24, **options)
+    continued = mj.solve(problem, algorithm, max_rounds=16, state=half.state, **options)
+    np.testing.assert_allclose(continued.weights, straight.weights, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("server", ["proximal", "dual"])
+def test_the_number_of_devices_does_not_matter_while_learning(server, key):
+    problem = make("probabilistic", m=6)
+    algorithm = mj.Mocha(server=server, omega_every=3, smoothing=0.01)
+    state, history = mj.run(key, algorithm, problem, num_rounds=20, systems=SYSTEMS)
+    mesh = jax.make_mesh((4,), ("nodes",), axis_types=(AxisType.Auto,))
+    by_node = NamedSharding(mesh, PartitionSpec("nodes"))
+    sharded = jax.tree.map(lambda leaf: jax.device_put(leaf, by_node), problem.data.pad(nodes=8))
+    other, record = mj.run(key, algorithm, problem.replace(data=sharded), num_rounds=20, systems=SYSTEMS)
+    np.testing.assert_allclose(state.w, other.w, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(history.joint_gap, record.joint_gap, rtol=1e-6)
 
 
 # ---- real data --------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ traced, mapped over and differentiated.
 """
 
 from mocha_jax.regularizers._base import Regularizer as Regularizer
+from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
 from mocha_jax.regularizers._given import Independent as Independent
 from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
-from mocha_jax.regularizers._trace import Clustered as Clustered
-from mocha_jax.regularizers._trace import Probabilistic as Probabilistic
