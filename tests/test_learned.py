@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import mocha_jax as mj
 from mocha_jax.coupling import SIGMA_PRIME_RULES, LowRank, as_matrix
@@ -21,7 +21,7 @@ TRACE_LIMITED: dict[str, Any] = {
     "clustered, k = 1": R.Clustered(0.3, 0.2, 1),
 }
 LEARNED: dict[str, Any] = {**TRACE_LIMITED, "sparse": R.SparsePrecision(0.3, 2.0, 0.1, 0.2)}
-SHAPES = [(6, 3), (3, 6), (4, 4), (2, 1), (5, 1)]
+SHAPES = [(6, 3), (3, 6), (2, 1)]
 each_trace_limited = pytest.mark.parametrize("name", TRACE_LIMITED)
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 
@@ -112,16 +112,23 @@ def test_smoothing_gives_omega_full_rank_and_fits_what_it_says():
 def test_value_conjugate_and_prox_belong_together(seed, shape, name):
     # W = prox(Y) means rho (Y - W) is a subgradient at W: Fenchel's inequality holds with equality there.
     regularizer, rng = TRACE_LIMITED[name], np.random.default_rng(seed)
+    regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), regularizer)
     y, rho = jnp.asarray(rng.normal(size=shape) * rng.uniform(0.1, 10)), jnp.asarray(rng.uniform(0.1, 5))
+    w, g, value, conjugate, elsewhere = both_sides(regularizer, y, rho, jnp.asarray(rng.normal(size=shape)))
+    assert float(value + conjugate) == pytest.approx(float(np.sum(w * g)), rel=1e-8, abs=1e-9)
+    assert elsewhere >= -1e-9
+
+
+@jax.jit
+def both_sides(regularizer, y, rho, other):
     w = regularizer.prox(y, rho)
     g = rho * (y - w)
-    total = float(regularizer.value(w) + regularizer.conjugate(g))
-    assert total == pytest.approx(float(jnp.sum(w * g)), rel=1e-8, abs=1e-9)
-    other = jnp.asarray(rng.normal(size=shape))
-    assert regularizer.value(other) + regularizer.conjugate(g) >= jnp.sum(other * g) - 1e-9
+    conjugate = regularizer.conjugate(g)
+    return w, g, regularizer.value(w), conjugate, regularizer.value(other) + conjugate - jnp.sum(other * g)
 
 
-@given(seed=st.integers(0, 1000), name=st.sampled_from(sorted(TRACE_LIMITED)))
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), name=st.sampled_from(["clustered", "probabilistic"]))
 def test_the_joint_conjugate_is_the_largest_over_omega(seed, name):
     regularizer, rng = TRACE_LIMITED[name], np.random.default_rng(seed)
     v = jnp.asarray(rng.normal(size=(5, 3)))
@@ -147,61 +154,60 @@ def test_limits_of_the_hyperparameters():
     np.testing.assert_array_equal(omega, np.diag(np.diag(omega)))
 
 
-@pytest.mark.parametrize("name", LEARNED)
-@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (4, 1), (1, 1), (3, 5), (5, 3)])
-@pytest.mark.parametrize("kind", ["zero", "equal", "one direction", "tiny", "huge"])
+@jax.jit
+def everything(regularizer, w):
+    m, d = w.shape
+    record = regularizer.update_omega(regularizer.initial_omega(m, d), w)
+    coupling = regularizer.coupling(m, record)
+    results = [record, coupling, coupling.apply(w), regularizer.value(w), regularizer.covariance(m, record)]
+    if regularizer.jointly_convex:
+        results += [regularizer.conjugate(w), regularizer.prox(w, jnp.asarray(0.7, w.dtype))]
+    return results + [coupling.sigma_prime(rule) for rule in SIGMA_PRIME_RULES]
+
+
+@pytest.mark.parametrize("name", ["probabilistic, no ridge", "clustered", "sparse"])
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (4, 1), (3, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ugly_weights(name, shape, kind, dtype):
+def test_ugly_weights(name, shape, dtype):
     regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), LEARNED[name])
     if isinstance(regularizer, R.Clustered) and regularizer.k > shape[0]:
         regularizer = regularizer.replace(k=jnp.asarray(shape[0], dtype))
-    kinds = {
+    ugly = {
         "zero": np.zeros(shape),
         "equal": np.ones(shape),
         "one direction": np.outer(np.arange(shape[0]), np.ones(shape[1])),
         "tiny": 1e-12 * np.asarray(weights(shape)),
         "huge": 1e6 * np.asarray(weights(shape)),
     }
-    w = jnp.asarray(kinds[kind], dtype)
-    record = regularizer.update_omega(regularizer.initial_omega(*shape), w)
-    coupling = regularizer.coupling(shape[0], record)
-    results = [record, coupling, coupling.apply(w), regularizer.value(w), regularizer.covariance(shape[0], record)]
-    if regularizer.jointly_convex:
-        results += [regularizer.conjugate(w), regularizer.prox(w, jnp.asarray(0.7, dtype))]
-    for rule in SIGMA_PRIME_RULES:
-        results.append(coupling.sigma_prime(rule))
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
-    assert {leaf.dtype for leaf in jax.tree.leaves(results)} == {np.dtype(dtype)}
+    for kind, w in ugly.items():
+        leaves = jax.tree.leaves(everything(regularizer, jnp.asarray(w, dtype)))
+        assert all(np.isfinite(leaf).all() for leaf in leaves), kind
+        assert {leaf.dtype for leaf in leaves} == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("name", sorted(TRACE_LIMITED))
+@pytest.mark.parametrize("name", ["probabilistic", "clustered"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
-@pytest.mark.parametrize("where", ["zero", "identity", "rank one", "anywhere"])
-def test_derivatives_of_the_update_are_finite_and_right(name, shape, where):
-    regularizer = TRACE_LIMITED[name]
-    base = {
-        "zero": np.zeros(shape),
-        "identity": np.eye(*shape),
-        "rank one": np.outer(np.arange(1.0, shape[0] + 1), np.ones(shape[1])),
-        "anywhere": np.asarray(weights(shape, seed=3)),
-    }[where]
-    w, v = jnp.asarray(base), weights(shape, seed=4)
+def test_derivatives_of_the_update_are_finite_and_right(name, shape):
+    v, direction, step = weights(shape, seed=4), weights(shape, seed=5), 1e-6
 
-    def answer(w, regularizer, smoothing=0.2):
-        coupling = regularizer.coupling(shape[0], regularizer.update_omega(None, w, smoothing))
+    @jax.jit
+    def answer(w, regularizer):
+        coupling = regularizer.coupling(shape[0], regularizer.update_omega(None, w, 0.2))
         return jnp.sum(jnp.sin(coupling.apply(v))) + jnp.sum(jnp.cos(regularizer.prox(w, jnp.array(1.0))))
 
-    gradient = jax.grad(answer, (0, 1))(w, jax.tree.map(lambda leaf: jnp.asarray(leaf, float), regularizer))
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    if where == "anywhere":
-        direction, step = weights(shape, seed=5), 1e-6
-        difference = (answer(w + step * direction, regularizer) - answer(w - step * direction, regularizer)) / (
-            2 * step
-        )
-        assert float(jnp.sum(gradient[0] * direction)) == pytest.approx(float(difference), rel=1e-5, abs=1e-7)
+    regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), TRACE_LIMITED[name])
+    gradient = jax.jit(jax.grad(answer, (0, 1)))
+    rank_one = np.outer(np.arange(1.0, shape[0] + 1), np.ones(shape[1]))
+    for w in (np.zeros(shape), np.eye(*shape), rank_one):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient(jnp.asarray(w), regularizer)))
+    w = weights(shape, seed=3)
+    difference = (answer(w + step * direction, regularizer) - answer(w - step * direction, regularizer)) / (2 * step)
+    along = float(jnp.sum(gradient(w, regularizer)[0] * direction))
+    assert along == pytest.approx(float(difference), rel=1e-5, abs=1e-7)
 
 
-@given(seed=st.integers(0, 1000), m=st.integers(2, 9), r=st.integers(1, 4))
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), m=st.sampled_from([2, 5, 9]), r=st.sampled_from([1, 3]))
 def test_low_rank_couplings_against_dense(seed, m, r):
     rng = np.random.default_rng(seed)
     coupling = LowRank(jnp.asarray(rng.uniform(0.0, 0.5)), jnp.asarray(rng.normal(size=(m, r))))

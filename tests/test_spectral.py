@@ -92,12 +92,12 @@ def test_left_spectral_map_is_a_function_of_the_gram_matrix(name):
     check_grads(apply, (w, jnp.array(0.3)), order=1, modes=("fwd", "rev"), rtol=1e-5, atol=1e-6)
 
 
-@given(seed=st.integers(0, 10_000), r=st.integers(1, 6), floor=st.floats(0.0, 2.0), share=st.floats(0.05, 1.0))
+@given(seed=st.integers(0, 10_000), r=st.sampled_from([1, 2, 5]), floor=st.floats(0.0, 2.0), share=st.floats(0.05, 1.0))
 def test_water_fill_is_optimal(seed, r, floor, share):
     rng = np.random.default_rng(seed)
     s = np.sort(rng.choice([0.0, 1e-9, 0.3, 1.0, 5.0], r) * rng.uniform(0.5, 2.0, r))[::-1]
     total, floor = share * r, floor + 1e-3
-    omega = np.asarray(water_fill(jnp.asarray(s), jnp.asarray(floor), jnp.asarray(total)))
+    omega = np.asarray(jax.jit(water_fill)(jnp.asarray(s), jnp.asarray(floor), jnp.asarray(total)))
     assert ((omega >= 0) & (omega <= 1)).all()
     if (s > 0).sum() >= total:
         assert omega.sum() == pytest.approx(total, rel=1e-9)
