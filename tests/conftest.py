@@ -19,6 +19,13 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("fixed")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Free what a module compiled: each program takes several memory maps, and a process may have 65,530 of them."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(20170531)
