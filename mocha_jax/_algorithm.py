@@ -5,18 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
-from mocha_jax.systems import Work
+from mocha_jax._work import Request, Work
 
 
 class Info(Pytree):
     """What a round reports besides its new state."""
 
-    steps: Array  # [m] int32 coordinate updates each node really did
+    steps: Array  # [m] int32 steps each node really did
+    flops: Array  # [m] floating-point operations of each node; of length-d vectors, not of single numbers
+    capped: Array  # [m] bool whether a node ran out of work before it reached the accuracy asked for
 
 
 class Algorithm(Pytree):
@@ -24,7 +27,8 @@ class Algorithm(Pytree):
 
     A state is whatever the next round needs, and has a field ``round``, the rounds done: the
     drivers derive each round's randomness from it. All methods are pure and may be jitted, mapped
-    and differentiated; an algorithm's own settings are static fields or array leaves.
+    and differentiated; an algorithm's own settings are static fields or array leaves. So a whole tuning grid
+    is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
     """
 
     def prepare(self, problem: Problem) -> Problem:
@@ -46,6 +50,25 @@ class Algorithm(Pytree):
     @abstractmethod
     def full_work(self, problem: Problem) -> Array:
         """Steps of a full round of each node, ``[m]`` int32: what systems cut from."""
+
+    @abstractmethod
+    def step_flops(self, problem: Problem) -> float:
+        """Floating-point operations of one step of a node."""
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        """What a full round asks of the nodes. A message is one vector of d numbers each way."""
+        dtype, d = problem.data.x.dtype, problem.data.num_features
+        numbers = jnp.asarray(d, dtype)
+        flops = jnp.asarray(self.step_flops(problem), dtype)
+        return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), flops, numbers, numbers)
+
+    def measure_theta(self, key: Array, before: Any, after: Any, problem: Problem, tol: Array) -> tuple[Array, Array]:
+        r"""How far each node is from solving its subproblem after a round, :math:`\theta_t^h` of eq. (5).
+
+        Returns:
+          theta ``[m]`` in [0, 1], and a bound on its error ``[m]``, at most `tol` where that could be reached.
+        """
+        raise ValueError(f"{type(self).__name__} has no local subproblem (4) of which theta could be measured.")
 
     @abstractmethod
     def certify(self, state: Any, problem: Problem) -> Certificate:

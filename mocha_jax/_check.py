@@ -41,6 +41,12 @@ def integer(owner: str, least: int, **values: Any) -> None:
             raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}.")
 
 
+def indices(owner: str, name: str, value: Any) -> None:
+    """An array of integers >= 0."""
+    if (a := concrete(value)) is not None and (a.dtype.kind not in "iu" or (a.size and a.min() < 0)):
+        raise ValueError(f"{owner}: {name} must be integers >= 0, got {a}.")
+
+
 def scalar(owner: str, **values: Any) -> None:
     """Every value a single number."""
     for name, value in values.items():
@@ -76,9 +82,14 @@ def positive_or_infinite(owner: str, **values: Any) -> None:
 
 def nonnegative(owner: str, **values: Any) -> None:
     """Every value finite and >= 0."""
+    at_least(owner, 0.0, **values)
+
+
+def at_least(owner: str, least: float, **values: Any) -> None:
+    """Every value finite and at least `least`."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
-            _require(bool(np.all(np.isfinite(v) & (v >= 0))), owner, name, v, "finite and >= 0")
+            _require(bool(np.all(np.isfinite(v) & (v >= least))), owner, name, v, f"finite and >= {least:g}")
 
 
 def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: Any) -> None:

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from jax import Array
 
+from mocha_jax._history import History, Progress
 from mocha_jax._pytree import Pytree, fields_of
-from mocha_jax._run import History, Progress
 
-_FORMAT = "mocha_jax checkpoint 2"
+_FORMAT = "mocha_jax checkpoint 3"
 
 
 class CheckpointError(ValueError):
@@ -40,7 +40,7 @@ class Saver:
         if self._path is None:
             return
         arrays = {f"progress_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(progress))}
-        arrays |= {f"history_{name}": np.asarray(a) for name, a in fields_of(history).items()}
+        arrays |= {f"history_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(history))}
         arrays |= {"format": np.array(_FORMAT), "fingerprint": np.array(self._fingerprint)}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{self._path.name}.partial")
@@ -56,10 +56,10 @@ class Saver:
             finally:
                 os.close(folder)
 
-    def load(self, fresh: Progress) -> tuple[Progress, History | None]:
-        """The saved run where there is one, else `fresh`."""
+    def load(self, fresh: Progress, blank: History) -> tuple[Progress, History]:
+        """The saved run where there is one, else nothing done and nothing recorded."""
         if self._path is None or not self._path.exists():
-            return fresh, None
+            return fresh, blank
         arrays = self._read()
         digest = str(arrays.pop("digest", ""))
         if str(arrays.get("format")) != _FORMAT:
@@ -68,15 +68,13 @@ class Saver:
             raise CheckpointError(f"{self._path} is damaged: its digest does not match; delete it to start afresh.")
         if str(arrays["fingerprint"]) != self._fingerprint:
             raise CheckpointError(
-                f"{self._path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, key or "
-                f"record_every differ from this call's; choose another path, or delete it to start afresh."
+                f"{self._path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, watch, "
+                f"key or record_every differ from this call's; choose another path, or delete it to start afresh."
             )
         leaves, structure = jax.tree.flatten(fresh)
         saved = [jax.device_put(arrays[f"progress_{i}"], leaf.sharding) for i, leaf in enumerate(leaves)]
-        history: dict[str, Any] = {
-            name.removeprefix("history_"): array for name, array in arrays.items() if name.startswith("history_")
-        }
-        return jax.tree.unflatten(structure, saved), History(**history)
+        records = [arrays[f"history_{i}"] for i in range(len(jax.tree.leaves(blank)))]
+        return jax.tree.unflatten(structure, saved), jax.tree.unflatten(jax.tree.structure(blank), records)
 
     def _read(self) -> dict[str, np.ndarray]:
         assert self._path is not None

@@ -64,6 +64,9 @@ class Lasso(Dense):
     def apply(self, v: Array) -> Array:
         return lasso(self.precision, v, self.lam1, super().apply(v))
 
+    def gradient(self, w: Array) -> Array:
+        return matmul(self.precision, w) + self.lam1 * jnp.sign(w)
+
     def prox(self, y: Array, rho: Array) -> Array:
         stiff = self.precision + rho * jnp.eye(len(y), dtype=y.dtype)
         return lasso(stiff, rho * y, self.lam1, y)

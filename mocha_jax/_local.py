@@ -34,6 +34,9 @@ from mocha_jax.losses import Loss
 # enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
 _BLOCK_NUMBERS = 2**16
 
+# Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
+STEP_FLOPS = 6.0
+
 
 class Rows(Pytree):
     """The samples in the order the local solver reads them: row i of a block of nodes together."""

@@ -58,7 +58,7 @@ def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
     data, loss = problem.data, problem.loss
     weights = jnp.asarray(weights)
     losses = loss.value(predictions(data, weights), data.y)
-    return jnp.sum(_weighted(data, losses)) + problem.regularizer.value(weights, omega)
+    return jnp.sum(weighted(data, losses)) + problem.regularizer.value(weights, omega)
 
 
 def dual_vectors(data: TaskData, beta: Array) -> Array:
@@ -139,8 +139,8 @@ def certify(
     z = predictions(data, w)
     feasible = loss.project(beta, data.y) == beta
     terms = jnp.where(feasible, loss.fenchel_young(z, beta, data.y), jnp.inf)
-    task_gaps = data.to_tasks(jnp.sum(_weighted(data, terms), axis=1))
-    empirical = jnp.sum(_weighted(data, loss.value(z, data.y)))
+    task_gaps = data.to_tasks(jnp.sum(weighted(data, terms), axis=1))
+    empirical = jnp.sum(weighted(data, loss.value(z, data.y)))
     gap, scale = jnp.sum(task_gaps) + slack, _scale(empirical + value, jnp.sum(task_gaps) + slack)
     primal = empirical + value + offset
     if not regularizer.learned:
@@ -192,6 +192,6 @@ def _scale(primal: Array, gap: Array) -> Array:
     return jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(primal - gap)), jnp.finfo(gap.dtype).tiny)
 
 
-def _weighted(data: TaskData, terms: Array) -> Array:
+def weighted(data: TaskData, terms: Array) -> Array:
     """Times c, with padding cut off rather than multiplied: 0 times infinity is not 0."""
     return jnp.where(data.weight > 0, data.weight * terms, 0.0)

@@ -11,84 +11,51 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._history import History, Progress, Watch, count, record, start
 from mocha_jax._objective import with_best_dual
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax.costs import Cost
-from mocha_jax.systems import Full, System, Work
+from mocha_jax.systems import Full, System
 
 
-class History(Pytree):
-    """Recorded rounds; in a run every field has a leading axis, one entry per record."""
+class Setting(Pytree):
+    """All that a run does not change."""
 
-    round: Array  # rounds done so far
-    primal: Array
-    dual: Array
-    gap: Array
-    relative_gap: Array
-    joint_primal: Array  # with the best Omega for the weights
-    joint_dual: Array  # the best lower bound on the joint optimum up to here
-    joint_gap: Array  # distance from the joint optimum over W and Omega; NaN where that is not convex
-    relative_joint_gap: Array
-    residual: Array  # what `solve` compares with its tolerance
-    gap_before: Array  # the gap just before Omega was last replaced; NaN where it was not
-    simulated_time: Array  # seconds since the start, equation (30)
-    steps: Array  # int32 coordinate updates of all nodes since the previous record
-    active: Array  # int32 nodes that did any work in the last round
+    algorithm: Algorithm
+    problem: Problem
+    systems: System
+    cost: Cost
+    watch: Watch | None
 
+    def prepared(self) -> Setting:
+        """With the data laid out for the algorithm."""
+        return self.replace(problem=self.algorithm.prepare(self.problem))
 
-class Progress(Pytree):
-    """Where a run stands: the algorithm's state and what the driver keeps count of."""
-
-    state: Any
-    time: Array  # [] simulated seconds
-    steps: Array  # [] int32 since the last record
-    active: Array  # [] int32
-    answered: Array  # [m] int32 rounds in which a node did any work
-    joint_dual: Array  # [] the best lower bound on the joint optimum so far
+    def start(self, state: Any) -> Progress:
+        """Nothing done yet, or nothing since `state`."""
+        return start(self.algorithm, self.problem, state, self.watch)
 
 
-def start(algorithm: Algorithm, problem: Problem, state: Any = None) -> Progress:
-    """Nothing done yet, or nothing since `state`."""
-    zero = jnp.zeros((), jnp.int32)
-    return Progress(
-        state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
-        time=jnp.zeros((), problem.data.x.dtype), steps=zero, active=zero,
-        answered=jnp.zeros((problem.data.num_nodes,), jnp.int32),
-        joint_dual=jnp.full((), -jnp.inf, problem.data.x.dtype),
-    )  # fmt: skip
-
-
-def advance(
-    key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress
-) -> Progress:
+def advance(key: Array, run: Setting, progress: Progress) -> Progress:
     """One round. Its randomness depends on the run's key and the round's number only."""
-    key = jax.random.fold_in(key, progress.state.round)
-    work = systems.work(jax.random.fold_in(key, 0), problem.data, algorithm.full_work(problem))
-    state, info = algorithm.step(jax.random.fold_in(key, 1), progress.state, problem, work)
-    worked = info.steps > 0
-    return progress.replace(
-        state=state,
-        time=progress.time + cost.round_seconds(problem.data, Work(info.steps, work.active)),
-        steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
-        active=jnp.sum(worked, dtype=jnp.int32),
-        answered=progress.answered + worked.astype(jnp.int32),
-    )
+    algorithm, problem, before = run.algorithm, run.problem, progress.state
+    request = algorithm.request(problem, before.round)
+    work = run.systems.work(jax.random.fold_in(key, 0), problem.data, request)
+    key = jax.random.fold_in(jax.random.fold_in(key, 1), before.round)
+    state, info = algorithm.step(jax.random.fold_in(key, 0), before, problem, work)
+    theta = None
+    if run.watch is not None and run.watch.theta is not None:
+        tol = jnp.asarray(run.watch.theta)
+        theta = algorithm.measure_theta(jax.random.fold_in(key, 1), before, state, problem, tol)
+    return count(progress.replace(state=state), problem, run.cost, request, work, info, theta)
 
 
-def block(
-    key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress, count: Any
-) -> tuple[Progress, History]:
-    """`count` rounds and a record of where they led."""
-    one_round = partial(advance, key, algorithm, problem, systems, cost)
-    progress = lax.fori_loop(0, count, lambda _, p: one_round(p), progress)
-    c = with_best_dual(problem, algorithm.certify(progress.state, problem), progress.joint_dual)
-    record = History(
-        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
-        c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,
-        progress.time, progress.steps, progress.active,
-    )  # fmt: skip
-    return progress.replace(steps=jnp.zeros_like(progress.steps), joint_dual=c.joint_dual), record
+def block(key: Array, run: Setting, progress: Progress, rounds: Any) -> tuple[Progress, History]:
+    """So many rounds and a record of where they led."""
+    progress = lax.fori_loop(0, rounds, lambda _, p: advance(key, run, p), progress)
+    c = run.algorithm.certify(progress.state, run.problem)
+    return record(progress, run.problem, with_best_dual(run.problem, c, progress.joint_dual))
 
 
 def run(
@@ -100,6 +67,7 @@ def run(
     systems: System | None = None,
     cost: Cost | None = None,
     record_every: int = 1,
+    watch: Watch | None = None,
     state: Any = None,
 ) -> tuple[Any, History]:
     """A fixed number of rounds as one `lax.scan`: pure, and it composes with every transformation.
@@ -112,6 +80,7 @@ def run(
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of `history.simulated_time`.
       record_every: rounds between records. A record costs about half a local epoch.
+      watch: what to record of every node, `Watch`; default nothing.
       state: continue from here instead of ``algorithm.init(problem)``: with the same key the
         rounds that follow are those of one long run. On another problem of the same
         shape, e.g. the next lambda of a path, it is a warm start.
@@ -133,13 +102,14 @@ def run(
     True
     """
     _check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
-    arguments = settle(algorithm, problem, systems, cost)
-    return _run(key, *arguments, state, num_rounds=int(num_rounds), record_every=int(record_every))
+    setting = settle(algorithm, problem, systems, cost, watch, record_every)
+    return _run(key, setting, state, num_rounds=int(num_rounds), record_every=int(record_every))
 
 
 def settle(
-    algorithm: Algorithm, problem: Problem, systems: System | None, cost: Cost | None
-) -> tuple[Algorithm, Problem, System, Cost]:
+    algorithm: Algorithm, problem: Problem, systems: System | None, cost: Cost | None, watch: Watch | None,
+    record_every: int,
+) -> Setting:  # fmt: skip
     """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
 
     def cast(leaf: Any) -> Any:
@@ -147,22 +117,20 @@ def settle(
         return leaf.astype(problem.data.x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
-    rest = algorithm, systems or Full(), cost or Cost()
-    algorithm, systems, cost = jax.tree.map(cast, rest)
-    return algorithm, problem, systems, cost
+    if watch is not None:
+        _check.instance("solve or run", "watch", watch, Watch, "Watch()")
+        if watch.theta is not None and record_every != 1:
+            raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
+    algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems or Full(), cost or Cost(), watch))
+    return Setting(algorithm, problem, systems, cost, watch)
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "record_every"))
-def _run(
-    key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, state: Any,
-    *, num_rounds: int, record_every: int,
-) -> tuple[Any, History]:  # fmt: skip
-    problem = algorithm.prepare(problem)
-    progress = start(algorithm, problem, state)
-    one_block = partial(block, key, algorithm, problem, systems, cost)
+def _run(key: Array, run: Setting, state: Any, *, num_rounds: int, record_every: int) -> tuple[Any, History]:
+    run = run.prepared()
     whole, rest = divmod(num_rounds, record_every)
-    progress, history = lax.scan(lambda p, _: one_block(p, record_every), progress, length=whole)
+    progress, history = lax.scan(lambda p, _: block(key, run, p, record_every), run.start(state), length=whole)
     if rest:
-        progress, last = one_block(progress, rest)
+        progress, last = block(key, run, progress, rest)
         history = jax.tree.map(lambda h, r: jnp.concatenate([h, r[None]]), history, last)
     return progress.state, history

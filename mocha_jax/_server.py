@@ -57,6 +57,23 @@ def _alike(a: Any, b: Any) -> bool:
     return _same_kind(a, b) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
 
 
+def keep_omega(problem: Problem, omega: Any) -> Any:
+    """A record of Omega for this problem: a given one as far as it fits, otherwise the initial one."""
+    data, regularizer = problem.data, problem.regularizer
+    initial = regularizer.initial_omega(data.num_tasks, data.num_features)
+    # Of another kind of regularizer, nothing of Omega can be kept.
+    return regularizer.restart_omega(_cast(omega, data.x.dtype)) if _alike(omega, initial) else initial
+
+
+def gain_of_updating(problem: Problem, w: Array, omega: Any) -> Array:
+    """By how much the best Omega for these weights lowers the objective; infinite where the joint gap says more."""
+    regularizer = problem.regularizer
+    if not regularizer.learned or regularizer.jointly_convex:
+        return jnp.full((), jnp.inf, w.dtype)
+    better = regularizer.value(w, regularizer.update_omega(omega, w))
+    return jnp.maximum(regularizer.value(w, omega) - better, 0.0)
+
+
 class DualState(Pytree):
     """The server of Algorithm 1 between rounds."""
 
@@ -88,11 +105,7 @@ class DualServer(Pytree):
         return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
 
     def adopt(self, state: DualState, problem: Problem, v: Array) -> DualState:
-        regularizer = problem.regularizer
-        initial = regularizer.initial_omega(*v.shape)
-        # Of another kind of regularizer, nothing of Omega can be kept.
-        kept = regularizer.restart_omega(_cast(state.omega, v.dtype)) if _alike(state.omega, initial) else initial
-        return self._settled(problem, kept, v, state.gap_before)
+        return self._settled(problem, keep_omega(problem, state.omega), v, state.gap_before)
 
     def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
         regularizer = problem.regularizer
@@ -102,13 +115,8 @@ class DualServer(Pytree):
 
     def _settled(self, problem: Problem, omega: Any, v: Array, gap_before: Array) -> DualState:
         """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
-        regularizer = problem.regularizer
         state = self._with(problem, omega, v, gap_before.astype(v.dtype), jnp.full((), jnp.inf, v.dtype))
-        if regularizer.jointly_convex:
-            return state
-        w = state.model
-        better = regularizer.value(w, regularizer.update_omega(omega, w))
-        return state.replace(change=jnp.maximum(regularizer.value(w, omega) - better, 0.0))
+        return state.replace(change=gain_of_updating(problem, state.model, omega))
 
     def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""

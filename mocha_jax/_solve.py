@@ -17,11 +17,12 @@ from jax import Array, lax
 
 from mocha_jax import _check, _checkpoint
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
 from mocha_jax._objective import Certificate, with_best_dual
 from mocha_jax._problem import Problem
 from mocha_jax._progress import Bar
-from mocha_jax._run import History, Progress, block, settle, start
+from mocha_jax._run import Setting, block, settle
 from mocha_jax.costs import Cost
 from mocha_jax.coupling import correlation
 from mocha_jax.systems import System
@@ -56,6 +57,7 @@ class Solution:
     message: str
     rounds: int
     silent_nodes: tuple[int, ...]  # nodes with data that never did any work
+    utilisation: np.ndarray  # [m] share of the simulated time in which each node was busy
 
     @property
     def omega(self) -> Array:
@@ -133,6 +135,7 @@ def solve(
     cost: Cost | None = None,
     record_every: int = 1,
     chunk: int = 25,
+    watch: Watch | None = None,
     progress: bool = False,
     callback: Callable[[int, History], Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -158,6 +161,7 @@ def solve(
       cost: prices of ``history.simulated_time``.
       record_every: rounds between records of the history.
       chunk: rounds per compiled call, rounded up to a whole number of records.
+      watch: what to record of every node, `Watch`; default nothing.
       progress: show a progress bar (tqdm where installed).
       callback: called as ``callback(round, history)`` after each chunk with all records so
         far; a true return value stops the solve.
@@ -189,45 +193,45 @@ def solve(
         tol = float(tol)
     chunk = -(-chunk // record_every) * record_every  # a chunk ends on a record
     key = jax.random.key(0) if key is None else key
-    settled = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost)
+    run = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost, watch, record_every)
 
-    where, save = _begin(*settled, state), _checkpoint.Saver(checkpoint, key, settled, record_every, state)
+    where, room = _begin(key, run, state, records=chunk // record_every)
+    save = _checkpoint.Saver(checkpoint, key, run, record_every, state)
     first = int(where.state.round)
     last = first + int(max_rounds)
-    where, history = save.load(where)
-    settled = _prepare(*settled)
+    where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
+    run = _prepare(run)
     stopped = False
     with Bar(progress, total=last, done=int(where.state.round)) as bar:
         while (outcome := _outcome(history, where, tol, last, stopped)) is None:
             limit = min(int(where.state.round) // record_every * record_every + chunk, last)
             within = jnp.asarray(-1.0 if tol is None else tol, problem.data.x.dtype)
-            where, records, count = _chunk(key, *settled, where, limit, within, size=chunk, record_every=record_every)
+            where, records, count = _chunk(key, run, where, room, limit, within, record_every=record_every)
             history = _extend(history, records, int(count))
             save(where, history)
             bar.show(int(where.state.round), float(history.residual[-1]))
             stopped = callback is not None and bool(callback(int(where.state.round), history))
-    return _solution(problem, settled, where, history, outcome, tol, int(where.state.round) - first)
+    return _solution(problem, run, where, history, outcome, tol, int(where.state.round) - first)
+
+
+@partial(jax.jit, static_argnames="records")
+def _begin(key: Array, run: Setting, state: Any, *, records: int) -> tuple[Progress, History]:
+    """Nothing done yet, and room for the records of a chunk."""
+    progress = run.start(state)
+    shapes = jax.eval_shape(lambda p: block(key, run, p, 1)[1], progress)
+    return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
 
 
 @jax.jit
-def _begin(algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, state: Any) -> Progress:
-    return start(algorithm, problem, state)
+def _prepare(run: Setting) -> Setting:
+    return run.prepared()
 
 
-@jax.jit
-def _prepare(algorithm: Algorithm, problem: Problem, systems: System, cost: Cost) -> tuple[Any, ...]:
-    return algorithm, algorithm.prepare(problem), systems, cost
-
-
-@partial(jax.jit, static_argnames=("size", "record_every"))
+@partial(jax.jit, static_argnames="record_every")
 def _chunk(
-    key: Array, algorithm: Algorithm, problem: Problem, systems: System, cost: Cost, progress: Progress,
-    limit: int, tol: Array, *, size: int, record_every: int,
-) -> tuple[Progress, History, Array]:  # fmt: skip
-    """Blocks of rounds until the limit, the tolerance or a non-finite gap; at most `size` rounds."""
-    one_block = partial(block, key, algorithm, problem, systems, cost)
-    blank = jax.eval_shape(lambda p: one_block(p, 1)[1], progress)
-    history = jax.tree.map(lambda r: jnp.zeros((-(-size // record_every),), r.dtype), blank)
+    key: Array, run: Setting, progress: Progress, room: History, limit: int, tol: Array, *, record_every: int
+) -> tuple[Progress, History, Array]:
+    """Blocks of rounds until the limit, the tolerance or a non-finite gap; no more than there is room to record."""
 
     def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
         return carry[3] & (carry[0].state.round < limit)
@@ -235,21 +239,20 @@ def _chunk(
     def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
         progress, history, i, _ = carry
         done = progress.state.round
-        progress, record = one_block(progress, jnp.minimum(record_every - done % record_every, limit - done))
+        progress, record = block(key, run, progress, jnp.minimum(record_every - done % record_every, limit - done))
         history = jax.tree.map(lambda h, r: h.at[i].set(r), history, record)
         return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.residual <= tol)
 
-    carry = progress, history, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    carry = progress, room, jnp.zeros((), jnp.int32), jnp.ones((), bool)
     return lax.while_loop(unfinished, body, carry)[:3]
 
 
-def _extend(history: History | None, records: History, count: int) -> History:
-    new = jax.tree.map(lambda r: np.asarray(r)[:count], records)
-    return new if history is None else jax.tree.map(lambda h, r: np.concatenate([h, r]), history, new)
+def _extend(history: History, records: History, count: int) -> History:
+    return jax.tree.map(lambda h, r: np.concatenate([h, np.asarray(r)[:count]]), history, records)
 
 
-def _outcome(history: History | None, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
-    if history is not None and len(history.gap):
+def _outcome(history: History, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
+    if len(history.gap):
         if not np.isfinite(history.gap[-1]):
             return Status.NON_FINITE
         if tol is not None and history.residual[-1] <= tol:
@@ -260,24 +263,17 @@ def _outcome(history: History | None, where: Progress, tol: float | None, last: 
 
 
 @jax.jit
-def _settle_state(algorithm: Algorithm, problem: Problem, where: Progress) -> tuple[Any, Certificate, Any]:
+def _settle_state(run: Setting, where: Progress) -> tuple[Any, Certificate, Any]:
     """The state with W derived afresh from the duals, its certificate and its Omega."""
-    state = algorithm.adopt(where.state, problem)
-    certificate = with_best_dual(problem, algorithm.certify(state, problem), where.joint_dual)
-    return state, certificate, algorithm.omega(state, problem)
+    state = run.algorithm.adopt(where.state, run.problem)
+    certificate = with_best_dual(run.problem, run.algorithm.certify(state, run.problem), where.joint_dual)
+    return state, certificate, run.algorithm.omega(state, run.problem)
 
 
 def _solution(
-    problem: Problem, settled: tuple[Any, ...], where: Progress, history: History | None, status: Status,
-    tol: float | None, rounds: int,
-) -> Solution:  # fmt: skip
-    algorithm = settled[0]
-    state, certificate, relation = _settle_state(algorithm, settled[1], where)
-    if history is None:
-        real: Any = np.zeros(0, np.asarray(certificate.gap).dtype)
-        whole: Any = np.zeros(0, np.int32)
-        kinds = {"round": whole, "steps": whole, "active": whole}
-        history = History(**{field.name: kinds.get(field.name, real) for field in dataclasses.fields(History)})
+    problem: Problem, run: Setting, where: Progress, history: History, status: Status, tol: float | None, rounds: int
+) -> Solution:
+    state, certificate, relation = _settle_state(run, where)
     regularizer = problem.regularizer
     name = "relative gap" if not regularizer.learned else "relative joint gap"
     name = name if regularizer.jointly_convex else "residual"
@@ -296,6 +292,7 @@ def _solution(
         message += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
         warnings.warn(f"solve: {message}", stacklevel=3)
     return Solution(
-        problem=problem, weights=algorithm.weights(state), state=state, relation=relation, certificate=certificate,
+        problem=problem, weights=run.algorithm.weights(state), state=state, relation=relation, certificate=certificate,
         history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
+        utilisation=np.asarray(where.busy) / max(float(where.time), np.finfo(np.float32).tiny),
     )  # fmt: skip

@@ -1,4 +1,10 @@
-"""What a round costs in simulated time, equation (30)."""
+r"""What a round costs in simulated time, equation (30), and the networks of the paper.
+
+.. math:: \mathrm{Time}(h, t) = \frac{\mathrm{FLOPs}(h, t)}{\mathrm{Clock\ Rate}(t)} + \mathrm{Comm}(h, t)
+
+The operations are counted by the algorithms from the arithmetic that they do, so they grow with the number
+of features. A round lasts as long as its slowest active node.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +12,102 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax import _check
-from mocha_jax._data import TaskData
 from mocha_jax._pytree import Hyperparameter, Pytree
-from mocha_jax.systems import Work
 
 
 class Cost(Pytree):
     r"""Seconds per node and round: FLOPs / clock rate + latency + bytes / bandwidth.
 
-    A node that answers receives its weights and sends its dual vector, d numbers each way.
-    A coordinate step costs 6d FLOPs: a product with ``w + q u`` formed on the way
-    (4d) and one scaled addition (2d).
+    Every price is a number, or one per node ``[m]``. A node that does not take part in a round costs nothing.
 
     Args:
-      flops_per_second: of a node; a number, or one per node ``[m]``. The default is a phone of
-        1 GFLOP/s.
+      flops_per_second: of a node. The default is a phone with a clock of 1 GHz and one operation a cycle.
       latency: seconds per round trip.
-      bytes_per_second: of the link, the same both ways. The default is 10 Mbit/s.
+      download: bytes per second from the central node. The default is 10 Mbit/s.
+      upload: bytes per second to the central node.
+      bytes_per_number: float width on the wire, whatever the simulation computes in.
+      cycle: a round lasts at least so many seconds: the clock cycle of a central node that does not look
+        whether all answers are in. A number.
+
+    >>> cost = Cost(flops_per_second=600.0, latency=1.0, download=200.0, upload=100.0)
+    >>> float(cost.seconds(flops=1200.0, down=100.0, up=50.0))  # 2 + 1 + 400/200 + 200/100
+    7.0
     """
 
     flops_per_second: Hyperparameter = 1e9
     latency: Hyperparameter = 0.05
-    bytes_per_second: Hyperparameter = 1.25e6
+    download: Hyperparameter = 1.25e6
+    upload: Hyperparameter = 1.25e6
+    bytes_per_number: Hyperparameter = 4.0
+    cycle: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
-        _check.positive("Cost", flops_per_second=self.flops_per_second, bytes_per_second=self.bytes_per_second)
-        _check.nonnegative("Cost", latency=self.latency)
+        _check.positive(
+            "Cost",
+            flops_per_second=self.flops_per_second, download=self.download, upload=self.upload,
+            bytes_per_number=self.bytes_per_number,
+        )  # fmt: skip
+        _check.nonnegative("Cost", latency=self.latency, cycle=self.cycle)
 
-    def node_seconds(self, data: TaskData, work: Work) -> Array:
-        """Seconds each node takes, ``[m]``; 0 for a node that does not take part.
+    def message_seconds(self, down: Array | float, up: Array | float) -> Array:
+        """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``."""
+        width = jnp.asarray(self.bytes_per_number)
+        return jnp.asarray(self.latency) + width * down / self.download + width * up / self.upload
 
-        >>> import numpy as np, jax.numpy as jnp, mocha_jax as mj
-        >>> data = mj.pack_tasks([np.ones((5, 100), "f")], [np.ones(5)])
-        >>> cost = Cost(flops_per_second=600.0, latency=1.0, bytes_per_second=400.0)
-        >>> cost.node_seconds(data, mj.systems.Work(jnp.array([2]), jnp.array([True]))).tolist()
-        [5.0]
-        """
-        dtype, d = data.x.dtype, data.num_features
-        compute = work.steps.astype(dtype) * (6.0 * d / jnp.asarray(self.flops_per_second, dtype))
-        message = 2.0 * d * dtype.itemsize / jnp.asarray(self.bytes_per_second, dtype)
-        return jnp.where(work.active & (data.sizes > 0), compute + jnp.asarray(self.latency, dtype) + message, 0.0)
+    def seconds(self, flops: Array | float, down: Array | float, up: Array | float) -> Array:
+        """Time(h, t) of a node that takes part: a scalar or ``[m]``."""
+        return flops / jnp.asarray(self.flops_per_second) + self.message_seconds(down, up)
 
-    def round_seconds(self, data: TaskData, work: Work) -> Array:
-        """A round lasts as long as its slowest active node."""
-        return jnp.max(self.node_seconds(data, work))
+    def round_seconds(self, node_seconds: Array) -> Array:
+        """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
+        _check.scalar("Cost", cycle=self.cycle)
+        return jnp.maximum(jnp.max(node_seconds), jnp.asarray(self.cycle))
+
+
+# A phone of 2010 has a clock of up to 1 GHz: Carroll & Heiser, "An analysis of power consumption in a smartphone".
+PHONE = 1e9
+_MEGABIT = 1e6 / 8
+
+
+def wifi(flops_per_second: Hyperparameter = PHONE) -> Cost:
+    """WiFi: 20 Mbit/s down, 10 up, 20 ms.
+
+    Round numbers: Sommers & Barford, "Cell vs. WiFi" (IMC 2012), find WiFi ahead of cellular networks in
+    throughput both ways and in latency, over 3 million tests.
+    """
+    return Cost(flops_per_second, latency=0.02, download=20 * _MEGABIT, upload=10 * _MEGABIT)
+
+
+def lte(flops_per_second: Hyperparameter = PHONE) -> Cost:
+    """LTE: 13 Mbit/s down, 6 up, 70 ms.
+
+    The medians of Huang et al., "A close examination of performance and power characteristics of 4G LTE
+    networks" (MobiSys 2012).
+    """
+    return Cost(flops_per_second, latency=0.07, download=13 * _MEGABIT, upload=6 * _MEGABIT)
+
+
+def cellular_3g(flops_per_second: Hyperparameter = PHONE) -> Cost:
+    """3G: 1 Mbit/s down, 0.3 up, 200 ms.
+
+    Round numbers of the order in Huang et al., "Anatomizing application performance differences on
+    smartphones" (MobiSys 2010).
+    """
+    return Cost(flops_per_second, latency=0.2, download=1 * _MEGABIT, upload=0.3 * _MEGABIT)
+
+
+def relative(ratio: Hyperparameter) -> Cost:
+    """Communication so many times as expensive as computation: 10, 100 and 1000 for WiFi, LTE and 3G.
+
+    The unit of time is one floating-point operation, and exchanging a vector (once down, once up) costs `ratio`
+    operations per number. That is how the code of the paper's authors charges a round, per feature: 8 operations a
+    coordinate step, plus 10, 100 or 1000. It adds up the operations of nodes that work at the same time; here they
+    do not wait for each other.
+
+    >>> d, steps = 561.0, 20.0
+    >>> float(relative(100.0).seconds(6 * d * steps, down=d, up=d) / d)
+    220.0
+    """
+    _check.positive("relative", ratio=ratio)
+    rate = 2.0 / jnp.asarray(ratio)
+    return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)

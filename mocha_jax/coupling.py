@@ -17,6 +17,7 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
 from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax.spectral import thin_svd
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
 
@@ -46,6 +47,14 @@ class Coupling(Pytree):
     @abstractmethod
     def prox(self, y: Array, rho: Array) -> Array:
         r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2 = \rho\bar M(I + \rho\bar M)^{-1} Y`."""
+
+    @abstractmethod
+    def gradient(self, w: Array) -> Array:
+        r"""A subgradient of R at W: :math:`AW` with :math:`A = \bar M^{-1}`, on the range of :math:`\bar M`."""
+
+    def restrict(self, w: Array) -> Array:
+        r"""W moved to the nearest weights of finite R: the range of :math:`\bar M`."""
+        return w
 
     def conjugate(self, v: Array) -> Array:
         r""":math:`R^*(V) = \tfrac12 \langle V, \bar M V \rangle`, a scalar."""
@@ -101,6 +110,9 @@ class Diagonal(Coupling):
     def diagonal(self) -> Array:
         return self.scale
 
+    def gradient(self, w: Array) -> Array:
+        return w / self.scale[:, None]
+
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.scale
         return (pull / (1.0 + pull))[:, None] * y
@@ -129,6 +141,9 @@ class Exchangeable(Coupling):
     def diagonal(self) -> Array:
         return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
 
+    def gradient(self, w: Array) -> Array:
+        return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
+
     def prox(self, y: Array, rho: Array) -> Array:
         within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
         return within * y + (common - within) * jnp.mean(y, axis=0, keepdims=True)
@@ -151,6 +166,9 @@ class Dense(Coupling):
 
     def diagonal(self) -> Array:
         return jnp.diagonal(self.matrix)
+
+    def gradient(self, w: Array) -> Array:
+        return jnp.linalg.solve(self.matrix, w)
 
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix
@@ -176,6 +194,23 @@ class LowRank(Coupling):
 
     def diagonal(self) -> Array:
         return self.base + jnp.sum(self.factor**2, axis=1)
+
+    def gradient(self, w: Array) -> Array:
+        u, curvature = self._spectrum()
+        along = matmul(u.T, w)
+        aside = jnp.where(self.base > 0, w - matmul(u, along), 0.0)
+        return matmul(u, safe_ratio(along, curvature[:, None])) + safe_ratio(aside, self.base)
+
+    def restrict(self, w: Array) -> Array:
+        u, curvature = self._spectrum()
+        inside = matmul(u, jnp.where(curvature > 0, 1.0, 0.0)[:, None] * matmul(u.T, w))
+        return jnp.where(self.base > 0, w, inside)
+
+    def _spectrum(self) -> tuple[Array, Array]:
+        r"""Left singular vectors of F ``[m, r]``, and eigenvalues of :math:`\bar M` there, 0 up to rounding."""
+        u, f, _ = thin_svd(self.factor)
+        curvature = self.base + f**2
+        return u, jnp.where(curvature > jnp.finfo(f.dtype).eps * jnp.max(curvature), curvature, 0.0)
 
     def prox(self, y: Array, rho: Array) -> Array:
         # Woodbury: y - inv(c I + rho F F') y with c = 1 + rho b.

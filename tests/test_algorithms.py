@@ -12,12 +12,18 @@ from jax import lax
 import mocha_jax as mj
 from tests import zoo
 
-ALGORITHMS = {
+MOCHAS: dict[str, Any] = {
     "mocha": mj.Mocha(),
     "mocha_partial": mj.Mocha(local_epochs=0.6, sigma_prime="lemma9"),
     "mocha_gamma": mj.Mocha(local_epochs=2.0, sigma_prime="spectral", gamma=0.7),
 }
+ALGORITHMS = MOCHAS | {
+    "cocoa": mj.Cocoa(0.2),
+    "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
+    "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),
+}
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+each_mocha = pytest.mark.parametrize("name", MOCHAS)
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.3, 1.0)
 
 
@@ -26,7 +32,7 @@ def make_problem(lam=0.1, **kwargs):
 
 
 def one_step(algorithm, problem, state, key):
-    work = SYSTEMS.work(key, problem.data, algorithm.full_work(problem))
+    work = SYSTEMS.work(key, problem.data, algorithm.request(problem, state.round))
     return algorithm.step(key, state, problem, work)
 
 
@@ -68,7 +74,7 @@ def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
     def final(lam, key):
         there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.5 * lam))
         state, history = mj.run(key, ALGORITHMS[name], there, num_rounds=70, systems=SYSTEMS)
-        return state.w, history.gap
+        return ALGORITHMS[name].weights(state), history.gap
 
     keys = jax.random.split(key, 3)
     together = jax.vmap(final)(lams, keys)
@@ -81,7 +87,7 @@ def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
     assert (grid >= 0).all()
 
 
-@each_algorithm
+@each_mocha
 def test_one_trace_for_all_hyperparameters(name, key):
     algorithm = ALGORITHMS[name]
     traces = 0
@@ -120,7 +126,8 @@ def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
     assert (history.gap >= 0).all()
     assert (history.primal >= best.primal * (1 - 1e-9)).all()
     assert (history.dual <= best.primal * (1 + 1e-9)).all()
-    assert history.relative_gap[-1] < 0.1 * history.relative_gap[0]
+    assert history.relative_gap[-1] < 0.2 * history.relative_gap[0]
+    assert history.primal[-1] <= best.primal * (1 + (0.1 if name == "sgd" else 0.02))
 
 
 def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
@@ -139,7 +146,7 @@ def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
             assert certificate.primal >= certificate.dual
 
 
-@each_algorithm
+@each_mocha
 def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
     # Six copies of one node overshoot six times over unless sigma' counts nodes, not tasks.
     xs, ys = zoo.ragged(m=1, regression=True)

@@ -252,7 +252,7 @@ def test_a_planted_sparse_graph_is_found(key):
 def test_a_path_of_lambdas_is_quicker_from_the_previous_solution():
     state, cold_rounds, warm_rounds = None, 0, 0
     options: dict[str, Any] = dict(tol=1e-4, max_rounds=5000)
-    for lam in np.geomspace(0.3, 0.02, 5):
+    for lam in np.geomspace(0.3, 0.02, 12):
         problem = make(R.Probabilistic(lam, 5.0))
         cold = mj.solve(problem, **options)
         warm = mj.solve(problem, state=state, **options)

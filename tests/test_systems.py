@@ -1,4 +1,4 @@
-"""Simulated systems match their definitions; costs follow equation (30)."""
+"""Simulated systems match their definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,27 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.systems import Dropout, Full, NeverAnswers, PartialEpochs, UniformBudget, Work
+from mocha_jax.systems import (
+    DayNight,
+    Deadline,
+    Dropout,
+    Full,
+    NeverAnswers,
+    Outages,
+    PartialEpochs,
+    Sampled,
+    Trace,
+    UniformBudget,
+    Work,
+)
 from tests import zoo
 
 ROUNDS = 2000
 
 
-def draws(system, data, full, key):
-    return jax.vmap(lambda r: system.work(jax.random.fold_in(key, r), data, full))(jnp.arange(ROUNDS))
+def draws(system, data, request, key, rounds=ROUNDS):
+    """The work of many rounds, with a leading axis."""
+    return jax.vmap(lambda r: system.work(key, data, request.replace(round=r)))(jnp.arange(rounds, dtype=jnp.int32))
 
 
 @pytest.fixture
@@ -21,19 +34,23 @@ def data():
     return zoo.data(low=10, high=60)
 
 
+def asked(data, epochs=2.0):
+    return mj.Mocha(epochs).request(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)))
+
+
 @pytest.fixture
 def full(data):
-    return mj.Mocha(local_epochs=2.0).full_work(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)))
+    return asked(data)
 
 
 def half(full):
-    return 0.5 * np.asarray(full)
+    return 0.5 * np.asarray(full.steps)
 
 
 def test_full(data, full, key):
-    assert full.tolist() == (2 * data.sizes).tolist()
+    assert full.steps.tolist() == (2 * data.sizes).tolist()
     work = Full().work(key, data, full)
-    assert work.steps.tolist() == full.tolist()
+    assert work.steps.tolist() == full.steps.tolist()
     assert work.active.all()
 
 
@@ -63,9 +80,90 @@ def test_uniform_budget_is_relative_to_the_smallest_node(data, full, key):
     assert steps.max() == smallest
     np.testing.assert_allclose(steps.mean(0), 0.55 * smallest, rtol=0.05)
     padded = data.pad(nodes=7)
-    more = UniformBudget(0.1, 1.0).work(key, padded, jnp.pad(full, (0, 2)))
+    more = UniformBudget(0.1, 1.0).work(key, padded, asked(padded))
     np.testing.assert_array_equal(more.steps[:5], UniformBudget(0.1, 1.0).work(key, data, full).steps)
     assert (more.steps[5:] == 0).all()
+
+
+def test_uniform_budget_of_a_nodes_own_samples(data, full, key):
+    steps = np.asarray(draws(UniformBudget(0.2, 0.6, of="own"), data, full, key).steps)
+    sizes = np.asarray(data.sizes)
+    assert (steps >= np.floor(0.2 * sizes)).all()
+    assert (steps <= np.ceil(0.6 * sizes)).all()
+    np.testing.assert_allclose(steps.mean(0), 0.4 * sizes, rtol=0.05)
+
+
+def test_drop_rate_per_round_and_task(data, full, key):
+    p = np.zeros((3, 5))
+    p[1], p[2, 2] = 1.0, 1.0
+    active = np.asarray(draws(Dropout(p), data, full, key, rounds=6).active)
+    np.testing.assert_array_equal(active, ~(p[[0, 1, 2, 2, 2, 2]] == 1))
+
+
+def test_outages_hit_groups_and_last(data, full, key):
+    groups, length, p = np.array([0, 0, 1, 1, 2]), 8, 0.3
+    lost = ~np.asarray(draws(Outages(p, groups, length), data, full, key, rounds=20_000).active)
+    np.testing.assert_array_equal(lost[:, 0], lost[:, 1])
+    np.testing.assert_array_equal(lost[:, 2], lost[:, 3])
+    np.testing.assert_allclose(lost.mean(0), p, atol=0.03)
+    assert abs(np.corrcoef(lost[:, 0], lost[:, 2])[0, 1]) < 0.1
+    for lag in (1, 3, 7, 8, 20):  # two rounds share a window with probability 1 - lag / length
+        covariance = np.corrcoef(lost[:-lag, 0], lost[lag:, 0])[0, 1]
+        np.testing.assert_allclose(covariance, max(1 - lag / length, 0), atol=0.06)
+    alone = ~np.asarray(draws(Outages(p), data, full, key).active)
+    np.testing.assert_allclose(alone.mean(0), p, atol=4 * 0.5 / ROUNDS**0.5)
+    assert abs(np.corrcoef(alone.T) - np.eye(5)).max() < 0.1
+
+
+def test_sampled_asks_a_fixed_number(data, full, key):
+    padded = data.pad(nodes=7)
+    active = np.asarray(draws(Sampled(0.4), padded, asked(padded), key).active)
+    assert (active.sum(1) == 2).all()
+    assert not active[:, 5:].any()
+    np.testing.assert_allclose(active[:, :5].mean(0), 0.4, atol=0.04)
+    assert draws(Sampled(1e-6), data, full, key).active.sum(1).tolist() == [1] * ROUNDS
+
+
+def test_trace_is_played_back_in_a_circle(data, full, key):
+    table = np.random.default_rng(0).random((7, 5)) < 0.5
+    active = np.asarray(draws(Trace(table), data, full, key, rounds=20).active)
+    np.testing.assert_array_equal(active, table[np.arange(20) % 7])
+
+
+def test_day_and_night(data, full, key):
+    active = np.asarray(draws(DayNight(24, 0.25, np.array([0, 0.25, 0.5, 0.75, 0.0])), data, full, key, 48).active)
+    np.testing.assert_array_equal(active[:, 0], np.arange(48) % 24 < 6)
+    np.testing.assert_array_equal(active[:, 1], (np.arange(48) + 6) % 24 < 6)
+    spread = np.asarray(draws(DayNight(10.0, 0.5), data, full, key, 1000).active)
+    np.testing.assert_allclose(spread.mean(0), 0.5)
+
+
+def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
+    d, cost = data.num_features, mj.costs.Cost(np.array([1e3, 1e4, 1e2, 1e3, 1e9]), np.array([0, 0, 0, 9.0, 0]), 64, 32)
+    work = Deadline(2.0, cost).work(key, data, full)
+    left = 2.0 - np.array([0, 0, 0, 9.0, 0]) - 4 * d / 64 - 4 * d / 32
+    want = np.floor(left * np.array([1e3, 1e4, 1e2, 1e3, 1e9]) / (6 * d))
+    np.testing.assert_array_equal(work.steps, np.clip(want, 0, full.steps))
+    assert work.active.tolist() == [True, True, True, False, True]
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    _, history = mj.run(key, mj.Mocha(2.0), problem, num_rounds=3, systems=Deadline(2.0, cost), cost=cost)
+    assert (np.diff(history.simulated_time, prepend=0) <= 2.0).all()  # a deadline is one
+    assert history.active.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        Dropout(0.3) & PartialEpochs(0.1, 1.0), Outages(0.3, length=3), Sampled(0.5), DayNight(4),
+        UniformBudget(0.1, 1.0),
+    ],
+)  # fmt: skip
+def test_a_cut_run_draws_what_a_whole_one_does(system, data, key):
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    whole, _ = mj.run(key, mj.Mocha(), problem, num_rounds=9, systems=system)
+    part, _ = mj.run(key, mj.Mocha(), problem, num_rounds=4, systems=system)
+    rest, _ = mj.run(key, mj.Mocha(), problem, num_rounds=5, systems=system, state=part)
+    np.testing.assert_allclose(rest.beta, whole.beta, rtol=1e-9, atol=1e-12)
 
 
 def test_systems_combine(data, full, key):
@@ -100,15 +198,6 @@ def test_a_node_that_never_answers_is_named(data):
     assert np.delete(gaps, 3).max() < 1e-3 * gaps[3]
 
 
-def test_cost_follows_equation_30(data):
-    cost = mj.costs.Cost(flops_per_second=np.arange(1.0, 6.0), latency=0.5, bytes_per_second=64.0)
-    work = Work(jnp.array([10, 20, 0, 5, 7], jnp.int32), jnp.array([True, True, True, True, False]))
-    want = np.array([10, 20, 0, 5, 7]) * 6 * 4 / np.arange(1.0, 6.0) + 0.5 + 2 * 4 * 8 / 64
-    want[4] = 0.0
-    np.testing.assert_allclose(cost.node_seconds(data, work), want)
-    np.testing.assert_allclose(cost.round_seconds(data, work), want.max())
-
-
 def test_history_counts_time_and_steps(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     _, each = mj.run(key, mj.Mocha(), problem, num_rounds=7, systems=Dropout(0.4))
@@ -121,17 +210,31 @@ def test_history_counts_time_and_steps(data, key):
     assert (np.diff(each.simulated_time) >= 0).all()
 
 
+KEY = jax.random.key(0)
 BAD = {
     "p": (lambda data, full: Dropout(1.5), r"p must be in \[0, 1\]"),
     "p per task": (lambda data, full: Dropout(np.array([0.1, -0.2])), r"p must be in \[0, 1\]"),
-    "p shape": (lambda data, full: Dropout(np.ones(3)).work(jax.random.key(0), data, full), r"one per task \[5\]"),
+    "p shape": (lambda data, full: Dropout(np.ones(3)).work(KEY, data, full), r"one per task \[5\]"),
     "range": (lambda data, full: PartialEpochs(0.9, 0.1), "low must not exceed high"),
     "above one": (lambda data, full: UniformBudget(0.1, 2.0), r"high must be in \[0, 1\]"),
+    "budget of what": (lambda data, full: UniformBudget(0.1, 1.0, of="largest"), "of must be one of 'smallest', 'own'"),
     "negative node": (lambda data, full: NeverAnswers((-1,)), "counted from 0"),
-    "no such node": (lambda data, full: NeverAnswers((9,)).work(jax.random.key(0), data, full), "node 9 does not exist"),
+    "no such node": (lambda data, full: NeverAnswers((9,)).work(KEY, data, full), "node 9 does not exist"),
+    "groups": (lambda data, full: Outages(0.1, np.array([0, 1])).work(KEY, data, full), r"one per node \[5\]"),
+    "group numbers": (lambda data, full: Outages(0.1, np.array([0, -1])), "groups must be integers >= 0"),
+    "length": (lambda data, full: Outages(0.1, length=0), "length must be an integer >= 1"),
+    "fraction": (lambda data, full: Sampled(0.0), r"fraction must be in \(0, 1\]"),
+    "table": (lambda data, full: Trace(np.ones(5)), r"table must be \[rounds, nodes\]"),
+    "table nodes": (lambda data, full: Trace(np.ones((2, 3))).work(KEY, data, full), "table has 3 nodes, the data 5"),
+    "phase": (lambda data, full: DayNight(24, 0.5, np.ones(2)).work(KEY, data, full), r"one per node \[5\]"),
+    "period": (lambda data, full: DayNight(0), "period must be finite and > 0"),
+    "deadline": (lambda data, full: Deadline(-1.0, mj.costs.wifi()), "seconds must be finite and > 0"),
+    "deadline cost": (
+        lambda data, full: Deadline(1.0, mj.costs.Cost),  # type: ignore[arg-type]
+        "cost must be a Cost",
+    ),
     "steps": (lambda data, full: Work(jnp.array([3, -1]), jnp.ones(2, bool)), "node 1 is given -1 steps"),
-    "cost": (lambda data, full: mj.costs.Cost(flops_per_second=0.0), "flops_per_second must be finite and > 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

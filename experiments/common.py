@@ -1,0 +1,186 @@
+"""What the figures share: task sets, networks, tuning by simulated time, CSV and axes."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+
+import mocha_jax as mj
+
+NETWORKS = {
+    "WiFi": mj.costs.wifi(),
+    "LTE": mj.costs.lte(),
+    "3G": mj.costs.cellular_3g(),
+    "relative 10": mj.costs.relative(10.0),
+    "relative 100": mj.costs.relative(100.0),
+    "relative 1000": mj.costs.relative(1000.0),
+}
+
+# Of HAR's activities, the one that the paper tells from the rest.
+_SITTING = 4
+
+
+class TaskSet(NamedTuple):
+    """Tasks of one file, and the loss that suits their labels."""
+
+    name: str
+    data: mj.TaskData
+    loss: mj.losses.Loss
+
+
+def load(path: Path) -> TaskSet:
+    """An ``.npz`` of flat ``X``, ``y`` and ``task`` (or ``subject``); task means and an intercept, as in the paper.
+
+    Labels -1 and +1 are classes; the activities of HAR become sitting against the rest; any other labels are
+    standardised and regressed.
+    """
+    file = np.load(path, allow_pickle=False)
+    x, y = file["X"].astype(np.float32), file["y"].astype(np.float32)
+    task = file["task" if "task" in file.files else "subject"]
+    if "subject" in file.files:
+        y = np.where(y == _SITTING, 1.0, -1.0).astype(np.float32)
+    classes = set(np.unique(y).tolist()) <= {-1.0, 1.0}
+    if not classes:
+        y = (y - y.mean()) / y.std()
+    data = mj.pack_tasks(x, y, task, loss_scaling="task_mean", intercept=True)
+    return TaskSet(path.stem, data, mj.losses.Hinge() if classes else mj.losses.Squared())
+
+
+def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:
+    """A federation of four groups with very unequal sizes."""
+    data = mj.datasets.federation(key, tasks, 60, smallest=20, largest=400).data
+    return TaskSet("synthetic", data, mj.losses.Hinge())
+
+
+def command_line(prog: str, description: str | None) -> argparse.Namespace:
+    """The options that all figures have."""
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help=".npz files; default a synthetic federation")
+    parser.add_argument("--lam", type=float, default=1e-2, help="lambda (default %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="rounds, times this (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("experiments"), help="folder of picture and CSV")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def task_sets(options: argparse.Namespace) -> Iterable[TaskSet]:
+    """The files asked for; absent ones are named and skipped. Without any, the synthetic federation."""
+    if not options.data:
+        yield synthetic(jax.random.key(options.seed))
+    for path in options.data:
+        if path.exists():
+            yield load(path)
+        else:
+            print(f"{path} is not here: skipped")
+
+
+def w_step(tasks: TaskSet, lam: float) -> mj.Problem:
+    """The update of W for an Omega that (14) has learned on these tasks, which is then held."""
+    learned = mj.Problem(tasks.data, tasks.loss, mj.regularizers.Probabilistic(lam, 10.0))
+    omega = mj.solve(learned, tol=1e-3, max_rounds=2000).omega
+    m = tasks.data.num_tasks
+    mixed = 0.99 * np.asarray(omega, np.float64) + 0.01 * np.eye(m) / m  # away from singular
+    precision = np.linalg.inv(mixed)
+    scale = np.trace(precision) / m  # so that lambda means the same on all task sets
+    graph = mj.regularizers.Graph(0.5 * (precision + precision.T) / scale, lam, 0.1 * lam)
+    return mj.Problem(tasks.data, tasks.loss, graph)
+
+
+def optimum(problem: mj.Problem, tol: float) -> float:
+    """The least objective, to within `tol` relative: the best lower bound."""
+    best = mj.solve(problem, mj.Mocha(10.0), tol=tol, max_rounds=20_000, record_every=10, chunk=100)
+    print(f"  optimum {best.primal:.6g}, relative gap {best.relative_gap:.1g} after {best.rounds} rounds of 10 epochs")
+    return 0.5 * (best.primal + best.dual)
+
+
+class Curves(NamedTuple):
+    """What a grid of settings led to; one entry per network and setting."""
+
+    settings: list[str]
+    time: np.ndarray  # [networks, settings, records]
+    excess: np.ndarray  # [settings, records] P / P* - 1
+
+
+def run_grid(
+    key: jax.Array, problem: mj.Problem, best: float, algorithms: mj.Algorithm, settings: Sequence[str],
+    costs: Sequence[mj.costs.Cost], *, rounds: int, record_every: int = 1, systems: Any = None,
+    map_systems: bool = False,
+) -> Curves:  # fmt: skip
+    """Train all settings at once; only the clock differs between networks, so they cost nothing more.
+
+    `algorithms` is a record with a leading axis over settings, from `mj.grid`; with `map_systems`, `systems` too.
+    """
+    networks = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *costs)
+
+    def one(algorithm: mj.Algorithm, systems: Any) -> tuple[jax.Array, jax.Array]:
+        def clocked(cost: mj.costs.Cost) -> mj.History:
+            run = dict(num_rounds=rounds, record_every=record_every, systems=systems, cost=cost)
+            return mj.run(key, algorithm, problem, **run)[1]
+
+        history = jax.vmap(clocked)(networks)
+        return history.simulated_time, history.primal[0]
+
+    began = time.perf_counter()
+    clock, primal = jax.jit(jax.vmap(one, (0, 0 if map_systems else None), (1, 0)))(algorithms, systems)
+    clock, primal = np.asarray(clock, float), np.asarray(primal, float)
+    name = type(algorithms).__name__
+    print(f"  {name}: {len(settings)} settings x {rounds} rounds in {time.perf_counter() - began:.1f} s", flush=True)
+    return Curves(list(settings), clock, np.maximum(primal / best - 1.0, 1e-9))
+
+
+def joined(parts: Sequence[Curves]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Settings of several grids in one list: name, time ``[networks, records]``, excess ``[records]``."""
+    return [(s, c.time[:, i], c.excess[i]) for c in parts for i, s in enumerate(c.settings)]
+
+
+def time_to(target: float, clock: np.ndarray, excess: np.ndarray) -> float:
+    """When the objective was within `target` of the optimum for good; infinite where it never was."""
+    above = np.flatnonzero(~(excess <= target))
+    first = above[-1] + 1 if len(above) else 0
+    return float(clock[first]) if first < len(clock) else np.inf
+
+
+def tuned(
+    settings: list[tuple[str, np.ndarray, np.ndarray]], network: int, target: float
+) -> tuple[str, np.ndarray, np.ndarray]:
+    """The setting that reaches the target first on this network; where none does, the one that gets closest."""
+    return min(settings, key=lambda s: (time_to(target, s[1][network], s[2]), np.nan_to_num(s[2], nan=np.inf).min()))
+
+
+def thin(rows: list[tuple], most: int = 200) -> list[tuple]:
+    """Each curve with not so many points; the last two entries of a row are the point, the others name the curve."""
+    curves: dict[tuple, list[tuple]] = {}
+    for row in rows:
+        curves.setdefault(row[:-2], []).append(row)
+    return [row for c in curves.values() for row in c[:: -(-len(c) // most)]]
+
+
+def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A CSV file."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows([[f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows])
+    print(f"  {path}")
+
+
+def style(axes: Axes, title: str, xlabel: str, ylabel: str | None = None) -> None:
+    """One look for all panels."""
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel(xlabel)
+    if ylabel:
+        axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,124 @@
+"""Figure 1 of the paper, statistical heterogeneity: ``python -m experiments.figure1 [--data har.npz ...]``.
+
+MOCHA, CoCoA, mini-batch SDCA and mini-batch SGD on the update of W, on networks from WiFi to 3G. Every method is
+tuned on its grid, for every network anew: the setting that comes within the target first, in simulated time,
+equation (30). Draws the curves of the tuned settings, saves them as CSV, prints the times and their ratios.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+import mocha_jax as mj
+from experiments import common
+from mocha_jax import plotting
+
+TARGET = 1e-2
+METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
+
+
+def main() -> None:
+    """Parse the command line, train, print, draw."""
+    options = common.command_line("experiments.figure1", __doc__)
+    key = jax.random.key(options.seed)
+    table, curves = [], []
+    for tasks in common.task_sets(options):
+        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
+        problem = common.w_step(tasks, options.lam)
+        best = common.optimum(problem, 1e-5)
+        settings = grids(key, problem, best, options.scale)
+        panels = {}
+        for i, network in enumerate(common.NETWORKS):
+            chosen = {m: common.tuned(settings[m], i, TARGET) for m in METHODS}
+            seconds = [common.time_to(TARGET, chosen[m][1][i], chosen[m][2]) for m in METHODS]
+            table.append((tasks.name, network, *seconds, *(f"{chosen[m][0]}" for m in METHODS)))
+            panels[network] = {m: (s[1][i], s[2]) for m, s in chosen.items()}
+            curves += [
+                (tasks.name, network, m, s[0], float(t), float(e))
+                for m, s in chosen.items() for t, e in zip(s[1][i], s[2], strict=True)
+            ]  # fmt: skip
+        name = "figure1.png" if tasks.name in ("har", "synthetic") else f"figure1_{tasks.name}.png"
+        draw(panels, tasks.name).savefig(options.out / name, dpi=150)
+        print(f"  {options.out / name}")
+    show(table)
+    common.write(
+        options.out / "figure1.csv", ("tasks", "network", "method", "setting", "time", "excess"), common.thin(curves)
+    )
+    header = ("tasks", "network", *(f"{m}: time to {TARGET:g}" for m in METHODS), *(f"{m}: setting" for m in METHODS))
+    common.write(options.out / "figure1_times.csv", header, table)
+
+
+def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dict[str, list]:
+    """Every method on its grid."""
+    costs = list(common.NETWORKS.values())
+    smallest = int(problem.data.sizes.min())
+    largest = int(problem.data.sizes.max())
+
+    def rounds(n: int, every: int = 1) -> dict[str, int]:
+        return {"num": max(int(n * scale) // every * every, every), "every": every}
+
+    def run(algorithms: mj.Algorithm, names: list[str], num: int, every: int, **kwargs) -> common.Curves:
+        return common.run_grid(key, problem, best, algorithms, names, costs, rounds=num, record_every=every, **kwargs)
+
+    # MOCHA: H steps on every node, whatever its data: the clock cycle on nodes that are all alike.
+    mocha = []
+    for epochs, shares in ((1.0, (0.1, 0.3, 1.0)), (4.0, (2.0, 4.0)), (16.0, (8.0, 16.0))):
+        h = np.maximum(np.round(np.array(shares) * smallest), 1.0)
+        alike = mj.costs.Cost(6.0 * problem.data.num_features, latency=0.0, download=1e30, upload=1e30)
+        systems = mj.grid(lambda seconds, alike=alike: mj.systems.Deadline(seconds, alike), seconds=h + 0.5)
+        algorithms = mj.grid(lambda gamma, e=epochs: mj.Mocha(e, gamma=gamma), gamma=np.ones(len(h)))
+        names = [f"H={int(v)}" for v in h]
+        mocha.append(run(algorithms, names, **rounds(600 if epochs == 1.0 else 200), systems=systems, map_systems=True))
+
+    thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
+    cocoa = [run(mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas), [f"theta={t}" for t in thetas],
+                 **rounds(200))]  # fmt: skip
+
+    sdca, sgd = [], []
+    for batch in sorted({max(smallest // 16, 1), max(smallest // 4, 1), smallest, largest}):
+        total = float(np.minimum(batch, np.asarray(problem.data.sizes)).sum())
+        betas = np.unique(np.maximum(total * np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2]), 1.0))
+        sdca.append(run(mj.grid(lambda beta, b=batch: mj.MiniBatchSdca(b, beta), beta=betas),
+                        [f"b={batch} beta={v:.0f}" for v in betas], **rounds(2000, 10)))  # fmt: skip
+        steps, powers = np.geomspace(0.03, 30.0, 7), (0.0, 0.5)
+        sgds = mj.grid(lambda power, step_size, b=batch: mj.MiniBatchSgd(b, step_size, power, horizon=100.0),
+                       power=powers, step_size=steps)  # fmt: skip
+        names = [f"b={batch} step={s:.2g} power={p}" for p in powers for s in steps]
+        sgd.append(run(sgds, names, **rounds(2000, 10)))
+    return {m: common.joined(c) for m, c in zip(METHODS, (mocha, cocoa, sdca, sgd), strict=True)}
+
+
+def show(table: list[tuple]) -> None:
+    """Times to the target in units of MOCHA's."""
+    print(f"\nsimulated time until P <= {1 + TARGET:g} P*, MOCHA, and how many times longer the others need")
+    print(f"{'tasks':<10} {'network':<14} {'MOCHA':>10} {'CoCoA':>8} {'Mb-SDCA':>8} {'Mb-SGD':>8}  tuned settings")
+    for name, network, first, *rest in table:
+        seconds, settings = rest[:3], rest[3:]
+        ratios = [f"{t / first:>8.2f}" if np.isfinite(t) else f"{'never':>8}" for t in seconds]
+        print(f"{name:<10} {network:<14} {first:>10.4g} {' '.join(ratios)}  {', '.join(settings)}")
+
+
+def draw(panels: dict[str, dict], name: str) -> Figure:
+    """A panel per network."""
+    figure = Figure(figsize=(10.5, 6.0), layout="constrained")
+    for axes, (network, methods) in zip(figure.subplots(2, 3, sharey=True).ravel(), panels.items(), strict=True):
+        ends = [common.time_to(TARGET, t, e) for t, e in methods.values()]
+        slowest = max([t for t in ends if np.isfinite(t)], default=1.0)
+        for (method, (t, e)), colour in zip(methods.items(), plotting.COLOURS, strict=False):
+            axes.plot(t, e, color=colour, lw=1.6, label=method)
+        axes.axhline(TARGET, color="0.6", lw=0.8, ls=":")
+        axes.set_xscale("log")
+        axes.set_xlim(min(t[0] for t, _ in methods.values()) * 0.9, slowest * 3.0)
+        axes.set_ylim(1e-4, 10.0)
+        unit = "simulated seconds" if not network.startswith("relative") else "time of one operation"
+        common.style(axes, f"{name}, {network}", unit)
+    figure.axes[0].set_ylabel("P / P* - 1")
+    figure.axes[3].set_ylabel("P / P* - 1")
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

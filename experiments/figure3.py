@@ -1,0 +1,92 @@
+"""Figure 3 of the paper, fault tolerance: ``python -m experiments.figure3 [--data har.npz ...]``.
+
+Every node misses every round with probability p, from 0 to 0.9: for one update of W, with Omega held, and for the whole
+of MOCHA, which learns it (14). Beside them one node that never answers, which Assumption 2 rules out.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import mocha_jax as mj
+from experiments import common
+from mocha_jax import plotting
+
+DROPS = (0.0, 0.25, 0.5, 0.75, 0.9)
+TARGET = 1e-3
+SILENT = 0
+
+
+def main() -> None:
+    """Parse the command line, train, print, draw."""
+    options = common.command_line("experiments.figure3", __doc__)
+    key = jax.random.key(options.seed)
+    table, rows = [], []
+    for tasks in common.task_sets(options):
+        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
+        joint = mj.Problem(tasks.data, tasks.loss, mj.regularizers.Probabilistic(options.lam, 10.0))
+        problems = {"update of W": common.w_step(tasks, options.lam), "whole method": joint}
+        panels = {}
+        for label, problem in problems.items():
+            rounds = max(int((2000 if label == "update of W" else 600) * options.scale), 10)
+            panels[label] = curves(key, problem, rounds)
+            for name, excess in panels[label].items():
+                table.append((tasks.name, label, name, common.time_to(TARGET, np.arange(1, rounds + 1.0), excess)))
+                rows += [(tasks.name, label, name, r + 1, float(e)) for r, e in enumerate(excess)]
+            print(f"  {label}, task {SILENT} silent: {silent(key, problem, rounds)}")
+        name = "figure3.png" if tasks.name in ("har", "synthetic") else f"figure3_{tasks.name}.png"
+        draw(panels, tasks.name).savefig(options.out / name, dpi=150)
+        print(f"  {options.out / name}")
+    print(f"\nrounds of one epoch until P <= {1 + TARGET:g} P*")
+    for name, label, drop, needed in table:
+        print(f"{name:<10} {label:<12} {drop:<20} {needed:>8.0f}")
+    common.write(options.out / "figure3.csv", ("tasks", "part", "drops", "round", "excess"), common.thin(rows))
+
+
+def curves(key: jax.Array, problem: mj.Problem, rounds: int) -> dict[str, np.ndarray]:
+    """P / P* - 1 after every round, the joint objective where Omega is learned."""
+    best = mj.solve(problem, mj.Mocha(4.0), tol=1e-5, max_rounds=20_000, record_every=10, chunk=100)
+    optimum = 0.5 * float(best.certificate.joint_primal + best.certificate.joint_dual)
+
+    @jax.jit
+    def dropped(p: jax.Array) -> jax.Array:
+        return mj.run(key, mj.Mocha(), problem, num_rounds=rounds, systems=mj.systems.Dropout(p))[1].joint_primal
+
+    primal = list(jax.vmap(dropped)(jnp.array(DROPS)))
+    never = mj.systems.NeverAnswers((SILENT,))
+    primal.append(mj.run(key, mj.Mocha(), problem, num_rounds=rounds, systems=never)[1].joint_primal)
+    names = [f"p = {p:g}" for p in DROPS] + [f"task {SILENT} never"]
+    return {n: np.maximum(np.asarray(v, float) / optimum - 1.0, 1e-9) for n, v in zip(names, primal, strict=True)}
+
+
+def silent(key: jax.Array, problem: mj.Problem, rounds: int) -> str:
+    """What a solve says of the node that never answers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        systems = mj.systems.NeverAnswers((SILENT,))
+        return mj.solve(problem, key=key, tol=1e-4, max_rounds=rounds, systems=systems, record_every=10).message
+
+
+def draw(panels: dict[str, dict[str, np.ndarray]], name: str) -> Figure:
+    """A panel for the update of W and one for the whole method."""
+    figure = Figure(figsize=(8.4, 3.8), layout="constrained")
+    for axes, (label, lines) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        for (drops, excess), colour in zip(lines.items(), plotting.COLOURS, strict=False):
+            never = drops.endswith("never")
+            axes.plot(np.arange(1, len(excess) + 1), excess, color="0.3" if never else colour, lw=1.6,
+                      ls=":" if never else "-", label=drops)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_ylim(1e-5, 10.0)
+        common.style(axes, f"{name}, {label}", "rounds")
+    figure.axes[0].set_ylabel("P / P* - 1")
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""CoCoA (Ma et al. 2015) in the multi-task setting: MOCHA with one accuracy for all nodes and rounds."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._algorithm import Info
+from mocha_jax._dual import Local, MochaState
+from mocha_jax._local import STEP_FLOPS
+from mocha_jax._mocha import SubproblemMethod
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Hyperparameter, static
+from mocha_jax._subproblem import solve_to
+from mocha_jax._work import Work
+
+
+class Cocoa(SubproblemMethod):
+    r"""CoCoA: every node solves its subproblem to the same relative accuracy :math:`\theta`, however long it takes.
+
+    After every pass over its rows a node computes the duality gap g of its subproblem, and stops as soon as
+    that certifies eq. (5):
+
+    .. math:: \theta_t^h \le \frac{g}{g + G(0) - G(\Delta\alpha)} \le \theta .
+
+    A node whose work runs out first is *capped*: ``history.capped`` counts these. What the gaps cost is charged.
+
+    Args:
+      theta: relative accuracy in [0, 1); 0 is reached only where a gap vanishes, otherwise every node is capped.
+      max_epochs: passes over its own data that a node makes in a round at most, an integer >= 1.
+      sigma_prime, gamma, omega_every, server, smoothing: as in `Mocha`.
+
+    >>> import jax, numpy as np, mocha_jax as mj
+    >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
+    >>> solution = mj.solve(problem, Cocoa(0.3), tol=1e-3)
+    >>> solution.status.name, int(solution.history.capped.max())
+    ('CONVERGED', 0)
+    """
+
+    theta: Hyperparameter
+    max_epochs: int = static(default=100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check.in_unit_interval("Cocoa", open_right=True, theta=self.theta)
+        _check.integer("Cocoa", 1, max_epochs=self.max_epochs)
+
+    def full_work(self, problem: Problem) -> Array:
+        return self.max_epochs * problem.data.sizes
+
+    def step_flops(self, problem: Problem) -> float:
+        return STEP_FLOPS * problem.data.num_features
+
+    def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
+        sub, budget, d = self.subproblems(state, problem), work.budget(), problem.data.num_features
+        theta = jnp.asarray(self.theta, sub.w.dtype)
+        found = solve_to(key, sub, theta, budget, passes=self.max_epochs)
+        took_part = (budget > 0) & (problem.data.sizes > 0)
+        capped = took_part & (found.theta > theta)
+        # A gap: the predictions of all rows, w + q u before that and q |u|^2 / 2 after.
+        checks, steps, rows = (a.astype(sub.w.dtype) for a in (found.checks, found.steps, problem.data.sizes))
+        flops = steps * self.step_flops(problem) + checks * (2.0 * d * rows + 4.0 * d)
+        info = Info(found.steps, flops, capped)
+        return self._aggregated(sub, found.beta, found.u, took_part.astype(sub.w.dtype), info)

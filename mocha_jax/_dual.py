@@ -1,0 +1,151 @@
+r"""Federated dual ascent: what MOCHA and its dual rivals have in common.
+
+A round: every node changes its duals as its work allows and returns :math:`\Delta v`; the server adds them up
+and broadcasts.
+
+.. math:: \beta \leftarrow \beta + \gamma\,\Delta\beta, \qquad V \leftarrow V + \gamma\,\Delta V
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax import _check
+from mocha_jax._algorithm import Algorithm, Info
+from mocha_jax._math import safe_ratio
+from mocha_jax._objective import Certificate, dual_vectors
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax._server import DualServer, DualState, ProximalServer, ProximalState
+from mocha_jax._work import Work
+
+# Rounds between two recomputations of V from beta. Adding a round's change to V costs one
+# rounding error; this keeps their sum below what a certificate in float32 can see.
+_REFRESH_EVERY = 64
+
+# Rounds between two updates of Omega by alternation, where none is asked for.
+OMEGA_EVERY = 10
+
+
+class MochaState(Pytree):
+    """All that MOCHA and its dual rivals carry from round to round."""
+
+    round: Array  # [] int32
+    beta: Array  # [m, n] dual variables
+    v: Array  # [num_tasks, d] v_t = sum_i c_i beta_i x_i
+    server: Any  # DualState or ProximalState
+
+    @property
+    def w(self) -> Array:
+        """The model, ``[num_tasks, d]``."""
+        return self.server.model
+
+
+class Local(Pytree):
+    """What the nodes make of a round."""
+
+    beta: Array  # [m, n] duals, feasible
+    dv: Array  # [m, d] change of each node's dual vector
+    share: Array  # [m] how much of its full work each node did, 0 to 1
+    info: Info
+
+
+class DualMethod(Algorithm):
+    """Duals on the nodes, weights at the server. A subclass says what a node does in a round."""
+
+    omega_every: int | None = static(default=None, kw_only=True)
+    smoothing: Hyperparameter = dataclasses.field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        _check.nonnegative(name, smoothing=self.smoothing)
+        if self.omega_every is not None:
+            _check.integer(name, 1, omega_every=self.omega_every)
+
+    @abstractmethod
+    def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
+        """What every node makes of the broadcast weights."""
+
+    def _server(self, problem: Problem) -> Any:
+        return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing)
+
+    def init(self, problem: Problem) -> MochaState:
+        """Start from beta = 0, projected on the dual domain."""
+        beta = problem.loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
+        v = dual_vectors(problem.data, beta)
+        return MochaState(jnp.zeros((), jnp.int32), beta, v, self._server(problem).start(problem, v))
+
+    def adopt(self, state: MochaState, problem: Problem) -> MochaState:
+        """Keep the duals, the round and what the server learned; derive everything else from the problem."""
+        data, server = problem.data, self._server(problem)
+        if state.beta.shape != data.y.shape or state.v.shape != (data.num_tasks, data.num_features):
+            raise ValueError(
+                f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
+                f"this data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to other data."
+            )
+        kind: type = ProximalState if isinstance(server, ProximalServer) else DualState
+        if not isinstance(state.server, kind):
+            raise ValueError(
+                f"{type(self).__name__}: the state holds a {type(state.server).__name__}, but these settings need "
+                f"a {kind.__name__}; choose the same server and kind of regularizer as in the run it comes from."
+            )
+        beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
+        v = dual_vectors(data, beta)
+        return MochaState(state.round, beta, v, server.adopt(state.server, problem, v))
+
+    def extend(self, state: MochaState, problem: Problem) -> MochaState:
+        """Continue the state of a trained federation on a problem with new tasks after the old ones.
+
+        Old tasks keep their duals; new ones start from none, and from the average task: its weights with the
+        proximal server, its row of Omega with the dual one. Both are then re-estimated like all others.
+
+        >>> import numpy as np, mocha_jax as mj
+        >>> rng = np.random.default_rng(0)
+        >>> def device(n):
+        ...     x = rng.normal(size=(n, 3)).astype("f")
+        ...     return mj.pack_tasks([x], [np.sign(x[:, 0])], loss_scaling="task_mean")
+        >>> data = device(20).append(device(30))
+        >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
+        >>> algorithm = mj.Mocha()
+        >>> solution = mj.solve(problem, algorithm, tol=1e-3)
+        >>> larger = problem.replace(data=data.append(device(5)))
+        >>> joined = mj.solve(larger, algorithm, tol=1e-3, state=algorithm.extend(solution.state, larger))
+        >>> joined.omega.shape
+        (3, 3)
+        """
+        data, (m, n) = problem.data, state.beta.shape
+        old_tasks, d = state.v.shape
+        if data.num_nodes < m or data.y.shape[1] < n or data.num_tasks < old_tasks or data.num_features != d:
+            raise ValueError(
+                f"{type(self).__name__}: the state has {m} nodes x {n} rows, {old_tasks} tasks and {d} features; "
+                f"the data has {data.num_nodes} x {data.y.shape[1]}, {data.num_tasks} and {data.num_features}. "
+                f"New tasks go after the old ones: problem.data.append(new)."
+            )
+        beta = jnp.pad(state.beta, [(0, data.num_nodes - m), (0, data.y.shape[1] - n)])
+        beta = problem.loss.project(beta, data.y)
+        v, server = dual_vectors(data, beta), self._server(problem)
+        return MochaState(state.round, beta, v, server.extend(state.server, problem, v))
+
+    def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
+        data = problem.data
+        local = self._local(key, state, problem, work)
+        beta, round, dv = local.beta, state.round + 1, data.to_tasks(local.dv)
+        v = lax.cond(round % _REFRESH_EVERY == 0, lambda: dual_vectors(data, beta), lambda: state.v + dv)
+        size = data.sizes.astype(dv.dtype)
+        share = safe_ratio(data.to_tasks(local.share * size), data.to_tasks(size))
+        answer = self._server(problem).respond(problem, state.server, round, beta, v, dv, share)
+        return state.replace(round=round, beta=beta, v=v, server=answer), local.info
+
+    def certify(self, state: MochaState, problem: Problem) -> Certificate:
+        return self._server(problem).certify(problem, state.server, state.beta, state.v)
+
+    def weights(self, state: MochaState) -> Array:
+        return state.w
+
+    def omega(self, state: MochaState, problem: Problem) -> Any:
+        return self._server(problem).omega(problem, state.server)

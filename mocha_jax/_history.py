@@ -1,0 +1,145 @@
+"""What a run keeps count of, and what it records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._algorithm import Algorithm, Info
+from mocha_jax._math import safe_ratio
+from mocha_jax._objective import Certificate
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._work import Request, Work
+from mocha_jax.costs import Cost
+
+
+class Watch(Pytree):
+    r"""Asks for records of every node: ``run(..., watch=Watch())`` fills ``history.nodes``.
+
+    Args:
+      theta: measure :math:`\theta_t^h` of eq. (5) in every round, to within this; needs ``record_every=1``. It
+        takes many passes over the data. Default: not.
+    """
+
+    theta: Hyperparameter | None = None
+
+    def __post_init__(self) -> None:
+        if self.theta is not None:
+            _check.positive("Watch", theta=self.theta)
+            _check.scalar("Watch", theta=self.theta)
+
+
+class Nodes(Pytree):
+    """What every node did since the previous record; in a history every field has a leading axis."""
+
+    steps: Array  # [m] int32
+    seconds: Array  # [m] simulated time spent computing and communicating
+    answered: Array  # [m] int32 rounds in which the node took part
+    theta: Array | None  # [m] accuracy of its last round, eq. (5); NaN where there was nothing to gain
+    theta_error: Array | None  # [m] bound on the error of theta
+
+
+class History(Pytree):
+    """Recorded rounds; in a run every field has a leading axis, one entry per record."""
+
+    round: Array  # rounds done so far
+    primal: Array
+    dual: Array
+    gap: Array
+    relative_gap: Array
+    joint_primal: Array  # with the best Omega for the weights
+    joint_dual: Array  # the best lower bound on the joint optimum up to here
+    joint_gap: Array  # distance from the joint optimum over W and Omega; NaN where that is not convex
+    relative_joint_gap: Array
+    residual: Array  # what `solve` compares with its tolerance
+    gap_before: Array  # the gap just before Omega was last replaced; NaN where it was not
+    simulated_time: Array  # seconds since the start, equation (30)
+    bytes_down: Array  # received by all nodes since the start
+    bytes_up: Array  # sent by all nodes since the start
+    utilisation: Array  # share of the simulated time in which the average node with data was busy
+    steps: Array  # int32 steps of all nodes since the previous record
+    active: Array  # int32 nodes that took part in the last round
+    capped: Array  # int32 how often, since the previous record, a node ran out of work before the accuracy asked for
+    nodes: Any = None  # `Nodes` where `Watch` asked for it
+
+
+class Progress(Pytree):
+    """Where a run stands: the algorithm's state and what the driver keeps count of."""
+
+    state: Any
+    time: Array  # [] simulated seconds
+    bytes_down: Array  # []
+    bytes_up: Array  # []
+    busy: Array  # [m] simulated seconds of each node
+    answered: Array  # [m] int32 rounds in which a node took part
+    joint_dual: Array  # [] the best lower bound on the joint optimum so far
+    steps: Array  # [] int32 since the last record
+    active: Array  # [] int32 in the last round
+    capped: Array  # [] int32 since the last record
+    nodes: Nodes | None  # since the last record
+
+
+def start(algorithm: Algorithm, problem: Problem, state: Any = None, watch: Watch | None = None) -> Progress:
+    """Nothing done yet, or nothing since `state`."""
+    m, dtype = problem.data.num_nodes, problem.data.x.dtype
+    zero, nothing = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
+    counts, reals = jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
+    nodes = None
+    if watch is not None:
+        theta = None if watch.theta is None else jnp.full_like(reals, jnp.nan)
+        nodes = Nodes(counts, reals, counts, theta, theta)
+    return Progress(
+        state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
+        time=zero, bytes_down=zero, bytes_up=zero, busy=reals, answered=counts,
+        joint_dual=jnp.full((), -jnp.inf, dtype), steps=nothing, active=nothing, capped=nothing, nodes=nodes,
+    )  # fmt: skip
+
+
+def count(
+    progress: Progress, problem: Problem, cost: Cost, request: Request, work: Work, info: Info,
+    theta: tuple[Array, Array] | None,
+) -> Progress:  # fmt: skip
+    """Add up a round: what the nodes did, how long it took and what went over the network."""
+    present = (work.budget() > 0) & (problem.data.sizes > 0)
+    seconds = jnp.where(present, cost.seconds(info.flops, request.down, request.up), 0.0)
+    took_part, number = present.astype(jnp.int32), jnp.sum(present).astype(seconds.dtype)
+    nodes = progress.nodes
+    if nodes is not None:
+        nodes = nodes.replace(
+            steps=nodes.steps + info.steps, seconds=nodes.seconds + seconds, answered=nodes.answered + took_part
+        )
+        if theta is not None:
+            nodes = nodes.replace(theta=theta[0], theta_error=theta[1])
+    return progress.replace(
+        time=progress.time + cost.round_seconds(seconds),
+        bytes_down=progress.bytes_down + number * request.down * cost.bytes_per_number,
+        bytes_up=progress.bytes_up + number * request.up * cost.bytes_per_number,
+        busy=progress.busy + seconds,
+        answered=progress.answered + took_part,
+        steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
+        active=jnp.sum(took_part, dtype=jnp.int32),
+        capped=progress.capped + jnp.sum(info.capped, dtype=jnp.int32),
+        nodes=nodes,
+    )
+
+
+def record(progress: Progress, problem: Problem, c: Certificate) -> tuple[Progress, History]:
+    """Write down where the run stands, and begin to count anew what is counted between records."""
+    present = problem.data.sizes > 0
+    busy = jnp.sum(jnp.where(present, progress.busy, 0.0)) / jnp.maximum(jnp.sum(present), 1).astype(c.gap.dtype)
+    history = History(
+        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
+        c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,
+        progress.time, progress.bytes_down, progress.bytes_up, safe_ratio(busy, progress.time),
+        progress.steps, progress.active, progress.capped, progress.nodes,
+    )  # fmt: skip
+    zero = jnp.zeros_like(progress.steps)
+    nodes = progress.nodes
+    if nodes is not None:
+        empty = jnp.zeros_like(nodes.steps)
+        nodes = nodes.replace(steps=empty, seconds=jnp.zeros_like(nodes.seconds), answered=empty)
+    return progress.replace(steps=zero, capped=zero, nodes=nodes, joint_dual=c.joint_dual), history

@@ -1,0 +1,60 @@
+"""The contract of every system, how two combine, and the random draws that all use."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._data import TaskData
+from mocha_jax._pytree import Pytree
+from mocha_jax._work import Request, Work
+
+
+class System(Pytree):
+    """How nodes behave. Subclasses say it in `work`."""
+
+    @abstractmethod
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        """The work of one round.
+
+        Args:
+          key: the run's key, the same in every round: what is drawn afresh in a round folds in ``request.round``,
+            what lasts longer folds in something that changes less often.
+          data: for the nodes' sizes and tasks.
+          request: what a full round asks of every node.
+        """
+
+    def __and__(self, other: System) -> Both:
+        return Both(self, other)
+
+
+class Full(System):
+    """Every node answers and does all its work."""
+
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        return Work(request.steps, jnp.ones_like(request.steps, bool))
+
+
+class Both(System):
+    """What two systems both allow: the fewer steps, active where both are."""
+
+    first: System
+    second: System
+
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        a = self.first.work(jax.random.fold_in(key, 0), data, request)
+        b = self.second.work(jax.random.fold_in(key, 1), data, request)
+        return Work(jnp.minimum(a.steps, b.steps), a.active & b.active)
+
+
+def uniform(key: Array, index: Array, dtype: jnp.dtype) -> Array:
+    """Uniform draws in [0, 1), one for every entry of `index`; each depends on the key and its index only."""
+    return jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(key, k), dtype=dtype))(index)
+
+
+def per_node(key: Array, request: Request, dtype: jnp.dtype) -> Array:
+    """Uniform draws in [0, 1), one a node, new in every round, ``[m]``."""
+    return uniform(jax.random.fold_in(key, request.round), jnp.arange(len(request.steps)), dtype)

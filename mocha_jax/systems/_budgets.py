@@ -1,0 +1,116 @@
+"""Stragglers: how many steps the nodes that answer do."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax import _check
+from mocha_jax._data import TaskData
+from mocha_jax._pytree import Hyperparameter, static
+from mocha_jax._work import Request, Work
+from mocha_jax.costs import Cost
+from mocha_jax.systems._base import System, per_node
+
+BUDGETS = ("smallest", "own")
+
+
+class PartialEpochs(System):
+    """Each node does a uniformly random fraction of its full work, at least one step.
+
+    Args:
+      low: smallest fraction, in [0, 1].
+      high: largest fraction, in [low, 1].
+    """
+
+    low: Hyperparameter
+    high: Hyperparameter
+
+    def __post_init__(self) -> None:
+        _check_range("PartialEpochs", self.low, self.high)
+
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        return _between(key, request, request.steps, self.low, self.high)
+
+
+class UniformBudget(System):
+    """The paper's stragglers (E.3): steps drawn from [low, high] times the smallest n_t.
+
+    Every node draws from the same range, however much data it has. High variability is
+    ``UniformBudget(0.1, 1.0)``, low variability ``UniformBudget(0.9, 1.0)``. The authors' code draws from
+    [low, high] times the node's own n_t: ``of="own"``.
+
+    Args:
+      low: smallest fraction, in [0, 1].
+      high: largest fraction, in [low, 1].
+      of: what they are fractions of, ``"smallest"`` for the smallest node's number of samples, or ``"own"``.
+    """
+
+    low: Hyperparameter
+    high: Hyperparameter
+    of: str = static(default="smallest")
+
+    def __post_init__(self) -> None:
+        _check_range("UniformBudget", self.low, self.high)
+        _check.one_of("UniformBudget", "of", self.of, BUDGETS)
+
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        sizes = data.sizes
+        if self.of == "smallest":
+            smallest = jnp.min(jnp.where(sizes > 0, sizes, jnp.iinfo(jnp.int32).max))
+            sizes = jnp.full_like(sizes, smallest)
+        return _between(key, request, sizes, self.low, self.high)
+
+
+class Deadline(System):
+    r"""A global clock cycle: every node does what it can before the central node stops waiting.
+
+    Of `seconds`, a node spends what its messages take on its network, and the rest on steps at its clock
+    rate. A node whose network is too slow for one step in time is dropped.
+
+    .. math:: \mathrm{steps}_t = \left\lfloor (\mathrm{seconds} - \mathrm{Comm}_t)\,
+       \frac{\mathrm{Clock\ Rate}_t}{\mathrm{FLOPs\ per\ step}} \right\rfloor
+
+    Args:
+      seconds: the cycle, > 0.
+      cost: clock rates and networks, where they differ one per node ``[m]``, from `mocha_jax.costs`.
+
+    >>> import jax, numpy as np, mocha_jax as mj
+    >>> data = mj.datasets.federation(jax.random.key(0), 2, 50, smallest=300, largest=400).data
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    >>> phones = mj.costs.Cost(flops_per_second=np.array([1e6, 1e5]), latency=0.1)  # one ten times slower
+    >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha().request(problem))
+    >>> work.steps.tolist()
+    [300, 66]
+    """
+
+    seconds: Hyperparameter
+    cost: Cost
+
+    def __post_init__(self) -> None:
+        _check.positive("Deadline", seconds=self.seconds)
+        _check.instance("Deadline", "cost", self.cost, Cost, "mocha_jax.costs.lte()")
+
+    def work(self, key: Array, data: TaskData, request: Request) -> Work:
+        left = self.seconds - self.cost.message_seconds(request.down, request.up)
+        possible = jnp.floor(left * self.cost.flops_per_second / request.step_flops)
+        full = request.steps.astype(possible.dtype)
+        steps = jnp.clip(possible, 0.0, full).astype(request.steps.dtype)
+        return Work(steps, steps > 0)
+
+
+def _check_range(owner: str, low: Hyperparameter, high: Hyperparameter) -> None:
+    _check.in_unit_interval(owner, low=low, high=high)
+    a, b = _check.concrete(low), _check.concrete(high)
+    if a is not None and b is not None and np.any(a > b):
+        raise ValueError(f"{owner}: low must not exceed high, got {a} > {b}.")
+
+
+def _between(key: Array, request: Request, of: Array, low: Hyperparameter, high: Hyperparameter) -> Work:
+    """Steps uniform in [low, high] times `of`, rounded, at least one where there is work, at most all of it."""
+    dtype = jnp.result_type(float)
+    share = jnp.asarray(low, dtype) + jnp.asarray(high - low, dtype) * per_node(key, request, dtype)
+    steps = jnp.round(share * of.astype(dtype)).astype(request.steps.dtype)
+    steps = jnp.clip(steps, jnp.minimum(request.steps, 1), request.steps)
+    return Work(steps, jnp.ones_like(steps, bool))

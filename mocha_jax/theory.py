@@ -1,0 +1,273 @@
+r"""The convergence theory of the paper (section 4, appendices C and D) as functions of measured quantities.
+
+Everything is in the units of this library: the objective is the sum (1), not its mean, and samples
+have weights c. With :math:`\|\beta\|_c^2 = \sum_i c_i\beta_i^2` in place of the paper's Euclidean norm every proof
+stands as it is; with unit weights the two agree. :math:`\sigma'` may differ from task to task (Remark 5).
+
+The bound of Theorem 1 beside what happened, with 30 % of the nodes missing in every round:
+
+>>> import jax, mocha_jax as mj
+>>> from mocha_jax import theory
+>>> data = mj.datasets.federation(jax.random.key(0), 5, 4, smallest=6, largest=12).data
+>>> problem = mj.Problem(data, mj.losses.SmoothedHinge(1.0), mj.regularizers.MeanRegularized(1.0, 1.0))
+>>> run = dict(num_rounds=60, systems=mj.systems.Dropout(0.3), watch=mj.Watch(theta=1e-6))
+>>> state, history = mj.run(jax.random.key(1), mj.Mocha(server="dual"), problem, **run)
+>>> seen = theory.assumption2(history.nodes.theta)
+>>> seen.holds, 0.3 < float(seen.p_max) < 0.7
+(True, True)
+>>> s = theory.rate(problem)
+>>> start = float(mj.certificate(problem, 0 * problem.data.y).gap)
+>>> tolerance = 1e-2 * float(history.primal[-1])
+>>> allowed = theory.theorem1(start, tolerance, s, seen.theta_bar)
+>>> needed = int((history.gap > tolerance).sum()) + 1
+>>> needed < 6 < int(allowed) < 60
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax import _check
+from mocha_jax._math import EXACT, safe_ratio
+from mocha_jax._mocha import SubproblemMethod
+from mocha_jax._objective import weighted
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Pytree
+
+Real = Array | np.ndarray | float
+
+_MAX_ITERATIONS = 10_000
+
+
+def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
+    r"""Definition 6 for every node, ``[m]``.
+
+    .. math:: \sigma_t = \max_\beta \frac{\|X_t C_t\beta\|_{M_t}^2}{\|\beta\|_c^2}
+       = \bar M_{tt}\,\lambda_{\max}\Big(\sum_i c_i x_i x_i^\top\Big)
+
+    by power iteration, until the residual says that the eigenvalue is known to within `tol`; that much is added, so
+    that the result errs upwards.
+
+    Args:
+      problem: the problem.
+      omega: Omega where it is learned, as the regularizer keeps it; default the initial one.
+      tol: relative accuracy.
+    """
+    data, regularizer = problem.data, problem.regularizer
+    if omega is None:
+        omega = regularizer.initial_omega(data.num_tasks, data.num_features)
+
+    def apply(u: Array) -> Array:
+        z = jnp.einsum("mnd,md->mn", data.x, u, precision=EXACT)
+        return jnp.einsum("mn,mnd->md", data.weight * z, data.x, precision=EXACT)
+
+    def norm(u: Array) -> Array:
+        return jnp.linalg.norm(u, axis=1, keepdims=True)
+
+    def improve(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        i, u, _, _ = carry
+        image = apply(u)
+        value = jnp.sum(u * image, axis=1, keepdims=True)
+        return i + 1, safe_ratio(image, norm(image)), value, norm(image - value * u)
+
+    def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
+        i, _, value, residual = carry
+        return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > tol * value))
+
+    start = jax.random.normal(jax.random.key(0), (data.num_nodes, data.num_features), data.x.dtype)
+    nothing = jnp.zeros((data.num_nodes, 1), data.x.dtype)
+    carry = jnp.zeros((), jnp.int32), start / norm(start), nothing, nothing
+    _, _, value, residual = lax.while_loop(unfinished, improve, carry)
+    own = data.to_nodes(regularizer.coupling(data.num_tasks, omega).diagonal())
+    return own * (value + residual)[:, 0]
+
+
+def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", gamma: float = 1.0) -> Array:
+    r"""The constant s of Theorem 1: :math:`\min_t \mu / (\mu + \sigma_t\sigma'_t)`, from the proof of Lemma 6.
+
+    Args:
+      problem: the problem; its loss must be smooth.
+      omega: as in `sigma`.
+      sigma_prime: rule for :math:`\sigma'`.
+      gamma: aggregation parameter.
+    """
+    if problem.loss.smoothness is None:
+        raise ValueError(
+            f"rate: {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
+        )
+    mu = jnp.asarray(problem.loss.mu, problem.data.x.dtype)
+    difficulty = sigma(problem, omega) * _safe_scaling(problem, omega, sigma_prime, gamma)
+    return jnp.min(mu / (mu + difficulty))
+
+
+def _safe_scaling(problem: Problem, omega: Any, rule: str, gamma: float) -> Array:
+    r"""The scaling :math:`\sigma'` of every node, ``[m]``."""
+    data, regularizer = problem.data, problem.regularizer
+    if omega is None:
+        omega = regularizer.initial_omega(data.num_tasks, data.num_features)
+    coupling = regularizer.coupling(data.num_tasks, omega)
+    return data.to_nodes(coupling.sigma_prime(rule, gamma, data.nodes_per_task))
+
+
+class Assumption2(Pytree):
+    r"""Assumption 2 as far as a history shows it."""
+
+    p: Array  # [m] share of the rounds in which theta was 1
+    p_max: Array  # []
+    theta_hat: Array  # [m] mean theta of the other rounds; NaN where there were none
+    theta_max: Array  # [] the largest of these
+    theta_bar: Array  # [] p_max + (1 - p_max) theta_max, Lemma 3
+
+    @property
+    def holds(self) -> bool:
+        """Whether p_max < 1 and Theta_max < 1."""
+        return bool((self.p_max < 1) & (self.theta_max < 1))
+
+    @property
+    def violators(self) -> list[int]:
+        """Nodes that never made progress."""
+        return [int(k) for k in jnp.flatnonzero(self.p >= 1)]
+
+
+def assumption2(theta: Array | np.ndarray) -> Assumption2:
+    r"""Estimate the quantities of Assumption 2 from :math:`\theta_t^h` ``[rounds, m]``.
+
+    Args:
+      theta: ``history.nodes.theta``; NaN, where a subproblem had nothing to gain, counts nowhere.
+
+    >>> import jax.numpy as jnp
+    >>> seen = assumption2(jnp.array([[1.0, 0.2], [0.4, 0.6], [0.6, 0.0]]))
+    >>> [round(float(v), 3) for v in (seen.p_max, seen.theta_max, seen.theta_bar)], seen.holds
+    ([0.333, 0.5, 0.667], True)
+    """
+    theta = jnp.asarray(theta)
+    if theta.ndim != 2:
+        raise ValueError(f"assumption2: theta must be [rounds, nodes], got shape {theta.shape}.")
+    known, dropped = ~jnp.isnan(theta), theta == 1
+
+    def mean(values: Array, where: Array, empty: float) -> Array:
+        count = jnp.sum(where, axis=0).astype(theta.dtype)
+        total = jnp.sum(jnp.where(where, values, 0.0), axis=0)
+        return jnp.where(count > 0, total / jnp.maximum(count, 1.0), empty)
+
+    p = mean(dropped.astype(theta.dtype), known, 0.0)
+    theta_hat = mean(theta, known & ~dropped, jnp.nan)
+    p_max = jnp.max(p)
+    theta_max = jnp.max(jnp.where(jnp.isnan(theta_hat), 0.0, theta_hat))
+    return Assumption2(p, p_max, theta_hat, theta_max, p_max + (1.0 - p_max) * theta_max)
+
+
+def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
+    r"""The distance of the dual from its optimum after so many rounds, (26), in expectation.
+
+    .. math:: (1 - s\gamma(1-\bar\Theta))^h\,[D(\alpha^{(0)}) - D(\alpha^\star)]
+
+    Args:
+      start: the distance at the start, or a bound on it such as the gap there.
+      rounds: h.
+      s: from `rate`.
+      theta_bar: from `assumption2`.
+      gamma: aggregation parameter.
+    """
+    return jnp.asarray(start) * (1.0 - s * gamma * (1.0 - theta_bar)) ** jnp.asarray(rounds, float)
+
+
+def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
+    r"""Rounds after which the dual is expected within `tol` of its optimum, for smooth losses, (6).
+
+    .. math:: H \ge \frac{1}{(1-\bar\Theta)\,s\,\gamma}\log\frac{D(\alpha^{(0)}) - D(\alpha^\star)}{\epsilon}
+
+    The paper bounds the distance at the start by n; here it is an argument. Other arguments as in `dual_bound`.
+    """
+    return jnp.ceil(jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0)) / ((1.0 - theta_bar) * s * gamma))
+
+
+def theorem2(
+    problem: Problem, start: Real, tol: Real, theta_bar: Real, omega: Any = None,
+    *, sigma_prime: str = "per_task", gamma: float = 1.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    r"""Rounds after which the average dual iterate is expected within `tol` of the optimum, for Lipschitz losses, (7).
+
+    With :math:`a = \gamma(1-\bar\Theta)` and :math:`K = 4L^2\sum_t\sigma'_t\sigma_t\sum_i c_{ti}`, the paper's
+    :math:`4L^2\sigma\sigma'`,
+
+    .. math:: H = H_0 + \Big\lceil\frac2a\max\Big(1, \frac{K}{2\epsilon}\Big)\Big\rceil, \quad
+       H_0 = \Big\lceil h_0 + \frac{4K}{a\epsilon}\Big\rceil, \quad
+       h_0 = \Big[1 + \frac1a\log\frac{2\,[D(\alpha^{(0)}) - D(\alpha^\star)]}{K}\Big]_+ .
+
+    The paper's :math:`n^2` belongs to an objective that is a mean over n samples; ours is the sum (1).
+
+    Returns:
+      :math:`H_0` and H: the average is over the rounds in between.
+    """
+    lipschitz = problem.loss.lipschitz
+    if lipschitz is None:
+        raise ValueError(f"theorem2: {type(problem.loss).__name__} is not Lipschitz; see theorem1.")
+    difficulty = sigma(problem, omega) * _safe_scaling(problem, omega, sigma_prime, gamma)
+    k = 4.0 * jnp.asarray(lipschitz) ** 2 * jnp.sum(difficulty * jnp.sum(problem.data.weight, axis=1))
+    a = gamma * (1.0 - theta_bar)
+    early = jnp.maximum(1.0 + jnp.log(2.0 * jnp.asarray(start) / k) / a, 0.0)
+    first = jnp.ceil(early + 4.0 * k / (a * tol))
+    return first, first + jnp.ceil(2.0 / a * jnp.maximum(1.0, k / (2.0 * tol)))
+
+
+class Corollary8(Pytree):
+    """Which of the two conditions for convergence as the rounds go on to infinity a record suggests."""
+
+    bounded: Array  # [] bool: p and Theta stay away from 1
+    slow: Array  # [] bool: (1 - p)(1 - Theta) falls more slowly than 1 / h
+
+
+def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
+    r"""Corollary 8's conditions on :math:`p_t^h` and :math:`\hat\Theta_t^h` ``[rounds, tasks]``.
+
+    Either suffices: :math:`\limsup p < 1` and :math:`\limsup\hat\Theta < 1`; or
+    :math:`(1-p_t^h)(1-\hat\Theta_t^h) = \omega(1/h)` for every task. Limits cannot be read off finitely many rounds:
+    the first is judged by the second half of the record, the second by the slope of its logarithm there.
+
+    >>> import jax.numpy as jnp
+    >>> h = jnp.arange(1, 1001.0)[:, None]
+    >>> [bool(corollary8(p).slow) for p in (1 - h**-0.5, 1 - 0.5 / h, jnp.full_like(h, 0.9))]
+    [True, False, True]
+    """
+    p, theta_hat = jnp.asarray(p), jnp.asarray(theta_hat)
+    if p.ndim != 2 or len(p) < 4:
+        raise ValueError(f"corollary8: p must be [rounds, tasks] with 4 rounds or more, got shape {p.shape}.")
+    _check.in_unit_interval("corollary8", p=p, theta_hat=theta_hat)
+    half = len(p) // 2
+    progress = ((1.0 - p) * (1.0 - theta_hat))[half:]
+    h = jnp.log(jnp.arange(half + 1, len(p) + 1, dtype=p.dtype))[:, None]
+    h = h - jnp.mean(h)
+    tiny = jnp.finfo(p.dtype).tiny
+    slope = jnp.sum(h * jnp.log(jnp.maximum(progress, tiny)), axis=0) / jnp.sum(h**2)
+    stays = jnp.min(progress, axis=0) > 0
+    # At a rate of exactly 1 / h the condition fails; a fitted slope is never exact.
+    return Corollary8(jnp.all(stays & (slope > -0.05)), jnp.all(stays & (slope > -0.95)))
+
+
+def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: Any) -> tuple[Array, Array]:
+    r"""Both sides of (18) for one round of the dual server, from the states before and after it.
+
+    .. math:: D(\alpha + \gamma\Delta\alpha) \le (1-\gamma)D(\alpha)
+       + \gamma\sum_t G_t^{\sigma'}(\Delta\alpha_t; v, \alpha_t)
+
+    Omega must not have been replaced in between.
+    """
+    data, coupling = problem.data, before.server.coupling
+    gamma = jnp.asarray(algorithm.gamma, data.x.dtype)
+    sub = algorithm.subproblems(before, problem)
+    found = before.beta + (after.beta - before.beta) / gamma
+
+    def dual(beta: Array) -> Array:
+        v = data.to_tasks(jnp.einsum("mn,mnd->md", data.weight * beta, data.x, precision=EXACT))
+        return jnp.sum(weighted(data, problem.loss.conjugate(beta, data.y))) + coupling.conjugate(v)
+
+    # The constants c(alpha) of the subproblems add up to R*(v).
+    local = jnp.sum(sub.value(problem.loss.project(found, data.y))) + coupling.conjugate(before.v)
+    return dual(after.beta), (1.0 - gamma) * dual(before.beta) + gamma * local

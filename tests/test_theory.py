@@ -1,0 +1,289 @@
+"""Measured theta, and the inequalities of the paper: over random problems, none is ever violated."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import mocha_jax as mj
+from mocha_jax import theory
+from tests import zoo
+
+LIPSCHITZ = ("hinge", "logistic", "absolute", "huber", "quantile")
+
+
+def regularizer(kind, m=5):
+    return {
+        "independent": mj.regularizers.Independent(np.linspace(0.05, 0.3, m)),
+        "mean": mj.regularizers.MeanRegularized(0.3, 0.05),
+        "graph": mj.regularizers.Graph(zoo.random_spd(m), 0.2, 0.05),
+        "probabilistic": mj.regularizers.Probabilistic(0.2, 2.0),
+    }[kind]
+
+
+def problem(loss="hinge", kind="mean", seed=0, **kwargs):
+    data = zoo.data(seed=seed, regression=not zoo.LOSSES[loss].binary, **kwargs)
+    return mj.Problem(data, zoo.LOSSES[loss], regularizer(kind))
+
+
+# theta
+
+
+@pytest.mark.parametrize(("loss", "server"), [("hinge", "dual"), ("logistic", "dual"), ("squared", "proximal")])
+def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
+    p = problem(loss, loss_scaling="task_mean")
+    watch = mj.Watch(theta=1e-10)
+
+    def theta(epochs, **kwargs):
+        h = mj.run(key, mj.Mocha(epochs, server=server), p, num_rounds=2, watch=watch, **kwargs)[1]
+        assert np.nanmax(h.nodes.theta_error) <= 1e-10
+        return np.asarray(h.nodes.theta)
+
+    assert np.nanmax(theta(1000.0)) <= 1e-8
+    assert (theta(1.0, systems=mj.systems.Trace(np.zeros((1, 5)))) == 1.0).all()
+    some = theta(1.0, systems=mj.systems.NeverAnswers((1, 3)))
+    assert (some[:, [1, 3]] == 1.0).all()
+    assert np.nanmax(some[:, [0, 2, 4]]) < 1.0
+    # More steps, a smaller theta; on average over the nodes, for the visiting order is random.
+    means = [np.nanmean(theta(epochs)[0]) for epochs in (0.3, 1.0, 4.0)]
+    assert means == sorted(means, reverse=True)
+
+
+def test_theta_agrees_with_equation_5_in_plain_numpy(key):
+    p = problem("squared", "graph", loss_scaling="task_mean")
+    algorithm = mj.Mocha()
+    before, _ = mj.run(key, algorithm, p, num_rounds=1)
+    work = mj.systems.Full().work(key, p.data, algorithm.request(p, 1))
+    after, _ = algorithm.step(key, before, p, work)
+    theta, error = algorithm.measure_theta(key, before, after, p, jnp.asarray(1e-12))
+    x, y, c = (np.asarray(a) for a in (p.data.x, p.data.y, p.data.weight))
+    sub = algorithm.subproblems(before, p)
+    for k in range(5):
+        real, w, q = c[k] > 0, np.asarray(sub.w)[k], float(sub.q[k])
+        xk, yk, ck, b0 = x[k][real], y[k][real], c[k][real], np.asarray(before.beta)[k][real]
+
+        def g(b, xk=xk, yk=yk, ck=ck, b0=b0, w=w, q=q):
+            u = xk.T @ (ck * (b - b0))
+            return np.sum(ck * (b**2 / 2 - b * yk)) + w @ u + q / 2 * u @ u
+
+        gram = q * xk @ (xk.T * ck)
+        best = g(np.linalg.solve(np.eye(len(yk)) + gram, yk - xk @ w + gram @ b0))
+        want = (g(np.asarray(after.beta)[k][real]) - best) / (g(b0) - best)
+        np.testing.assert_allclose(theta[k], want, rtol=1e-7)
+        assert error[k] <= 1e-12
+        np.testing.assert_allclose(sub.value(after.beta)[k], g(np.asarray(after.beta)[k][real]), rtol=1e-10)
+
+
+def test_theta_counts_the_whole_step_where_gamma_takes_a_part(key):
+    p = problem("squared", loss_scaling="task_mean")
+    thetas = []
+    for gamma in (1.0, 0.5):
+        algorithm = mj.Mocha(1000.0, gamma=gamma)
+        state = algorithm.init(p)
+        work = mj.systems.Full().work(key, p.data, algorithm.request(p))
+        after, _ = algorithm.step(key, state, p, work)
+        thetas.append(np.asarray(algorithm.measure_theta(key, state, after, p, jnp.asarray(1e-10))[0]).max())
+    assert max(thetas) <= 1e-8
+
+
+def test_nothing_to_gain_is_not_a_number(key):
+    p = problem("squared", "independent")
+    solution = mj.solve(p, mj.Mocha(10.0), tol=1e-15, max_rounds=3000, chunk=500)
+    watch = mj.Watch(theta=1e-6)
+    _, h = mj.run(key, mj.Mocha(10.0), p, num_rounds=2, state=solution.state, watch=watch)
+    assert np.isnan(h.nodes.theta).all()
+    seen = theory.assumption2(h.nodes.theta)
+    assert float(seen.p_max) == 0.0
+
+
+def test_watching_changes_nothing_else(key):
+    p = problem()
+    plain_state, plain = mj.run(key, mj.Mocha(), p, num_rounds=4, systems=mj.systems.Dropout(0.3))
+    state, h = mj.run(key, mj.Mocha(), p, num_rounds=4, systems=mj.systems.Dropout(0.3), watch=mj.Watch(theta=1e-3))
+    np.testing.assert_allclose(state.beta, plain_state.beta, rtol=1e-12)
+    np.testing.assert_allclose(h.primal, plain.primal, rtol=1e-12)
+    np.testing.assert_array_equal(np.asarray(h.nodes.steps).sum(1), h.steps)
+    np.testing.assert_array_equal(np.asarray(h.nodes.answered).sum(1), h.active)
+    assert plain.nodes is None
+
+
+# Definition 6
+
+
+@pytest.mark.parametrize("kind", ["independent", "mean", "graph", "probabilistic"])
+def test_sigma_is_the_largest_eigenvalue(kind):
+    p = problem("squared", kind, loss_scaling="task_mean")
+    x, c = np.asarray(p.data.x), np.asarray(p.data.weight)
+    own = np.asarray(p.regularizer.coupling(5, p.regularizer.initial_omega(5, 4)).diagonal())
+    want = [m * np.linalg.eigvalsh((xk.T * ck) @ xk)[-1] for m, xk, ck in zip(own, x, c, strict=True)]
+    got = np.asarray(theory.sigma(p))
+    np.testing.assert_allclose(got, want, rtol=1e-3)
+    assert (got >= want).all()
+
+
+def test_sigma_counts_nodes_of_a_shared_task():
+    xs, ys = zoo.ragged(m=3)
+    p = mj.Problem(mj.pack_tasks(xs, ys, task=[0, 0, 1]), mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    want = [5.0 * np.linalg.norm(x, 2) ** 2 for x in xs]
+    np.testing.assert_allclose(theory.sigma(p, tol=1e-6), want, rtol=1e-4)
+
+
+# Lemmas and theorems
+
+# Compiled once for all examples; shrinking a failure would take long.
+QUICK = hypothesis.settings(max_examples=20, phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+
+draw = hypothesis.given(
+    loss=st.sampled_from(["squared_hinge", "logistic", "huber"]), kind=st.sampled_from(["mean", "graph"]),
+    seed=st.integers(0, 10**6), gamma=st.floats(0.1, 1.0), rule=st.sampled_from(["per_task", "lemma9", "spectral"]),
+    drop=st.floats(0.0, 0.9), epochs=st.sampled_from([0.4, 2.0]),
+)  # fmt: skip
+
+
+@jax.jit
+def _round(key, algorithm, p, state, systems):
+    work = systems.work(key, p.data, algorithm.request(p, state.round))
+    return algorithm.step(jax.random.fold_in(key, state.round), state, p, work)[0]
+
+
+@QUICK
+@draw
+def test_lemma_4_and_the_decrease_it_implies(loss, kind, seed, gamma, rule, drop, epochs):
+    p = problem(loss, kind, seed, m=5, low=6, high=6, loss_scaling="task_mean")
+    algorithm = mj.Mocha(epochs, sigma_prime=rule, gamma=gamma, server="dual")
+    key, systems = jax.random.key(seed), mj.systems.Dropout(drop)
+    s = float(theory.rate(p, sigma_prime=rule, gamma=gamma))
+    state = algorithm.init(p)
+    for _ in range(4):
+        after = _round(key, algorithm, p, state, systems)
+        left, right = (float(a) for a in theory.lemma4(p, algorithm, state, after))
+        assert left <= right + 1e-9 * abs(right)
+        # Lemmas 5 and 6 for this very round: each task's progress is worth a share s of its gap.
+        theta = np.nan_to_num(np.asarray(algorithm.measure_theta(key, state, after, p, jnp.asarray(1e-8))[0]), nan=1.0)
+        before, now = algorithm.certify(state, p), algorithm.certify(after, p)
+        promised = s * gamma * np.sum((1 - theta) * np.asarray(before.task_gaps))
+        assert float(now.dual - before.dual) >= promised - 1e-9 * abs(float(now.dual))
+        state = after
+
+
+def test_lemma_4_can_fail_where_sigma_prime_is_too_small(key):
+    p = problem("squared", "mean", loss_scaling="task_mean").replace(
+        regularizer=mj.regularizers.MeanRegularized(9.0, 1e-3)
+    )
+    algorithm = mj.Mocha(3.0, server="dual")
+    state = algorithm.init(p)
+    state = state.replace(server=state.server.replace(sigma=jnp.full(5, 0.2)))
+    left, right = theory.lemma4(p, algorithm, state, _round(key, algorithm, p, state, mj.systems.Full()))
+    assert left > right
+
+
+@QUICK
+@hypothesis.given(
+    loss=st.sampled_from(["logistic", "smoothed_hinge"]), kind=st.sampled_from(["mean", "graph"]),
+    seed=st.integers(0, 10**6), drop=st.floats(0.0, 0.8),
+)  # fmt: skip
+def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
+    p = problem(loss, kind, seed, m=5, low=6, high=6, loss_scaling="task_mean")
+    keys = jax.random.split(jax.random.key(seed), 8)
+    duals, thetas = _ensemble(keys, p, mj.systems.Dropout(drop))
+    best = float(jnp.max(mj.run(keys[0], mj.Mocha(5.0), p, num_rounds=300, record_every=300)[1].dual))
+    best = max(best, float(duals.max()))
+    seen = theory.assumption2(thetas.reshape(-1, 5))
+    hypothesis.assume(seen.holds)
+    start = float(mj.certificate(p, 0 * p.data.y).gap)
+    rounds = np.arange(1.0, duals.shape[1] + 1)
+    bound = np.asarray(theory.dual_bound(start, rounds, theory.rate(p), seen.theta_bar))
+    away = best - np.asarray(duals).mean(0)
+    assert (away <= bound + 1e-9 * abs(best)).all()
+    for tol in (0.3 * start, 0.03 * start):  # and so the rounds that (6) asks for suffice
+        enough = int(theory.theorem1(start, tol, theory.rate(p), seen.theta_bar))
+        if enough <= len(away):
+            assert away[enough - 1] <= tol
+
+
+@jax.jit
+def _ensemble(keys, p, systems):
+    def one(key):
+        _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=25, systems=systems, watch=mj.Watch(theta=1e-4))
+        return h.dual, h.nodes.theta
+
+    return jax.vmap(one)(keys)
+
+
+@pytest.mark.parametrize("loss", LIPSCHITZ)
+def test_theorem_2_bounds_the_average(loss, key):
+    p = problem(loss, loss_scaling="task_mean", low=6, high=6)
+    p = p.replace(regularizer=mj.regularizers.MeanRegularized(3.0, 3.0))
+    systems = mj.systems.Dropout(0.3)
+    _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=20, systems=systems, watch=mj.Watch(theta=1e-6))
+    bar = theory.assumption2(h.nodes.theta).theta_bar
+    start = float(mj.certificate(p, 0 * p.data.y).gap)
+    best = float(mj.solve(p, mj.Mocha(5.0), tol=1e-8, max_rounds=20_000, record_every=10).primal)
+    tol = 0.05 * start
+    first, last = (int(a) for a in theory.theorem2(p, start, tol, bar))
+    assert 0 < first < last < 100_000
+    _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=last, systems=systems)
+    # D is convex: at the average iterate it is at most the average of D.
+    assert best - float(jnp.mean(h.dual[first:])) <= tol
+
+
+def test_theorem_2_grows_as_the_paper_says():
+    p = problem("hinge", low=6, high=6)
+    rounds = [float(theory.theorem2(p, 1.0, tol, 0.5)[1]) for tol in (1e-2, 1e-3)]
+    np.testing.assert_allclose(rounds[1] / rounds[0], 10.0, rtol=1e-2)  # 1 / epsilon
+    slower = float(theory.theorem2(p, 1.0, 1e-2, 0.75)[1])
+    np.testing.assert_allclose(slower / rounds[0], 2.0, rtol=1e-2)  # 1 / (1 - Theta)
+
+
+# Assumption 2 and Corollary 8
+
+
+def test_a_silent_node_violates_assumption_2(key):
+    p = problem("hinge", low=10, high=30)
+    systems = mj.systems.NeverAnswers((3,)) & mj.systems.Dropout(0.2)
+    _, h = mj.run(key, mj.Mocha(), p, num_rounds=30, systems=systems, watch=mj.Watch(theta=1e-4))
+    seen = theory.assumption2(h.nodes.theta)
+    assert not seen.holds
+    assert seen.violators == [3]
+    _, h = mj.run(key, mj.Mocha(), p, num_rounds=30, systems=mj.systems.Dropout(0.2), watch=mj.Watch(theta=1e-4))
+    seen = theory.assumption2(h.nodes.theta)
+    assert seen.holds
+    assert seen.violators == []
+    np.testing.assert_allclose(np.asarray(seen.p).mean(), 0.2, atol=0.1)
+    np.testing.assert_allclose(seen.theta_bar, seen.p_max + (1 - seen.p_max) * seen.theta_max)
+
+
+def test_corollary_8_tells_the_decays_apart():
+    h = np.arange(1, 2001.0)[:, None] * np.ones((1, 3))
+    cases = {
+        "constant": (np.full_like(h, 0.9), True, True),
+        "root": (1 - 1 / np.sqrt(h), False, True),
+        "one over h": (1 - 0.9 / h, False, False),
+        "dead": (np.ones_like(h), False, False),
+    }
+    for name, (p, bounded, slow) in cases.items():
+        seen = theory.corollary8(p)
+        assert (bool(seen.bounded), bool(seen.slow)) == (bounded, slow), name
+    assert not theory.corollary8(cases["constant"][0], cases["one over h"][0]).slow
+
+
+BAD = {
+    "not smooth": (lambda: theory.rate(problem("hinge")), "Hinge is not smooth"),
+    "not Lipschitz": (lambda: theory.theorem2(problem("squared"), 1.0, 0.1, 0.5), "Squared is not Lipschitz"),
+    "theta": (lambda: theory.assumption2(np.ones(3)), r"theta must be \[rounds, nodes\]"),
+    "p": (lambda: theory.corollary8(np.ones((2, 2))), "4 rounds or more"),
+    "watch": (lambda: mj.Watch(theta=0.0), "theta must be finite and > 0"),
+    "what to watch": (
+        lambda: mj.run(jax.random.key(0), mj.Mocha(), problem(), num_rounds=1, watch=True),  # type: ignore[arg-type]
+        "watch must be a Watch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make()
