@@ -15,7 +15,7 @@ import mocha_jax as mj
 from experiments import common
 from mocha_jax import plotting
 
-TARGET = 1e-2
+TARGETS = (1e-1, 1e-2)  # the curves drawn are those tuned for the last
 METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
 
 
@@ -31,9 +31,11 @@ def main() -> None:
         settings = grids(key, problem, best, options.scale)
         panels = {}
         for i, network in enumerate(common.NETWORKS):
-            chosen = {m: common.tuned(settings[m], i, TARGET) for m in METHODS}
-            seconds = [common.time_to(TARGET, chosen[m][1][i], chosen[m][2]) for m in METHODS]
-            table.append((tasks.name, network, *seconds, *(f"{chosen[m][0]}" for m in METHODS)))
+            for target in TARGETS:
+                chosen = {m: common.tuned(settings[m], i, target) for m in METHODS}
+                seconds = [common.time_to(target, s[1][i], s[2]) for s in chosen.values()]
+                ends = [float(s[1][i][-1]) for s in chosen.values()]
+                table.append((tasks.name, network, target, *seconds, *ends, *(s[0] for s in chosen.values())))
             panels[network] = {m: (s[1][i], s[2]) for m, s in chosen.items()}
             curves += [
                 (tasks.name, network, m, s[0], float(t), float(e))
@@ -46,7 +48,8 @@ def main() -> None:
     common.write(
         options.out / "figure1.csv", ("tasks", "network", "method", "setting", "time", "excess"), common.thin(curves)
     )
-    header = ("tasks", "network", *(f"{m}: time to {TARGET:g}" for m in METHODS), *(f"{m}: setting" for m in METHODS))
+    names = [f"{m}: {what}" for what in ("time to target", "time trained", "setting") for m in METHODS]
+    header = ("tasks", "network", "target", *names)
     common.write(options.out / "figure1_times.csv", header, table)
 
 
@@ -54,7 +57,6 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
     """Every method on its grid."""
     costs = list(common.NETWORKS.values())
     smallest = int(problem.data.sizes.min())
-    largest = int(problem.data.sizes.max())
 
     def rounds(n: int, every: int = 1) -> dict[str, int]:
         return {"num": max(int(n * scale) // every * every, every), "every": every}
@@ -62,53 +64,60 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
     def run(algorithms: mj.Algorithm, names: list[str], num: int, every: int, **kwargs) -> common.Curves:
         return common.run_grid(key, problem, best, algorithms, names, costs, rounds=num, record_every=every, **kwargs)
 
-    # MOCHA: H steps on every node, whatever its data: the clock cycle on nodes that are all alike.
+    # MOCHA: H steps on every node, whatever its data, the clock cycle on nodes that are all alike; or whole epochs.
     mocha = []
-    for epochs, shares in ((1.0, (0.1, 0.3, 1.0)), (4.0, (2.0, 4.0)), (16.0, (8.0, 16.0))):
+    alike = mj.costs.Cost(6.0 * problem.data.num_features, latency=0.0, download=1e30, upload=1e30)
+    for epochs, shares in ((1, (0.1, 0.3, 1.0)), (4, (2.0, 4.0)), (16, (8.0, 16.0)), (32, (32.0,))):
         h = np.maximum(np.round(np.array(shares) * smallest), 1.0)
-        alike = mj.costs.Cost(6.0 * problem.data.num_features, latency=0.0, download=1e30, upload=1e30)
-        systems = mj.grid(lambda seconds, alike=alike: mj.systems.Deadline(seconds, alike), seconds=h + 0.5)
-        algorithms = mj.grid(lambda gamma, e=epochs: mj.Mocha(e, gamma=gamma), gamma=np.ones(len(h)))
-        names = [f"H={int(v)}" for v in h]
-        mocha.append(run(algorithms, names, **rounds(600 if epochs == 1.0 else 200), systems=systems, map_systems=True))
+        cycles = mj.grid(lambda seconds: mj.systems.Deadline(seconds, alike), seconds=np.append(h + 0.5, 1e9))
+        algorithms = mj.grid(lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma), gamma=np.ones(len(h) + 1))
+        names = [*(f"H={int(v)}" for v in h), f"{epochs} epochs"]
+        many = rounds(600 if epochs == 1 else 200)
+        mocha.append(run(algorithms, names, **many, systems=cycles, map_systems=True))
 
     thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
     cocoa = [run(mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas), [f"theta={t}" for t in thetas],
                  **rounds(200))]  # fmt: skip
 
     sdca, sgd = [], []
-    for batch in sorted({max(smallest // 16, 1), max(smallest // 4, 1), smallest, largest}):
+    for batch in sorted({max(smallest // 16, 1), max(smallest // 4, 1), smallest}):
+        many = int(2000 * (smallest / batch) ** 0.5)  # small batches are cheap
         total = float(np.minimum(batch, np.asarray(problem.data.sizes)).sum())
-        betas = np.unique(np.maximum(total * np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2]), 1.0))
+        betas = np.unique(np.maximum(total * 2.0 ** -np.arange(1, 9), 1.0))
         sdca.append(run(mj.grid(lambda beta, b=batch: mj.MiniBatchSdca(b, beta), beta=betas),
-                        [f"b={batch} beta={v:.0f}" for v in betas], **rounds(2000, 10)))  # fmt: skip
-        steps, powers = np.geomspace(0.03, 30.0, 7), (0.0, 0.5)
+                        [f"b={batch} beta={v:.0f}" for v in betas], **rounds(many, 10)))  # fmt: skip
+        steps, powers = np.geomspace(1e-3, 10.0, 9), (0.0, 0.5)
         sgds = mj.grid(lambda power, step_size, b=batch: mj.MiniBatchSgd(b, step_size, power, horizon=100.0),
                        power=powers, step_size=steps)  # fmt: skip
         names = [f"b={batch} step={s:.2g} power={p}" for p in powers for s in steps]
-        sgd.append(run(sgds, names, **rounds(2000, 10)))
+        sgd.append(run(sgds, names, **rounds(many, 10)))
     return {m: common.joined(c) for m, c in zip(METHODS, (mocha, cocoa, sdca, sgd), strict=True)}
 
 
 def show(table: list[tuple]) -> None:
-    """Times to the target in units of MOCHA's."""
-    print(f"\nsimulated time until P <= {1 + TARGET:g} P*, MOCHA, and how many times longer the others need")
-    print(f"{'tasks':<10} {'network':<14} {'MOCHA':>10} {'CoCoA':>8} {'Mb-SDCA':>8} {'Mb-SGD':>8}  tuned settings")
-    for name, network, first, *rest in table:
-        seconds, settings = rest[:3], rest[3:]
-        ratios = [f"{t / first:>8.2f}" if np.isfinite(t) else f"{'never':>8}" for t in seconds]
-        print(f"{name:<10} {network:<14} {first:>10.4g} {' '.join(ratios)}  {', '.join(settings)}")
+    """Times to the targets in units of MOCHA's; where the target was not reached, more than that."""
+    print("\nsimulated time until P / P* - 1 <= target: MOCHA's, and how many times longer the others take")
+    print(
+        f"{'tasks':<10} {'network':<14} {'target':>6} {'MOCHA':>10} {'CoCoA':>8} {'Mb-SDCA':>8} {'Mb-SGD':>8}  settings"
+    )
+    for name, network, target, *rest in table:
+        seconds, ends, settings = rest[:4], rest[4:8], rest[8:]
+        ratios = [
+            f"{t / seconds[0]:>8.2f}" if np.isfinite(t) else f"{f'> {end / seconds[0]:.1f}':>8}"
+            for t, end in zip(seconds[1:], ends[1:], strict=True)
+        ]
+        print(f"{name:<10} {network:<14} {target:>6g} {seconds[0]:>10.4g} {' '.join(ratios)}  {', '.join(settings)}")
 
 
 def draw(panels: dict[str, dict], name: str) -> Figure:
     """A panel per network."""
     figure = Figure(figsize=(10.5, 6.0), layout="constrained")
     for axes, (network, methods) in zip(figure.subplots(2, 3, sharey=True).ravel(), panels.items(), strict=True):
-        ends = [common.time_to(TARGET, t, e) for t, e in methods.values()]
+        ends = [common.time_to(TARGETS[-1], t, e) for t, e in methods.values()]
         slowest = max([t for t in ends if np.isfinite(t)], default=1.0)
         for (method, (t, e)), colour in zip(methods.items(), plotting.COLOURS, strict=False):
             axes.plot(t, e, color=colour, lw=1.6, label=method)
-        axes.axhline(TARGET, color="0.6", lw=0.8, ls=":")
+        axes.axhline(TARGETS[-1], color="0.6", lw=0.8, ls=":")
         axes.set_xscale("log")
         axes.set_xlim(min(t[0] for t, _ in methods.values()) * 0.9, slowest * 3.0)
         axes.set_ylim(1e-4, 10.0)

@@ -71,9 +71,9 @@ def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: f
     thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
     cocoa = mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas)
     total = smallest * data.num_tasks
-    betas = total / np.array([32, 16, 8, 4, 2])
+    betas = total * 2.0 ** -np.arange(1, 9)
     sdca = mj.grid(lambda beta: mj.MiniBatchSdca(smallest, beta), beta=betas)
-    steps, powers = np.geomspace(0.03, 30.0, 7), (0.0, 0.5)
+    steps, powers = np.geomspace(1e-3, 10.0, 9), (0.0, 0.5)
     sgd = mj.grid(lambda power, step_size: mj.MiniBatchSgd(smallest, step_size, power, horizon=100.0),
                   power=powers, step_size=steps)  # fmt: skip
     parts = (

@@ -27,8 +27,8 @@ class Algorithm(Pytree):
 
     A state is whatever the next round needs, and has a field ``round``, the rounds done: the
     drivers derive each round's randomness from it. All methods are pure and may be jitted, mapped
-    and differentiated; an algorithm's own settings are static fields or array leaves. So a whole tuning grid
-    is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
+    and, where no loop has an open end, differentiated; an algorithm's own settings are static fields or array
+    leaves. So a whole tuning grid is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
     """
 
     def prepare(self, problem: Problem) -> Problem:
@@ -52,15 +52,19 @@ class Algorithm(Pytree):
         """Steps of a full round of each node, ``[m]`` int32: what systems cut from."""
 
     @abstractmethod
-    def step_flops(self, problem: Problem) -> float:
-        """Floating-point operations of one step of a node."""
+    def step_flops(self, problem: Problem) -> Array | float:
+        """Floating-point operations of one step of a node, [] or ``[m]``."""
+
+    def fixed_flops(self, problem: Problem) -> Array | float:
+        """Floating-point operations of a node's round besides its steps, at most, [] or ``[m]``."""
+        return 0.0
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
         """What a full round asks of the nodes. A message is one vector of d numbers each way."""
         dtype, d = problem.data.x.dtype, problem.data.num_features
         numbers = jnp.asarray(d, dtype)
-        flops = jnp.asarray(self.step_flops(problem), dtype)
-        return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), flops, numbers, numbers)
+        step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))
+        return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), step, fixed, numbers, numbers)
 
     def measure_theta(self, key: Array, before: Any, after: Any, problem: Problem, tol: Array) -> tuple[Array, Array]:
         r"""How far each node is from solving its subproblem after a round, :math:`\theta_t^h` of eq. (5).

@@ -24,10 +24,11 @@ class Cocoa(SubproblemMethod):
 
     .. math:: \theta_t^h \le \frac{g}{g + G(0) - G(\Delta\alpha)} \le \theta .
 
-    A node whose work runs out first is *capped*: ``history.capped`` counts these. What the gaps cost is charged.
+    A node whose work runs out first is *capped*: ``history.capped`` counts these. What the gaps cost is charged. A gap
+    that is nothing but rounding stops a node too. The loop has an open end, so there is no reverse-mode derivative.
 
     Args:
-      theta: relative accuracy in [0, 1); 0 is reached only where a gap vanishes, otherwise every node is capped.
+      theta: relative accuracy in [0, 1); with 0 a node goes on until its gap is nothing but rounding, or it is capped.
       max_epochs: passes over its own data that a node makes in a round at most, an integer >= 1.
       sigma_prime, gamma, omega_every, server, smoothing: as in `Mocha`.
 
@@ -48,19 +49,32 @@ class Cocoa(SubproblemMethod):
         _check.integer("Cocoa", 1, max_epochs=self.max_epochs)
 
     def full_work(self, problem: Problem) -> Array:
-        return self.max_epochs * problem.data.sizes
+        # So many passes or as many steps as an int32 can count.
+        sizes = problem.data.sizes
+        most = jnp.iinfo(jnp.int32).max // jnp.maximum(sizes, 1)
+        return jnp.minimum(most, min(self.max_epochs, jnp.iinfo(jnp.int32).max)) * sizes
 
-    def step_flops(self, problem: Problem) -> float:
-        return STEP_FLOPS * problem.data.num_features
+    def _gap_flops(self, problem: Problem) -> Array:
+        """Operations of one gap: the predictions of all rows, w + q u before that and q |u|^2 / 2 after, ``[m]``."""
+        d, rows = problem.data.num_features, problem.data.sizes.astype(problem.data.x.dtype)
+        return 2.0 * d * rows + 4.0 * d
+
+    def step_flops(self, problem: Problem) -> Array:
+        # With its share of the gap after the pass.
+        rows = jnp.maximum(problem.data.sizes, 1).astype(problem.data.x.dtype)
+        return STEP_FLOPS * problem.data.num_features + self._gap_flops(problem) / rows
+
+    def fixed_flops(self, problem: Problem) -> Array:
+        # A gap before the first pass, and after the last one a whole one though it may have been cut short.
+        return 2.0 * self._gap_flops(problem)
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
-        sub, budget, d = self.subproblems(state, problem), work.budget(), problem.data.num_features
+        sub, budget = self.subproblems(state, problem), work.budget(self.full_work(problem))
+        _check.scalar("Cocoa", theta=self.theta)
         theta = jnp.asarray(self.theta, sub.w.dtype)
         found = solve_to(key, sub, theta, budget, passes=self.max_epochs)
         took_part = (budget > 0) & (problem.data.sizes > 0)
-        capped = took_part & (found.theta > theta)
-        # A gap: the predictions of all rows, w + q u before that and q |u|^2 / 2 after.
-        checks, steps, rows = (a.astype(sub.w.dtype) for a in (found.checks, found.steps, problem.data.sizes))
-        flops = steps * self.step_flops(problem) + checks * (2.0 * d * rows + 4.0 * d)
-        info = Info(found.steps, flops, capped)
+        checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
+        flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)
+        info = Info(found.steps, flops, took_part & ~found.reached(theta))
         return self._aggregated(sub, found.beta, found.u, took_part.astype(sub.w.dtype), info)

@@ -83,6 +83,8 @@ class DualMethod(Algorithm):
     def adopt(self, state: MochaState, problem: Problem) -> MochaState:
         """Keep the duals, the round and what the server learned; derive everything else from the problem."""
         data, server = problem.data, self._server(problem)
+        if not isinstance(state, MochaState):
+            raise ValueError(f"{type(self).__name__}: the state is a {type(state).__name__}, not one of a dual method.")
         if state.beta.shape != data.y.shape or state.v.shape != (data.num_tasks, data.num_features):
             raise ValueError(
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "

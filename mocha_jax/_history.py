@@ -72,6 +72,7 @@ class Progress(Pytree):
 
     state: Any
     time: Array  # [] simulated seconds
+    lag: Array  # [] what rounding has kept from them
     bytes_down: Array  # []
     bytes_up: Array  # []
     busy: Array  # [m] simulated seconds of each node
@@ -94,7 +95,7 @@ def start(algorithm: Algorithm, problem: Problem, state: Any = None, watch: Watc
         nodes = Nodes(counts, reals, counts, theta, theta)
     return Progress(
         state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
-        time=zero, bytes_down=zero, bytes_up=zero, busy=reals, answered=counts,
+        time=zero, lag=zero, bytes_down=zero, bytes_up=zero, busy=reals, answered=counts,
         joint_dual=jnp.full((), -jnp.inf, dtype), steps=nothing, active=nothing, capped=nothing, nodes=nodes,
     )  # fmt: skip
 
@@ -104,9 +105,13 @@ def count(
     theta: tuple[Array, Array] | None,
 ) -> Progress:  # fmt: skip
     """Add up a round: what the nodes did, how long it took and what went over the network."""
-    present = (work.budget() > 0) & (problem.data.sizes > 0)
+    present = (work.budget(request.steps) > 0) & (problem.data.sizes > 0)
     seconds = jnp.where(present, cost.seconds(info.flops, request.down, request.up), 0.0)
-    took_part, number = present.astype(jnp.int32), jnp.sum(present).astype(seconds.dtype)
+    took_part = present.astype(jnp.int32)
+    width = jnp.sum(jnp.where(present, jnp.asarray(cost.bytes_per_number), 0.0))
+    # What adding a round's seconds to a long time rounds off is kept and added later.
+    spent = progress.lag + cost.round_seconds(seconds)
+    time = progress.time + spent
     nodes = progress.nodes
     if nodes is not None:
         nodes = nodes.replace(
@@ -115,9 +120,10 @@ def count(
         if theta is not None:
             nodes = nodes.replace(theta=theta[0], theta_error=theta[1])
     return progress.replace(
-        time=progress.time + cost.round_seconds(seconds),
-        bytes_down=progress.bytes_down + number * request.down * cost.bytes_per_number,
-        bytes_up=progress.bytes_up + number * request.up * cost.bytes_per_number,
+        time=time,
+        lag=spent - (time - progress.time),
+        bytes_down=progress.bytes_down + width * request.down,
+        bytes_up=progress.bytes_up + width * request.up,
         busy=progress.busy + seconds,
         answered=progress.answered + took_part,
         steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
@@ -134,7 +140,7 @@ def record(progress: Progress, problem: Problem, c: Certificate) -> tuple[Progre
     history = History(
         progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
         c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,
-        progress.time, progress.bytes_down, progress.bytes_up, safe_ratio(busy, progress.time),
+        progress.time, progress.bytes_down, progress.bytes_up, jnp.minimum(safe_ratio(busy, progress.time), 1.0),
         progress.steps, progress.active, progress.capped, progress.nodes,
     )  # fmt: skip
     zero = jnp.zeros_like(progress.steps)

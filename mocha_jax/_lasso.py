@@ -83,4 +83,5 @@ class Lasso(Dense):
         r = v - matmul(self.precision, w)
         p = jnp.clip(r, -self.lam1, self.lam1)
         off = r - p
-        return 0.5 * jnp.sum(off * matmul(self.matrix, off)) + jnp.sum(self.lam1 * jnp.abs(w) - p * w)
+        penalty = jnp.maximum(self.lam1 * jnp.abs(w) - p * w, 0.0)
+        return jnp.maximum(0.5 * jnp.sum(off * matmul(self.matrix, off)), 0.0) + jnp.sum(penalty)

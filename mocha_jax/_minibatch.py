@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,11 +72,21 @@ def _batch_work(batch: Hyperparameter | int, limit: int | None, data: TaskData) 
     size = jnp.asarray(batch, jnp.int32)
     if size.ndim:
         raise ValueError("batch is an array: map over it with jax.vmap, the algorithm as argument.")
-    rows = data.y.shape[1]
-    return jnp.minimum(data.sizes, size), rows if limit is None else min(limit, rows)
+    room = data.y.shape[1] if limit is None else min(limit, data.y.shape[1])
+    return jnp.minimum(data.sizes, jnp.clip(size, 0, room)), room
 
 
-class MiniBatchSdca(DualMethod):
+class _Batched(Algorithm):
+    """An algorithm with a batch and room for it."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the room follows a changed batch."""
+        if "batch" in changes:
+            changes = {"limit": None, **changes}
+        return super().replace(**changes)
+
+
+class MiniBatchSdca(_Batched, DualMethod):
     r"""Mini-batch stochastic dual coordinate ascent (E.3).
 
     Every node takes a random batch of its samples and finds for each the best change of its dual variable *as
@@ -118,8 +128,9 @@ class MiniBatchSdca(DualMethod):
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
         data, loss, dtype = problem.data, problem.loss, problem.data.x.dtype
+        _check.scalar("MiniBatchSdca", beta=self.beta)
         full, limit = _batch_work(self.batch, self.limit, data)
-        batch = _draw(key, data, jnp.minimum(work.budget(), full), limit)
+        batch = _draw(key, data, work.budget(full), limit)
         node = jnp.arange(data.num_nodes)[:, None]
         old = state.beta[node, batch.rows]
         z = jnp.einsum("mbd,md->mb", batch.x, data.to_nodes(state.server.model), precision=EXACT)
@@ -147,7 +158,7 @@ class SgdState(Pytree):
     change: Array  # [] by how much replacing it lowered the objective, infinite before that
 
 
-class MiniBatchSgd(Algorithm):
+class MiniBatchSgd(_Batched):
     r"""Mini-batch stochastic subgradient descent on the primal (E.3).
 
     In round h, with batches :math:`B_k` of the :math:`n_k` samples of node k, for every task of which a node answers,
@@ -156,7 +167,8 @@ class MiniBatchSgd(Algorithm):
        + \partial_t R(W)\Big], \qquad \eta_h = \eta\,(1 + h / h_0)^{-p} .
 
     The bracket is an unbiased estimate of a subgradient of P; with a batch of all samples it is one. Where only
-    some nodes of a task answer, they stand for all of it. The certificate uses the dual point
+    some nodes of a task answer, they stand for all of it. Where Omega is singular, all weights are kept in its range.
+    The certificate uses the dual point
     :math:`\beta = -\ell'(z)` of the current weights.
 
     Args:
@@ -226,8 +238,9 @@ class MiniBatchSgd(Algorithm):
 
     def step(self, key: Array, state: SgdState, problem: Problem, work: Work) -> tuple[SgdState, Info]:
         data, loss, dtype = problem.data, problem.loss, problem.data.x.dtype
+        _check.scalar("MiniBatchSgd", step_size=self.step_size, power=self.power, horizon=self.horizon)
         full, limit = _batch_work(self.batch, self.limit, data)
-        batch = _draw(key, data, jnp.minimum(work.budget(), full), limit)
+        batch = _draw(key, data, work.budget(full), limit)
         z = jnp.einsum("mbd,md->mb", batch.x, data.to_nodes(state.w), precision=EXACT)
         slope = jnp.where(batch.real, batch.weight * loss.derivative(z, batch.y), 0.0)
         sizes, done = data.sizes.astype(dtype), batch.count.astype(dtype)

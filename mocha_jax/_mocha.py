@@ -74,6 +74,7 @@ class SubproblemMethod(DualMethod):
 
     def _aggregated(self, sub: Subproblems, beta: Array, u: Array, share: Array, info: Info) -> Local:
         r"""A share :math:`\gamma` of what the nodes found (Appendix C)."""
+        _check.scalar(type(self).__name__, gamma=self.gamma)
         gamma = jnp.asarray(self.gamma, sub.beta.dtype)
         beta = sub.loss.project(sub.beta + gamma * (beta - sub.beta), sub.data.y)
         return Local(beta, gamma * u, gamma * share, info)
@@ -133,10 +134,10 @@ class Mocha(SubproblemMethod):
         return STEP_FLOPS * problem.data.num_features
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
-        sub = self.subproblems(state, problem)
+        sub, full = self.subproblems(state, problem), self.full_work(problem)
         beta, u, steps = ascend(
-            key, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(), passes=math.ceil(self.local_epochs)
+            key, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full), passes=math.ceil(self.local_epochs)
         )
         done = steps.astype(u.dtype)
         info = Info(steps, done * self.step_flops(problem), jnp.zeros_like(work.active))
-        return self._aggregated(sub, beta, u, safe_ratio(done, self.full_work(problem).astype(u.dtype)), info)
+        return self._aggregated(sub, beta, u, safe_ratio(done, full.astype(u.dtype)), info)

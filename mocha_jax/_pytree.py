@@ -98,19 +98,25 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
     >>> jax.vmap(last_gap)(rivals).shape
     (4,)
     """
-    values = [a.ravel() for a in np.meshgrid(*axes.values(), indexing="ij")]
-    record, size = make(**dict(zip(axes, values, strict=True))), values[0].size
+    if not axes:
+        raise ValueError("grid: name at least one setting, e.g. grid(make, lam=[0.1, 1.0]).")
+    values = [a.ravel() for a in np.meshgrid(*(np.asarray(a) for a in axes.values()), indexing="ij")]
+    size = values[0].size
+    combinations = [dict(zip(axes, row, strict=True)) for row in zip(*values, strict=True)]
+    first = make(**{name: value.item() for name, value in combinations[0].items()})
+    leaves = {f.name for f in dataclasses.fields(first) if not f.metadata.get("static")}  # type: ignore[arg-type]
+    if not set(axes) <= leaves:  # what they become is up to `make`: one record each
+        records = [make(**{name: value.item() for name, value in c.items()}) for c in combinations]
+        if len({str(jax.tree.structure(r)) for r in records}) > 1:
+            raise ValueError(f"grid: the records differ in static fields, which cannot be mapped over; vary {leaves}.")
+        return jax.tree.map(lambda *leaf: np.stack([np.asarray(a) for a in leaf]), *records)
+    record = make(**dict(zip(axes, values, strict=True)))
 
     def stacked(leaf: Any) -> Any:
         return np.broadcast_to(leaf, (size, *np.shape(leaf)))
 
-    others = {k: jax.tree.map(stacked, v) for k, v in _leaves_of(record).items() if k not in axes}
+    others = {name: jax.tree.map(stacked, getattr(record, name)) for name in leaves - set(axes)}
     return record.replace(**others)
-
-
-def _leaves_of(record: Pytree) -> dict[str, Any]:
-    """The fields that are not static, by name."""
-    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if not f.metadata.get("static")}  # type: ignore[arg-type]
 
 
 def fields_of(record: Pytree) -> dict[str, Any]:

@@ -117,11 +117,15 @@ def settle(
         return leaf.astype(problem.data.x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
+    systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
+    _check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
+    _check.instance("solve or run", "cost", cost, Cost, "costs.lte()")
+    cost.check_nodes(problem.data.num_nodes)
     if watch is not None:
         _check.instance("solve or run", "watch", watch, Watch, "Watch()")
         if watch.theta is not None and record_every != 1:
             raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
-    algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems or Full(), cost or Cost(), watch))
+    algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
     return Setting(algorithm, problem, systems, cost, watch)
 
 

@@ -281,7 +281,7 @@ def _solution(
     message = {
         Status.CONVERGED: f"converged: {name} {residual:.2g} <= {tol} after {rounds} rounds",
         Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with {name} {residual:.2g}",
-        Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the scale of the data",
+        Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the data's scale and step sizes",
         Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
     }[status]
     answered, sizes = np.asarray(where.answered), np.asarray(problem.data.sizes)
@@ -294,5 +294,5 @@ def _solution(
     return Solution(
         problem=problem, weights=run.algorithm.weights(state), state=state, relation=relation, certificate=certificate,
         history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
-        utilisation=np.asarray(where.busy) / max(float(where.time), np.finfo(np.float32).tiny),
+        utilisation=np.minimum(np.asarray(where.busy) / max(float(where.time), np.finfo(np.float32).tiny), 1.0),
     )  # fmt: skip

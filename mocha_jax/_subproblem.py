@@ -48,6 +48,11 @@ class Subproblems(Pytree):
         """Each node's sum of c F(z, beta), ``[m]``."""
         return jnp.sum(weighted(self.data, self.loss.fenchel_young(z, beta, self.data.y)), axis=1)
 
+    def noise(self, z: Array, beta: Array) -> Array:
+        """What rounding may make of a sum of Fenchel-Young terms, ``[m]``."""
+        terms = weighted(self.data, jnp.abs(z * beta) + jnp.abs(self.loss.value(z, self.data.y)))
+        return _ROUNDING * jnp.finfo(z.dtype).eps * jnp.sum(terms, axis=1)
+
     def distance(self, u: Array) -> Array:
         """Q |u|^2 / 2, ``[m]``."""
         return 0.5 * self.q * jnp.sum(u**2, axis=1)
@@ -66,6 +71,7 @@ class Solved(Pytree):
     u: Array  # [m, d] the change of each node's dual vector
     gap: Array  # [m] bound on G(beta) - G*
     room: Array  # [m] bound on G(start) - G*
+    noise: Array  # [m] a gap below this cannot be told from 0
     steps: Array  # [m] int32 coordinate updates
     checks: Array  # [m] int32 how often a node computed its gap
 
@@ -73,6 +79,10 @@ class Solved(Pytree):
     def theta(self) -> Array:
         r"""A bound on :math:`\theta` of `beta`, ``[m]``: gap / room, 0 where there was no room."""
         return safe_ratio(self.gap, self.room)
+
+    def reached(self, theta: Array) -> Array:
+        """Whether the gap certifies `theta`, or is nothing but rounding, ``[m]``."""
+        return (self.gap <= theta * self.room) | (self.gap <= self.noise)
 
 
 def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passes: int) -> Solved:
@@ -88,13 +98,14 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
     sizes = sub.data.sizes
 
     def unfinished(s: Solved) -> Array:
-        return (s.steps < budget) & (s.gap > theta * s.room)
+        return (s.steps < budget) & ~s.reached(theta)
 
     def check(s: Solved, wanted: Array) -> Solved:
         z = sub.predictions(s.u)
         gap = sub.fenchel_young(z, s.beta)
         room = sub.fenchel_young(z, sub.beta) + sub.distance(s.u)
-        return s.replace(gap=gap, room=jnp.maximum(room, gap), checks=s.checks + wanted.astype(jnp.int32))
+        checks = s.checks + wanted.astype(jnp.int32)
+        return s.replace(gap=gap, room=jnp.maximum(room, gap), noise=sub.noise(z, s.beta), checks=checks)
 
     def one_pass(carry: tuple[Array, Solved]) -> tuple[Array, Solved]:
         i, s = carry
@@ -105,7 +116,7 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
         return i + 1, check(s.replace(beta=beta, u=s.u + du, steps=s.steps + done), steps > 0)
 
     nothing = jnp.zeros_like(sizes)
-    start = Solved(sub.beta, jnp.zeros_like(sub.w), sub.q, sub.q, nothing, nothing)
+    start = Solved(sub.beta, jnp.zeros_like(sub.w), sub.q, sub.q, sub.q, nothing, nothing)
     carry = jnp.zeros((), jnp.int32), check(start, (budget > 0) & (sizes > 0))
     return lax.while_loop(lambda c: (c[0] < passes) & jnp.any(unfinished(c[1])), one_pass, carry)[1]
 
@@ -115,7 +126,8 @@ def theta_of(key: Array, sub: Subproblems, beta: Array, tol: Array, *, passes: i
 
     Returns:
       theta ``[m]``: exactly 1 where the duals did not change, NaN where there was nothing to gain but what rounding
-      hides; and a bound on its error ``[m]``, at most `tol` unless that took more than so many passes.
+      hides; and a bound on its error ``[m]``, at most `tol` unless that took more than so many passes,
+      or more digits than there are.
     """
     best = solve_to(key, sub, tol, jnp.full_like(sub.data.sizes, jnp.iinfo(jnp.int32).max), passes=passes)
     z = sub.predictions(best.u)
@@ -127,8 +139,7 @@ def theta_of(key: Array, sub: Subproblems, beta: Array, tol: Array, *, passes: i
         return sub.fenchel_young(z, duals) + sub.distance(apart)
 
     room = above(sub.beta)
-    terms = jnp.abs(z * sub.beta) + jnp.abs(sub.loss.value(z, sub.data.y))
-    visible = room > _ROUNDING * jnp.finfo(room.dtype).eps * jnp.sum(weighted(sub.data, terms), axis=1)
+    visible = room > sub.noise(z, sub.beta)
     moved = jnp.any(jnp.where(sub.data.weight > 0, beta != sub.beta, False), axis=1)
     theta = jnp.where(moved, jnp.clip(safe_ratio(above(beta), room), 0.0, 1.0), 1.0)
     return jnp.where(visible, theta, jnp.nan), jnp.where(visible, safe_ratio(best.gap, room), jnp.nan)

@@ -18,7 +18,8 @@ class Request(Pytree):
 
     round: Array  # [] int32 rounds done before this one
     steps: Array  # [m] int32 steps of a full round
-    step_flops: Array  # [] floating-point operations of one step
+    step_flops: Array  # [] or [m] floating-point operations of one step
+    fixed_flops: Array  # [] or [m] and of everything else in the round, at most
     down: Array  # [] numbers a node receives
     up: Array  # [] numbers a node sends
 
@@ -38,10 +39,14 @@ class Work(Pytree):
                 f"Work: steps and active must both be [m], got shapes {np.shape(self.steps)} and "
                 f"{np.shape(self.active)}."
             )
+        if not jnp.issubdtype(jnp.result_type(self.steps), jnp.integer):
+            raise ValueError(f"Work: steps must be integers, got {jnp.result_type(self.steps)}.")
         if (steps := _check.concrete(self.steps)) is not None and (steps < 0).any():
             node = int(np.argmax(steps < 0))
             raise ValueError(f"Work: node {node} is given {steps[node]} steps; a node that does nothing has 0.")
 
-    def budget(self) -> Array:
-        """Steps of the nodes that answer, 0 for the others, ``[m]``."""
-        return jnp.where(self.active, self.steps, 0)
+    def budget(self, request: Array) -> Array:
+        """Steps of the nodes that answer, at most those of a full round, `request`; 0 for the others, ``[m]``."""
+        if self.steps.shape != request.shape:
+            raise ValueError(f"Work: there are {len(request)} nodes, but steps for {len(self.steps)}.")
+        return jnp.where(self.active, jnp.minimum(self.steps, request), 0)

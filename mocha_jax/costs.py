@@ -9,10 +9,11 @@ of features. A round lasts as long as its slowest active node.
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax import _check
-from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._pytree import Hyperparameter, Pytree, fields_of
 
 
 class Cost(Pytree):
@@ -42,12 +43,24 @@ class Cost(Pytree):
     cycle: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
+        for name, price in fields_of(self).items():
+            if isinstance(price, int):  # as an array it could be too large for an integer
+                object.__setattr__(self, name, float(price))
         _check.positive(
             "Cost",
             flops_per_second=self.flops_per_second, download=self.download, upload=self.upload,
             bytes_per_number=self.bytes_per_number,
         )  # fmt: skip
         _check.nonnegative("Cost", latency=self.latency, cycle=self.cycle)
+
+    def check_nodes(self, num_nodes: int) -> None:
+        """Raise where the prices do not fit that many nodes."""
+        _check.scalar("Cost", cycle=self.cycle)
+        for name, price in fields_of(self).items():
+            if np.shape(price) not in ((), (num_nodes,)):
+                raise ValueError(
+                    f"Cost: {name} must be a number or one per node [{num_nodes}], got shape {np.shape(price)}."
+                )
 
     def message_seconds(self, down: Array | float, up: Array | float) -> Array:
         """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``."""
@@ -60,7 +73,6 @@ class Cost(Pytree):
 
     def round_seconds(self, node_seconds: Array) -> Array:
         """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
-        _check.scalar("Cost", cycle=self.cycle)
         return jnp.maximum(jnp.max(node_seconds), jnp.asarray(self.cycle))
 
 

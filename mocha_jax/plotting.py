@@ -13,7 +13,7 @@ from jax import Array
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mocha_jax._run import History
+from mocha_jax._history import History
 from mocha_jax._solve import Solution
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.

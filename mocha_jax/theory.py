@@ -39,6 +39,7 @@ from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._objective import weighted
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
+from mocha_jax._server import DualState
 
 Real = Array | np.ndarray | float
 
@@ -51,13 +52,13 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
     .. math:: \sigma_t = \max_\beta \frac{\|X_t C_t\beta\|_{M_t}^2}{\|\beta\|_c^2}
        = \bar M_{tt}\,\lambda_{\max}\Big(\sum_i c_i x_i x_i^\top\Big)
 
-    by power iteration, until the residual says that the eigenvalue is known to within `tol`; that much is added, so
-    that the result errs upwards.
+    by power iteration from a random start, until the residual is below `tol` times the value; the residual is added.
+    Eigenvalues that close to the largest cannot be told from it.
 
     Args:
       problem: the problem.
       omega: Omega where it is learned, as the regularizer keeps it; default the initial one.
-      tol: relative accuracy.
+      tol: relative accuracy, about.
     """
     data, regularizer = problem.data, problem.regularizer
     if omega is None:
@@ -101,6 +102,7 @@ def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", 
         raise ValueError(
             f"rate: {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
         )
+    _check.in_unit_interval("rate", open_left=True, gamma=gamma)
     mu = jnp.asarray(problem.loss.mu, problem.data.x.dtype)
     difficulty = sigma(problem, omega) * _safe_scaling(problem, omega, sigma_prime, gamma)
     return jnp.min(mu / (mu + difficulty))
@@ -118,7 +120,7 @@ def _safe_scaling(problem: Problem, omega: Any, rule: str, gamma: float) -> Arra
 class Assumption2(Pytree):
     r"""Assumption 2 as far as a history shows it."""
 
-    p: Array  # [m] share of the rounds in which theta was 1
+    p: Array  # [m] share of the rounds in which theta was 1, of those in which it is known; NaN where none is
     p_max: Array  # []
     theta_hat: Array  # [m] mean theta of the other rounds; NaN where there were none
     theta_max: Array  # [] the largest of these
@@ -156,9 +158,9 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
         total = jnp.sum(jnp.where(where, values, 0.0), axis=0)
         return jnp.where(count > 0, total / jnp.maximum(count, 1.0), empty)
 
-    p = mean(dropped.astype(theta.dtype), known, 0.0)
+    p = mean(dropped.astype(theta.dtype), known, jnp.nan)
     theta_hat = mean(theta, known & ~dropped, jnp.nan)
-    p_max = jnp.max(p)
+    p_max = jnp.nanmax(p)  # NaN, and the assumption not shown to hold, where nothing is known of any node
     theta_max = jnp.max(jnp.where(jnp.isnan(theta_hat), 0.0, theta_hat))
     return Assumption2(p, p_max, theta_hat, theta_max, p_max + (1.0 - p_max) * theta_max)
 
@@ -185,7 +187,9 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.
 
     The paper bounds the distance at the start by n; here it is an argument. Other arguments as in `dual_bound`.
     """
-    return jnp.ceil(jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0)) / ((1.0 - theta_bar) * s * gamma))
+    wanted = jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0))
+    rounds = wanted / jnp.asarray((1.0 - theta_bar) * s * gamma)
+    return jnp.where(wanted > 0, jnp.ceil(rounds), 0.0)
 
 
 def theorem2(
@@ -211,7 +215,7 @@ def theorem2(
         raise ValueError(f"theorem2: {type(problem.loss).__name__} is not Lipschitz; see theorem1.")
     difficulty = sigma(problem, omega) * _safe_scaling(problem, omega, sigma_prime, gamma)
     k = 4.0 * jnp.asarray(lipschitz) ** 2 * jnp.sum(difficulty * jnp.sum(problem.data.weight, axis=1))
-    a = gamma * (1.0 - theta_bar)
+    a = jnp.asarray(gamma * (1.0 - theta_bar))
     early = jnp.maximum(1.0 + jnp.log(2.0 * jnp.asarray(start) / k) / a, 0.0)
     first = jnp.ceil(early + 4.0 * k / (a * tol))
     return first, first + jnp.ceil(2.0 / a * jnp.maximum(1.0, k / (2.0 * tol)))
@@ -236,7 +240,7 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     >>> [bool(corollary8(p).slow) for p in (1 - h**-0.5, 1 - 0.5 / h, jnp.full_like(h, 0.9))]
     [True, False, True]
     """
-    p, theta_hat = jnp.asarray(p), jnp.asarray(theta_hat)
+    p, theta_hat = jnp.asarray(p, float), jnp.asarray(theta_hat, float)
     if p.ndim != 2 or len(p) < 4:
         raise ValueError(f"corollary8: p must be [rounds, tasks] with 4 rounds or more, got shape {p.shape}.")
     _check.in_unit_interval("corollary8", p=p, theta_hat=theta_hat)
@@ -259,6 +263,8 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: An
 
     Omega must not have been replaced in between.
     """
+    if not isinstance(before.server, DualState):
+        raise ValueError('lemma4: the states are not of the dual server; use Mocha(server="dual").')
     data, coupling = problem.data, before.server.coupling
     gamma = jnp.asarray(algorithm.gamma, data.x.dtype)
     sub = algorithm.subproblems(before, problem)

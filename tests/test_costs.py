@@ -112,7 +112,15 @@ def test_costs_map_without_training_again(key):
 BAD = {
     "rate": (lambda: mj.costs.Cost(flops_per_second=0.0), "flops_per_second must be finite and > 0"),
     "latency": (lambda: mj.costs.Cost(latency=-1.0), "latency must be finite and >= 0"),
-    "cycle": (lambda: mj.costs.Cost(cycle=np.ones(3)).round_seconds(jnp.ones(3)), "cycle must be a single number"),
+    "cycle": (lambda: mj.costs.Cost(cycle=np.ones(3)).check_nodes(3), "cycle must be a single number"),
+    "per node": (
+        lambda: mj.costs.Cost(latency=np.ones(3)).check_nodes(5),
+        r"latency must be a number or one per node \[5\]",
+    ),
+    "not a cost": (
+        lambda: mj.run(jax.random.key(0), mj.Mocha(), problem(), num_rounds=1, cost=mj.costs.lte),  # type: ignore[arg-type]
+        "cost must be a Cost",
+    ),
     "ratio": (lambda: mj.costs.relative(0.0), "ratio must be finite and > 0"),
 }
 

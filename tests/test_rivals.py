@@ -29,6 +29,11 @@ def everything(algorithm, p, key):
     return mj.systems.Full().work(key, p.data, algorithm.request(p))
 
 
+def step(algorithm):
+    p, key = problem(), jax.random.key(0)
+    return algorithm.step(key, algorithm.init(p), p, everything(algorithm, p, key))
+
+
 # CoCoA
 
 
@@ -247,6 +252,49 @@ def test_every_rival_solves_every_model(name, key):
         assert (got.gap >= 0).all()
 
 
+def test_cocoa_with_no_cap_to_speak_of(key):
+    p = problem()
+    for cap in (3 * 10**7, 10**8, 10**12):
+        assert (mj.Cocoa(0.1, max_epochs=cap).full_work(p) > 10**8).all()
+    # A gap that is only rounding ends a node's work: theta of 0 would never be certified.
+    narrow = problem(dtype=np.float32)
+    _, h = mj.run(key, mj.Cocoa(0.0, max_epochs=10**6), narrow, num_rounds=3)
+    assert not h.capped.any()
+
+
+def test_cocoa_keeps_a_deadline_gaps_included(key):
+    p = problem(low=10, high=60)
+    cost = mj.costs.Cost(np.array([1e3, 3e3, 1e4, 1e5, 1e6]), latency=0.1, download=1e9, upload=1e9)
+    for seconds in (0.3, 1.0, 3.0):
+        systems = mj.systems.Deadline(seconds, cost)
+        h = mj.run(key, mj.Cocoa(1e-3), p, num_rounds=4, systems=systems, cost=cost, watch=mj.Watch())[1]
+        assert np.max(h.nodes.seconds) <= seconds * (1 + 1e-9)
+        assert h.active[-1] >= 1
+
+
+def test_grids_of_what_a_function_makes(key):
+    networks = mj.grid(mj.costs.relative, ratio=[10.0, 100.0, 1000.0])
+    assert np.shape(networks.download) == (3,)
+    times = jax.vmap(lambda c: mj.run(key, mj.Mocha(), problem(), num_rounds=2, cost=c)[1].simulated_time[-1])(networks)
+    alone = [
+        mj.run(key, mj.Mocha(), problem(), num_rounds=2, cost=mj.costs.relative(r))[1].simulated_time[-1]
+        for r in (10.0, 100.0, 1000.0)
+    ]
+    np.testing.assert_allclose(times, alone)
+    deadlines = mj.grid(lambda rate: mj.systems.Deadline(0.3, mj.costs.lte(rate)), rate=np.geomspace(1e2, 1e6, 5))
+    assert np.shape(deadlines.cost.flops_per_second) == (5,)
+    with pytest.raises(ValueError, match="name at least one setting"):
+        mj.grid(mj.Mocha)
+    with pytest.raises(ValueError, match="static fields, which cannot be mapped over"):
+        mj.grid(mj.Mocha, local_epochs=[1.0, 2.0])
+
+
+def test_room_for_a_batch_follows_the_batch():
+    p = problem(low=10, high=30)
+    assert mj.MiniBatchSdca(batch=2).replace(batch=8).full_work(p).tolist() == [8] * 5
+    assert jax.jit(lambda b: mj.MiniBatchSgd(b, limit=3).full_work(p))(50).tolist() == [3] * 5
+
+
 def test_settings_of_different_kinds_map(key):
     p = problem()
     grid = mj.grid(mj.MiniBatchSgd, batch=[1, 4], step_size=[0.01, 0.1, 1.0])
@@ -271,6 +319,13 @@ BAD = {
     "beta": (lambda: mj.MiniBatchSdca(batch=4, beta=0.5), "beta must be finite and >= 1"),
     "limit": (lambda: mj.MiniBatchSgd(batch=4, limit=2), "batch 4 exceeds limit 2"),
     "step": (lambda: mj.MiniBatchSgd(batch=4, step_size=0.0), "step_size must be finite and > 0"),
+    "one a feature": (lambda: step(mj.MiniBatchSgd(4, np.ones(4))), "step_size must be a single number"),
+    "one a slot": (lambda: step(mj.MiniBatchSdca(4, np.arange(1.0, 5))), "beta must be a single number"),
+    "one a node": (lambda: step(mj.Cocoa(np.linspace(0.1, 0.5, 5))), "theta must be a single number"),
+    "gamma a node": (lambda: step(mj.Mocha(gamma=np.ones(5))), "gamma must be a single number"),
+    "state": (
+        lambda: mj.solve(problem(), state=mj.MiniBatchSgd(4).init(problem())), "state is a SgdState, not one of a dual"
+    ),
     "map": (lambda: mj.MiniBatchSgd(batch=np.array([1, 2])).request(problem()), "map over it with jax.vmap"),
     "theta of SGD": (
         lambda: mj.run(jax.random.key(0), mj.MiniBatchSgd(4), problem(), num_rounds=1, watch=mj.Watch(theta=1e-3)),

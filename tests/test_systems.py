@@ -211,7 +211,44 @@ def test_history_counts_time_and_steps(data, key):
 
 
 KEY = jax.random.key(0)
+
+
+def test_no_work_exceeds_a_full_round(data, key):
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    for algorithm in (mj.Mocha(0.5), mj.Mocha(1.5)):
+        work = Work(jnp.full(5, 10_000, jnp.int32), jnp.ones(5, bool))
+        _, info = algorithm.step(key, algorithm.init(problem), problem, work)
+        np.testing.assert_array_equal(info.steps, algorithm.full_work(problem))
+
+
+def test_a_long_clock_keeps_its_seconds(key):
+    problem = mj.Problem(zoo.data(m=1, d=1, dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    cost = mj.costs.Cost(1e12, latency=0.1, download=1e12, upload=1e12)
+    _, h = mj.run(key, mj.Mocha(0.1), problem, num_rounds=100_000, record_every=100_000, cost=cost)
+    np.testing.assert_allclose(h.simulated_time[-1], 1e4, rtol=1e-6)
+    assert h.utilisation[-1] <= 1
+
+
 BAD = {
+    "mask": (lambda data, full: NeverAnswers((False, True)), "nodes are indices"),
+    "half a node": (lambda data, full: NeverAnswers((1.7,)), "nodes are indices"),  # type: ignore[arg-type]
+    "NaN trace": (lambda data, full: Trace(np.full((2, 5), np.nan)), "NaN or infinite"),
+    "and a number": (lambda data, full: Dropout(0.3) & 0.5, "the right side must be a System"),  # type: ignore[operator]
+    "half a step": (lambda data, full: Work(jnp.array([2.5]), jnp.ones(1, bool)), "steps must be integers"),
+    "one for all": (
+        lambda data, full: Work(jnp.ones(1, jnp.int32), jnp.ones(1, bool)).budget(full.steps),
+        "5 nodes, but steps for 1",
+    ),
+    "a class": (
+        lambda data, full: mj.run(
+            KEY,
+            mj.Mocha(),
+            mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)),
+            num_rounds=1,
+            systems=Full,  # type: ignore[arg-type]
+        ),
+        "systems must be a System",
+    ),
     "p": (lambda data, full: Dropout(1.5), r"p must be in \[0, 1\]"),
     "p per task": (lambda data, full: Dropout(np.array([0.1, -0.2])), r"p must be in \[0, 1\]"),
     "p shape": (lambda data, full: Dropout(np.ones(3)).work(KEY, data, full), r"one per task \[5\]"),

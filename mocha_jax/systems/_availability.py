@@ -32,7 +32,7 @@ class Dropout(System):
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         p, tasks = jnp.asarray(self.p, data.x.dtype), data.num_tasks
-        if p.ndim > 2 or (p.ndim and p.shape[-1] != tasks):
+        if p.ndim > 2 or (p.ndim and (p.shape[-1] != tasks or not len(p))):
             raise ValueError(
                 f"Dropout: p must be a number, one per task [{tasks}] or one per round and task [rounds, {tasks}], "
                 f"got shape {p.shape}."
@@ -94,10 +94,10 @@ class NeverAnswers(System):
     nodes: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        nodes = tuple(int(k) for k in np.atleast_1d(np.asarray(self.nodes, dtype=int)))
-        if any(k < 0 for k in nodes):
-            raise ValueError(f"NeverAnswers: nodes are counted from 0, got {nodes}.")
-        object.__setattr__(self, "nodes", nodes)
+        given = np.atleast_1d(np.asarray(self.nodes))
+        if given.size and (given.dtype.kind not in "iu" or given.min() < 0):
+            raise ValueError(f"NeverAnswers: nodes are indices, integers counted from 0, got {self.nodes}.")
+        object.__setattr__(self, "nodes", tuple(int(k) for k in given))
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         if self.nodes and max(self.nodes) >= data.num_nodes:
@@ -150,6 +150,8 @@ class Trace(System):
     def __post_init__(self) -> None:
         if np.ndim(self.table) != 2 or np.shape(self.table)[0] == 0:
             raise ValueError(f"Trace: table must be [rounds, nodes], got shape {np.shape(self.table)}.")
+        if (table := _check.concrete(self.table)) is not None and not np.isfinite(table).all():
+            raise ValueError("Trace: table has a NaN or infinite entry; write 0 where a node did not answer.")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         table = jnp.asarray(self.table)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._pytree import Pytree
 from mocha_jax._work import Request, Work
@@ -43,6 +44,10 @@ class Both(System):
 
     first: System
     second: System
+
+    def __post_init__(self) -> None:
+        _check.instance("&", "the left side", self.first, System, "systems.Dropout(0.3)")
+        _check.instance("&", "the right side", self.second, System, "systems.Dropout(0.3)")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         a = self.first.work(jax.random.fold_in(key, 0), data, request)

@@ -69,8 +69,8 @@ class Deadline(System):
     Of `seconds`, a node spends what its messages take on its network, and the rest on steps at its clock
     rate. A node whose network is too slow for one step in time is dropped.
 
-    .. math:: \mathrm{steps}_t = \left\lfloor (\mathrm{seconds} - \mathrm{Comm}_t)\,
-       \frac{\mathrm{Clock\ Rate}_t}{\mathrm{FLOPs\ per\ step}} \right\rfloor
+    .. math:: \mathrm{steps}_t = \left\lfloor \frac{(\mathrm{seconds} - \mathrm{Comm}_t)\,\mathrm{Clock\ Rate}_t
+       - \mathrm{fixed\ FLOPs}}{\mathrm{FLOPs\ per\ step}} \right\rfloor
 
     Args:
       seconds: the cycle, > 0.
@@ -94,7 +94,7 @@ class Deadline(System):
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         left = self.seconds - self.cost.message_seconds(request.down, request.up)
-        possible = jnp.floor(left * self.cost.flops_per_second / request.step_flops)
+        possible = jnp.floor((left * self.cost.flops_per_second - request.fixed_flops) / request.step_flops)
         full = request.steps.astype(possible.dtype)
         steps = jnp.clip(possible, 0.0, full).astype(request.steps.dtype)
         return Work(steps, steps > 0)
