@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
@@ -17,6 +18,9 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
+
+# Folded into the run's key for what lasts longer than a round; rounds are counted below it.
+_NO_ROUND = np.uint32(2**32 - 1)
 
 
 class Setting(Pytree):
@@ -41,13 +45,13 @@ def advance(key: Array, run: Setting, progress: Progress) -> Progress:
     """One round. Its randomness depends on the run's key and the round's number only."""
     algorithm, problem, before = run.algorithm, run.problem, progress.state
     request = algorithm.request(problem, before.round)
-    work = run.systems.work(jax.random.fold_in(key, 0), problem.data, request)
-    key = jax.random.fold_in(jax.random.fold_in(key, 1), before.round)
-    state, info = algorithm.step(jax.random.fold_in(key, 0), before, problem, work)
+    work = run.systems.work(jax.random.fold_in(key, _NO_ROUND), problem.data, request)
+    key = jax.random.fold_in(key, before.round)
+    state, info = algorithm.step(jax.random.fold_in(key, 1), before, problem, work)
     theta = None
     if run.watch is not None and run.watch.theta is not None:
         tol = jnp.asarray(run.watch.theta)
-        theta = algorithm.measure_theta(jax.random.fold_in(key, 1), before, state, problem, tol)
+        theta = algorithm.measure_theta(jax.random.fold_in(key, 2), before, state, problem, tol)
     return count(progress.replace(state=state), problem, run.cost, request, work, info, theta)
 
 
