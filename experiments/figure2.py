@@ -2,8 +2,8 @@
 
 In every round each node has a budget drawn from [0.9, 1] (low variability) or [0.1, 1] (high) times the smallest
 node's number of samples: coordinate steps of MOCHA, samples of the mini-batch methods. The central node waits one
-clock cycle, the same for all; CoCoA, whose theta is fixed, is not disturbed but takes as long as it takes. The network is
-LTE, as phones have it and as the authors' code prices it (100 operations a number). Rivals are tuned under the
+clock cycle, the same for all; CoCoA, whose theta is fixed, is not disturbed but takes as long as it takes. The network
+is LTE, as phones have it and as the authors' code prices it (100 operations a number). Rivals are tuned under the
 conditions of each panel.
 """
 
@@ -73,9 +73,8 @@ def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: f
         # One cycle: a full budget's arithmetic and the messages.
         costs = [c.replace(cycle=float(c.seconds(flops * d * smallest, d, d))) for c in NETWORKS.values()]
         rounds = max(int(rounds * scale) // 10, 1) * 10
-        return common.joined([
-            common.run_grid(key, problem, best, algorithms, names, costs, rounds=rounds, record_every=10, systems=budgets)
-        ])  # fmt: skip
+        many = dict(rounds=rounds, record_every=10)
+        return common.joined([common.run_grid(key, problem, best, algorithms, names, costs, systems=budgets, **many)])
 
     betas = smallest * problem.data.num_tasks * 2.0 ** -np.arange(1, 9)
     steps, powers = np.geomspace(1e-3, 10.0, 9), (0.0, 0.5)
