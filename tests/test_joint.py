@@ -297,7 +297,6 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
     ("regularizer", "server", "m"),
     [
         (R.Probabilistic(0.02), "proximal", 3),
-        (R.Probabilistic(0.02), "dual", 3),
         (R.Clustered(0.05, 0.1, 2), "dual", 6),
         (R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3),
     ],
