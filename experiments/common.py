@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import mocha_jax as mj
+from mocha_jax import plotting
 
 NETWORKS = {
     "WiFi": mj.costs.wifi(),
@@ -24,6 +26,8 @@ NETWORKS = {
     "relative 100": mj.costs.relative(100.0),
     "relative 1000": mj.costs.relative(1000.0),
 }
+
+METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
 
 # Of HAR's activities, the one that the paper tells from the rest.
 _SITTING = 4
@@ -76,13 +80,20 @@ def command_line(prog: str, description: str | None) -> argparse.Namespace:
 
 def task_sets(options: argparse.Namespace) -> Iterable[TaskSet]:
     """The files asked for; absent ones are named and skipped. Without any, the synthetic federation."""
-    if not options.data:
-        yield synthetic(jax.random.key(options.seed))
     for path in options.data:
-        if path.exists():
-            yield load(path)
-        else:
+        if not path.exists():
             print(f"{path} is not here: skipped")
+    here = (load(path) for path in options.data if path.exists())
+    for tasks in here if options.data else [synthetic(jax.random.key(options.seed))]:
+        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
+        yield tasks
+
+
+def save(figure: Figure, options: argparse.Namespace, tasks: TaskSet, name: str) -> None:
+    """The picture of one task set."""
+    path = options.out / (f"{name}.png" if tasks.name in ("har", "synthetic") else f"{name}_{tasks.name}.png")
+    figure.savefig(path, dpi=150)
+    print(f"  {path}")
 
 
 def w_step(tasks: TaskSet, lam: float) -> mj.Problem:
@@ -104,6 +115,14 @@ def optimum(problem: mj.Problem, tol: float) -> float:
     gap = best.certificate.residual
     print(f"  optimum {best.primal:.6g}, relative gap {gap:.1g} after {best.rounds} rounds of 4 epochs", flush=True)
     return 0.5 * float(best.certificate.joint_primal + best.certificate.joint_dual)
+
+
+class Curve(NamedTuple):
+    """What one setting led to; `time` with a leading axis over networks until one is chosen."""
+
+    setting: str
+    time: np.ndarray  # [records]
+    excess: np.ndarray  # [records] P / P* - 1
 
 
 class Curves(NamedTuple):
@@ -142,29 +161,36 @@ def run_grid(
     return Curves(list(settings), clock, np.maximum(primal / best - 1.0, 1e-9))
 
 
-def joined(parts: Sequence[Curves]) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Settings of several grids in one list: name, time ``[networks, records]``, excess ``[records]``."""
-    return [(s, c.time[:, i], c.excess[i]) for c in parts for i, s in enumerate(c.settings)]
+def joined(parts: Sequence[Curves]) -> list[Curve]:
+    """Settings of several grids in one list, `time` ``[networks, records]``."""
+    return [Curve(s, c.time[:, i], c.excess[i]) for c in parts for i, s in enumerate(c.settings)]
 
 
-def time_to(target: float, clock: np.ndarray, excess: np.ndarray) -> float:
+def time_to(target: float, curve: Curve) -> float:
     """When the objective was within `target` of the optimum for good; infinite where it never was."""
-    above = np.flatnonzero(~(excess <= target))
+    above = np.flatnonzero(~(curve.excess <= target))
     first = above[-1] + 1 if len(above) else 0
-    return float(clock[first]) if first < len(clock) else np.inf
+    return float(curve.time[first]) if first < len(curve.time) else np.inf
 
 
-def tuned(
-    settings: list[tuple[str, np.ndarray, np.ndarray]], network: int, target: float
-) -> tuple[str, np.ndarray, np.ndarray]:
-    """The setting that reaches the target first on this network; where none does, the one that ends closest."""
+def tuned(settings: dict[str, list[Curve]], network: int, target: float) -> dict[str, Curve]:
+    """Of every method the setting that reaches the target first on this network; where none does, the one that
+    ends closest."""
 
-    def rank(setting: tuple[str, np.ndarray, np.ndarray]) -> tuple[float, float]:
-        _, clock, excess = setting
-        end = np.nan_to_num(excess[-max(len(excess) // 10, 1) :], nan=np.inf)
-        return time_to(target, clock[network], excess), float(np.median(end))
+    def rank(curve: Curve) -> tuple[float, float]:
+        end = np.nan_to_num(curve.excess[-max(len(curve.excess) // 10, 1) :], nan=np.inf)
+        return time_to(target, curve), float(np.median(end))
 
-    return min(settings, key=rank)
+    there = {m: [c._replace(time=c.time[network]) for c in settings[m]] for m in METHODS}
+    return {m: min(curves, key=rank) for m, curves in there.items()}
+
+
+def points(chosen: dict[str, Curve], *names: str) -> list[tuple]:
+    """Rows of a CSV: names, method, setting, and a point of the curve."""
+    return [
+        (*names, m, c.setting, float(t), float(e))
+        for m, c in chosen.items() for t, e in zip(c.time, c.excess, strict=True)
+    ]  # fmt: skip
 
 
 def thin(rows: list[tuple], most: int = 200) -> list[tuple]:
@@ -193,3 +219,13 @@ def style(axes: Axes, title: str, xlabel: str, ylabel: str | None = None) -> Non
         axes.set_ylabel(ylabel)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def panel(axes: Axes, title: str, network: str, chosen: dict[str, Curve], target: float) -> None:
+    """The tuned curves on one network."""
+    for (method, curve), colour in zip(chosen.items(), plotting.COLOURS, strict=False):
+        axes.plot(curve.time, curve.excess, color=colour, lw=1.6, label=method)
+    axes.axhline(target, color="0.6", lw=0.8, ls=":")
+    axes.set_xscale("log")
+    axes.set_ylim(1e-4, 10.0)
+    style(axes, title, "time of one operation" if network.startswith("relative") else "simulated seconds")

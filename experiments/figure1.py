@@ -13,10 +13,8 @@ from matplotlib.figure import Figure
 
 import mocha_jax as mj
 from experiments import common
-from mocha_jax import plotting
 
 TARGETS = (1e-1, 1e-2)  # the curves drawn are those tuned for the last
-METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
 
 
 def main() -> None:
@@ -25,35 +23,29 @@ def main() -> None:
     key = jax.random.key(options.seed)
     table, curves = [], []
     for tasks in common.task_sets(options):
-        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
         problem = common.w_step(tasks, options.lam)
         best = common.optimum(problem, 1e-5)
         settings = grids(key, problem, best, options.scale)
         panels = {}
         for i, network in enumerate(common.NETWORKS):
             for target in TARGETS:
-                chosen = {m: common.tuned(settings[m], i, target) for m in METHODS}
-                seconds = [common.time_to(target, s[1][i], s[2]) for s in chosen.values()]
-                ends = [float(s[1][i][-1]) for s in chosen.values()]
-                table.append((tasks.name, network, target, *seconds, *ends, *(s[0] for s in chosen.values())))
-            panels[network] = {m: (s[1][i], s[2]) for m, s in chosen.items()}
-            curves += [
-                (tasks.name, network, m, s[0], float(t), float(e))
-                for m, s in chosen.items() for t, e in zip(s[1][i], s[2], strict=True)
-            ]  # fmt: skip
-        name = "figure1.png" if tasks.name in ("har", "synthetic") else f"figure1_{tasks.name}.png"
-        draw(panels, tasks.name).savefig(options.out / name, dpi=150)
-        print(f"  {options.out / name}")
+                chosen = common.tuned(settings, i, target)
+                seconds = [common.time_to(target, c) for c in chosen.values()]
+                ends = [float(c.time[-1]) for c in chosen.values()]
+                table.append((tasks.name, network, target, *seconds, *ends, *(c.setting for c in chosen.values())))
+            panels[network] = chosen
+            curves += common.points(chosen, tasks.name, network)
+        common.save(draw(panels, tasks.name), options, tasks, "figure1")
     show(table)
     common.write(
         options.out / "figure1.csv", ("tasks", "network", "method", "setting", "time", "excess"), common.thin(curves)
     )
-    names = [f"{m}: {what}" for what in ("time to target", "time trained", "setting") for m in METHODS]
+    names = [f"{m}: {what}" for what in ("time to target", "time trained", "setting") for m in common.METHODS]
     header = ("tasks", "network", "target", *names)
     common.write(options.out / "figure1_times.csv", header, table)
 
 
-def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dict[str, list]:
+def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dict[str, list[common.Curve]]:
     """Every method on its grid."""
     costs = list(common.NETWORKS.values())
     smallest = int(problem.data.sizes.min())
@@ -91,7 +83,7 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
                        power=powers, step_size=steps)  # fmt: skip
         names = [f"b={batch} step={s:.2g} power={p}" for p in powers for s in steps]
         sgd.append(run(sgds, names, **rounds(many, 10)))
-    return {m: common.joined(c) for m, c in zip(METHODS, (mocha, cocoa, sdca, sgd), strict=True)}
+    return {m: common.joined(c) for m, c in zip(common.METHODS, (mocha, cocoa, sdca, sgd), strict=True)}
 
 
 def show(table: list[tuple]) -> None:
@@ -109,20 +101,14 @@ def show(table: list[tuple]) -> None:
         print(f"{name:<10} {network:<14} {target:>6g} {seconds[0]:>10.4g} {' '.join(ratios)}  {', '.join(settings)}")
 
 
-def draw(panels: dict[str, dict], name: str) -> Figure:
+def draw(panels: dict[str, dict[str, common.Curve]], name: str) -> Figure:
     """A panel per network."""
     figure = Figure(figsize=(10.5, 6.0), layout="constrained")
-    for axes, (network, methods) in zip(figure.subplots(2, 3, sharey=True).ravel(), panels.items(), strict=True):
-        ends = [common.time_to(TARGETS[-1], t, e) for t, e in methods.values()]
+    for axes, (network, chosen) in zip(figure.subplots(2, 3, sharey=True).ravel(), panels.items(), strict=True):
+        common.panel(axes, f"{name}, {network}", network, chosen, TARGETS[-1])
+        ends = [common.time_to(TARGETS[-1], c) for c in chosen.values()]
         slowest = max([t for t in ends if np.isfinite(t)], default=1.0)
-        for (method, (t, e)), colour in zip(methods.items(), plotting.COLOURS, strict=False):
-            axes.plot(t, e, color=colour, lw=1.6, label=method)
-        axes.axhline(TARGETS[-1], color="0.6", lw=0.8, ls=":")
-        axes.set_xscale("log")
-        axes.set_xlim(min(t[0] for t, _ in methods.values()) * 0.9, slowest * 3.0)
-        axes.set_ylim(1e-4, 10.0)
-        unit = "simulated seconds" if not network.startswith("relative") else "time of one operation"
-        common.style(axes, f"{name}, {network}", unit)
+        axes.set_xlim(min(c.time[0] for c in chosen.values()) * 0.9, slowest * 3.0)
     figure.axes[0].set_ylabel("P / P* - 1")
     figure.axes[3].set_ylabel("P / P* - 1")
     figure.axes[0].legend(frameon=False)

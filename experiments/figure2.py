@@ -9,18 +9,18 @@ conditions of each panel.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 import mocha_jax as mj
 from experiments import common
-from mocha_jax import plotting
 
 TARGET = 1e-2
 VARIABILITY = {"low": 0.9, "high": 0.1}
 NETWORKS = {"LTE": mj.costs.lte(), "relative 100": mj.costs.relative(100.0)}
-METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
 
 
 def main() -> None:
@@ -29,26 +29,24 @@ def main() -> None:
     key = jax.random.key(options.seed)
     table, curves = [], []
     for tasks in common.task_sets(options):
-        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
         problem = common.w_step(tasks, options.lam)
         best = common.optimum(problem, 1e-5)
         undisturbed, panels = cocoa(key, problem, best, options.scale), {}
         for label, low in VARIABILITY.items():
             settings = train(key, problem, best, low, options.scale) | {"CoCoA": undisturbed}
             for i, network in enumerate(NETWORKS):
-                chosen = {m: common.tuned(settings[m], i, TARGET) for m in METHODS}
-                panels[network, label] = {m: (s[1][i], s[2]) for m, s in chosen.items()}
-                seconds = [common.time_to(TARGET, s[1][i], s[2]) for s in chosen.values()]
-                table.append((tasks.name, network, label, *seconds, *(s[0] for s in chosen.values())))
-                curves += [
-                    (tasks.name, network, label, m, s[0], float(t), float(e))
-                    for m, s in chosen.items() for t, e in zip(s[1][i], s[2], strict=True)
-                ]  # fmt: skip
-        name = "figure2.png" if tasks.name in ("har", "synthetic") else f"figure2_{tasks.name}.png"
-        draw(panels, tasks.name).savefig(options.out / name, dpi=150)
-        print(f"  {options.out / name}")
+                chosen = common.tuned(settings, i, TARGET)
+                panels[network, label] = chosen
+                seconds = [common.time_to(TARGET, c) for c in chosen.values()]
+                table.append((tasks.name, network, label, *seconds, *(c.setting for c in chosen.values())))
+                curves += common.points(chosen, tasks.name, network, label)
+        common.save(draw(panels, tasks.name), options, tasks, "figure2")
     print(f"\nsimulated time until P / P* - 1 <= {TARGET:g}")
-    print(f"{'tasks':<10} {'network':<13} {'variability':<12} " + " ".join(f"{m:>9}" for m in METHODS) + "  settings")
+    print(
+        f"{'tasks':<10} {'network':<13} {'variability':<12} "
+        + " ".join(f"{m:>9}" for m in common.METHODS)
+        + "  settings"
+    )
     for name, network, label, *rest in table:
         times = " ".join(f"{t:>9.3g}" for t in rest[:4])
         print(f"{name:<10} {network:<13} {label:<12} {times}  {', '.join(rest[4:])}")
@@ -56,7 +54,7 @@ def main() -> None:
     common.write(options.out / "figure2.csv", header, common.thin(curves))
 
 
-def cocoa(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> list:
+def cocoa(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> list[common.Curve]:
     """CoCoA on its grid, without disturbance."""
     thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
     grid = mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas)
@@ -64,12 +62,12 @@ def cocoa(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> lis
     return common.joined([common.run_grid(key, problem, best, grid, names, list(NETWORKS.values()), rounds=rounds)])
 
 
-def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: float) -> dict[str, list]:
+def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: float) -> dict[str, list[common.Curve]]:
     """The methods that a budget can cut short, under one kind of variability."""
     d, smallest = problem.data.num_features, int(problem.data.sizes.min())
     budgets = mj.systems.UniformBudget(low, 1.0)
 
-    def run(algorithms: mj.Algorithm, names: list[str], rounds: int, flops: float) -> list:
+    def run(algorithms: mj.Algorithm, names: list[str], rounds: int, flops: float) -> list[common.Curve]:
         # One cycle: a full budget's arithmetic and the messages.
         costs = [c.replace(cycle=float(c.seconds(flops * d * smallest, d, d))) for c in NETWORKS.values()]
         rounds = max(int(rounds * scale) // 10, 1) * 10
@@ -88,19 +86,12 @@ def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: f
     }  # fmt: skip
 
 
-def draw(panels: dict[tuple[str, str], dict], name: str) -> Figure:
+def draw(panels: dict[tuple[str, str], dict[str, common.Curve]], name: str) -> Figure:
     """Networks from top to bottom, low variability on the left, high on the right."""
     figure = Figure(figsize=(8.4, 6.4), layout="constrained")
     grid = figure.subplots(2, 2, sharey=True).ravel()
-    panels = {(n, v): panels[n, v] for n in NETWORKS for v in VARIABILITY}
-    for axes, ((network, label), methods) in zip(grid, panels.items(), strict=True):
-        for (method, (t, e)), colour in zip(methods.items(), plotting.COLOURS, strict=False):
-            axes.plot(t, e, color=colour, lw=1.6, label=method)
-        axes.axhline(TARGET, color="0.6", lw=0.8, ls=":")
-        axes.set_xscale("log")
-        axes.set_ylim(1e-4, 10.0)
-        unit = "time of one operation" if network.startswith("relative") else "simulated seconds"
-        common.style(axes, f"{name}, {network}, {label} variability", unit)
+    for axes, (network, label) in zip(grid, itertools.product(NETWORKS, VARIABILITY), strict=True):
+        common.panel(axes, f"{name}, {network}, {label} variability", network, panels[network, label], TARGET)
     grid[0].set_ylabel("P / P* - 1")
     grid[2].set_ylabel("P / P* - 1")
     grid[0].legend(frameon=False)

@@ -29,7 +29,6 @@ def main() -> None:
     key = jax.random.key(options.seed)
     table, rows = [], []
     for tasks in common.task_sets(options):
-        print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
         joint = mj.Problem(tasks.data, tasks.loss, mj.regularizers.Probabilistic(options.lam, 10.0))
         problems = {"update of W": common.w_step(tasks, options.lam), "whole method": joint}
         panels = {}
@@ -38,12 +37,11 @@ def main() -> None:
             panels[label] = curves(key, problem, rounds)
             for name, excess in panels[label].items():
                 done = EVERY * np.arange(1.0, len(excess) + 1)
-                table.append((tasks.name, label, name, *(common.time_to(t, done, excess) for t in TARGETS)))
+                curve = common.Curve(name, done, excess)
+                table.append((tasks.name, label, name, *(common.time_to(t, curve) for t in TARGETS)))
                 rows += [(tasks.name, label, name, int(r), float(e)) for r, e in zip(done, excess, strict=True)]
             print(f"  {label}, task {SILENT} silent: {silent(key, problem, rounds)}")
-        name = "figure3.png" if tasks.name in ("har", "synthetic") else f"figure3_{tasks.name}.png"
-        draw(panels, tasks.name).savefig(options.out / name, dpi=150)
-        print(f"  {options.out / name}")
+        common.save(draw(panels, tasks.name), options, tasks, "figure3")
     print(f"\nrounds of one epoch until P / P* - 1 <= {', '.join(f'{t:g}' for t in TARGETS)}")
     for name, label, drop, *needed in table:
         print(f"{name:<10} {label:<12} {drop:<14} " + " ".join(f"{n:>7.0f}" for n in needed))

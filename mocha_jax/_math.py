@@ -35,5 +35,8 @@ def saturating_ratio(num: Array, den: Array) -> Array:
 
 
 def uniform_bits(key: Array, count: int) -> Array:
-    """Random bits ``[count]``; entry i depends on the key and on i, never on `count`."""
-    return jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i)))(jnp.arange(count))
+    """Random bits ``[count]``; entry i depends on the key and on i, never on `count`.
+
+    JAX draws so as long as its option ``jax_threefry_partitionable`` is on, as it is by default.
+    """
+    return jax.random.bits(key, (count,), jnp.uint32)

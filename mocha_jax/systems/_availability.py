@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._math import uniform_bits
 from mocha_jax._pytree import Hyperparameter, static
 from mocha_jax._work import Request, Work
-from mocha_jax.systems._base import System, per_node, uniform
+from mocha_jax.systems._base import System, per_node
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -77,10 +79,14 @@ class Outages(System):
             raise ValueError(f"Outages: groups must be one per node [{data.num_nodes}], got shape {groups.shape}.")
         _check.scalar("Outages", p=self.p)
         p = jnp.asarray(self.p, data.x.dtype)
-        shift = jnp.floor(self.length * uniform(jax.random.fold_in(key, 0), groups, p.dtype)).astype(jnp.int32)
+
+        def draw(key: Array, number: Array) -> Array:
+            return jax.random.uniform(jax.random.fold_in(key, number), dtype=p.dtype)
+
+        begins, luck = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+        shift = jnp.floor(self.length * jax.vmap(partial(draw, begins))(groups)).astype(jnp.int32)
         window = (request.round + shift) // self.length
-        key = jax.random.fold_in(key, 1)
-        lost = jax.vmap(lambda w, g: uniform(jax.random.fold_in(key, w), g[None], p.dtype)[0])(window, groups) < p
+        lost = jax.vmap(lambda w, g: draw(jax.random.fold_in(luck, w), g))(window, groups) < p
         return Work(request.steps, ~lost)
 
 

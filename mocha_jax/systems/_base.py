@@ -55,11 +55,9 @@ class Both(System):
         return Work(jnp.minimum(a.steps, b.steps), a.active & b.active)
 
 
-def uniform(key: Array, index: Array, dtype: jnp.dtype) -> Array:
-    """Uniform draws in [0, 1), one for every entry of `index`; each depends on the key and its index only."""
-    return jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(key, k), dtype=dtype))(index)
-
-
 def per_node(key: Array, request: Request, dtype: jnp.dtype) -> Array:
-    """Uniform draws in [0, 1), one a node, new in every round, ``[m]``."""
-    return uniform(jax.random.fold_in(key, request.round), jnp.arange(len(request.steps)), dtype)
+    """Uniform draws in [0, 1), one a node, new in every round, ``[m]``.
+
+    As with `uniform_bits`, a node's draw does not depend on how many there are.
+    """
+    return jax.random.uniform(jax.random.fold_in(key, request.round), request.steps.shape, dtype)
