@@ -33,6 +33,19 @@ def test_a_rounds_time_is_its_slowest_nodes(key):
     np.testing.assert_allclose(h.utilisation, np.mean(seconds) / seconds.max())
 
 
+class Terse(mj.Mocha):
+    """Answers with fewer numbers than it is sent."""
+
+    def request(self, problem, round=0):
+        return super().request(problem, round).replace(up=jnp.asarray(2.0))
+
+
+def test_each_direction_is_counted_for_itself(key):
+    _, h = mj.run(key, Terse(), problem(), num_rounds=1, cost=mj.costs.Cost(1e30, 0.0, download=64.0, upload=32.0))
+    np.testing.assert_allclose([h.bytes_down[0], h.bytes_up[0]], [5 * 4 * problem().data.num_features, 5 * 4 * 2])
+    np.testing.assert_allclose(h.simulated_time, 4 * problem().data.num_features / 64 + 4 * 2 / 32)
+
+
 def test_a_solution_says_how_busy_each_node_was():
     p = problem(low=10, high=60)
     cost = mj.costs.Cost(1e3, latency=0.0)

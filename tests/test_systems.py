@@ -71,6 +71,8 @@ def test_partial_epochs(data, full, key):
     assert (steps >= np.floor(0.4 * half(full))).all()
     assert (steps <= np.ceil(1.6 * half(full))).all()
     np.testing.assert_allclose(steps.mean(0), half(full), rtol=0.05)
+    least = np.asarray(PartialEpochs(0.0, 0.0).work(key, data, full).steps)
+    assert least.tolist() == [1] * 5  # a node that answers does something
 
 
 def test_uniform_budget_is_relative_to_the_smallest_node(data, full, key):
@@ -144,6 +146,9 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
     left = 2.0 - np.array([0, 0, 0, 9.0, 0]) - 4 * d / 64 - 4 * d / 32
     want = np.floor(left * np.array([1e3, 1e4, 1e2, 1e3, 1e9]) / (6 * d))
     np.testing.assert_array_equal(work.steps, np.clip(want, 0, full.steps))
+    busy = Deadline(2.0, cost).work(key, data, full.replace(fixed_flops=jnp.asarray(500.0)))
+    want = np.floor((left * np.array([1e3, 1e4, 1e2, 1e3, 1e9]) - 500.0) / (6 * d))
+    np.testing.assert_array_equal(busy.steps, np.clip(want, 0, full.steps))
     assert work.active.tolist() == [True, True, True, False, True]
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     _, history = mj.run(key, mj.Mocha(2.0), problem, num_rounds=3, systems=Deadline(2.0, cost), cost=cost)
@@ -171,6 +176,8 @@ def test_systems_combine(data, full, key):
     assert not work.active[:, 2].any()
     np.testing.assert_allclose(work.active[:, [0, 1, 3, 4]].mean(), 0.5, atol=0.03)
     assert (np.asarray(work.steps) <= np.ceil(half(full))).all()
+    twice = draws(Dropout(0.5) & Dropout(0.5), data, full, key)  # each draws for itself
+    np.testing.assert_allclose(twice.active.mean(), 0.25, atol=0.03)
 
 
 def test_dropped_nodes_do_nothing_and_the_others_do_what_they_are_given(data, key):
