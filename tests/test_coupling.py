@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 import mocha_jax as mj
-from mocha_jax.coupling import SIGMA_PRIME_RULES, Dense, Diagonal, Exchangeable, as_matrix
+from mocha_jax.coupling import SIGMA_PRIME_RULES, Dense, Diagonal, Exchangeable, LowRank, as_matrix
 from tests import zoo
 
 
@@ -74,6 +74,20 @@ def test_rules_are_ordered(seed, m):
         np.testing.assert_allclose(
             spectral[0], max(np.linalg.eigvalsh(scale[:, None] * matrix * scale)[-1], 1), rtol=1e-9
         )
+
+
+@given(seed=st.integers(0, 10_000), m=st.integers(2, 6))
+def test_gradients_undo_the_coupling_and_restriction_keeps_its_range(seed, m):
+    rng = np.random.default_rng(seed)
+    factor = jnp.asarray(rng.normal(size=(m, m - 1)))
+    low_rank = [LowRank(jnp.asarray(b), factor) for b in (0.0, 0.7)]
+    for coupling in couplings(m, seed) + low_rank:
+        matrix, w = np.asarray(as_matrix(coupling)), rng.normal(size=(m, 3))
+        inside = matrix @ np.linalg.lstsq(matrix, w, rcond=1e-9)[0]
+        np.testing.assert_allclose(coupling.restrict(jnp.asarray(w)), inside, rtol=1e-6, atol=1e-8)
+        # A subgradient of R at W: A W with A the pseudo-inverse.
+        want = np.linalg.lstsq(matrix, inside, rcond=1e-9)[0]
+        np.testing.assert_allclose(coupling.gradient(jnp.asarray(inside)), want, rtol=1e-5, atol=1e-6 * abs(want).max())
 
 
 def test_a_task_without_curvature_is_harmless():

@@ -96,6 +96,16 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
         np.testing.assert_allclose(found.u[k], xk.T @ (ck * (beta - bk)), atol=1e-7)
 
 
+@pytest.mark.parametrize("loss", ["hinge", "logistic"])
+def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
+    p = problem(loss=loss, loss_scaling="task_mean")
+    algorithm = mj.Mocha()
+    sub = algorithm.subproblems(mj.run(key, algorithm, p, num_rounds=1)[0], p)
+    found = solve_to(key, sub, jnp.asarray(0.3), jnp.full(5, 10**8, jnp.int32), passes=50)
+    gained = np.asarray(sub.value(sub.beta) - sub.value(found.beta))
+    np.testing.assert_allclose(found.room - found.gap, gained, rtol=1e-8, atol=1e-12)
+
+
 # Mini-batch SDCA
 
 

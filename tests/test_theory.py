@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import mocha_jax as mj
 from mocha_jax import theory
+from mocha_jax.coupling import as_matrix
 from tests import zoo
 
 LIPSCHITZ = ("hinge", "huber")
@@ -167,6 +168,18 @@ def test_lemma_4_and_the_decrease_it_implies(loss, kind, seed, gamma, rule, drop
         state = after
 
 
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_lemma_4_is_an_equality_where_nothing_couples(gamma, key):
+    p = problem("hinge", "independent", loss_scaling="task_mean")
+    algorithm = mj.Mocha(2.0, gamma=gamma)
+    state = algorithm.init(p)
+    for _ in range(2):  # from beta = 0, where the dual is 0, and from where it is not
+        after = _round(key, algorithm, p, state, mj.systems.Full())
+        left, right = theory.lemma4(p, algorithm, state, after)
+        np.testing.assert_allclose(left, right, rtol=1e-12)  # hinge is linear, and sigma' = gamma is exact
+        state = after
+
+
 def test_lemma_4_can_fail_where_sigma_prime_is_too_small(key):
     p = problem("squared", "mean", loss_scaling="task_mean").replace(
         regularizer=mj.regularizers.MeanRegularized(9.0, 1e-3)
@@ -226,6 +239,24 @@ def test_theorem_2_bounds_the_average(loss, key):
     _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=last, systems=systems)
     # D is convex: at the average iterate it is at most the average of D.
     assert best - float(jnp.mean(h.dual[first:])) <= tol
+
+
+def test_the_bounds_are_the_papers_formulas():
+    p = problem("smoothed_hinge", "graph")
+    x, c = np.asarray(p.data.x), np.asarray(p.data.weight)
+    matrix = np.asarray(as_matrix(p.regularizer.coupling(5)))
+    own, prime = np.diag(matrix), np.abs(matrix).sum(1) / np.diag(matrix)
+    largest = np.array([np.linalg.norm(np.sqrt(c[t])[:, None] * x[t], 2) ** 2 for t in range(5)])
+    sigma, mu = own * largest, float(p.loss.mu)
+    s = min(mu / (mu + sigma * prime))
+    np.testing.assert_allclose(theory.rate(p), s, rtol=1e-3)
+    np.testing.assert_allclose(theory.theorem1(8.0, 0.1, s, 0.3, 0.9), np.ceil(np.log(80) / (0.7 * s * 0.9)))
+    hinge = p.replace(loss=mj.losses.Hinge())
+    k, a = 4 * np.sum(prime * sigma * c.sum(1)), 0.5
+    for tol in (1e-2 * k, 10.0 * k):
+        first = max(1 + np.log(2 * 8.0 / k) / a, 0.0) + 4 * k / (a * tol)
+        last = first + 2 / a * max(1.0, k / (2 * tol))
+        np.testing.assert_allclose(theory.theorem2(hinge, 8.0, tol, 0.5), [first, last], rtol=1e-2, atol=1.5)
 
 
 def test_theorem_2_grows_as_the_paper_says():
