@@ -87,7 +87,7 @@ class Task:
         sizes = np.full(m, n)
         data = mj.datasets.classification(jax.random.fold_in(self.key, 1), weights, sizes, label_noise=0.1)
         self.problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1 / (2 * C * n)))
-        self.state = mj.Mocha().init(self.problem)
+        self.state = mj.Mocha(sigma_prime="per_task").init(self.problem)
         self.q = self.state.server.sigma * self.state.server.coupling.diagonal()
 
 
@@ -102,7 +102,7 @@ def measure_library(task: Task, repeats: int) -> dict[str, Any]:
     ms = timed(
         lambda: jax.block_until_ready(compiled(task.key, task.problem.loss, rows, beta, w, task.q, steps)), repeats
     )
-    _, history = mj.run(task.key, mj.Mocha(), task.problem, num_rounds=20)
+    _, history = mj.run(task.key, mj.Mocha(sigma_prime="per_task"), task.problem, num_rounds=20)
     return dict(ms=ms, compile_s=compile_s, gap=float(history.relative_gap[-1]))
 
 

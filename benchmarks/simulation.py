@@ -53,7 +53,15 @@ def measure(m: int, n: int, d: int, turns: int) -> list[dict[str, Any]]:
         began = time.perf_counter()
         key = jax.random.key(1)
         jax.block_until_ready(
-            mj.run(key, mj.Mocha(), problem, num_rounds=ROUNDS, record_every=ROUNDS, systems=world, cost=mj.costs.lte())
+            mj.run(
+                key,
+                mj.Mocha(sigma_prime="per_task"),
+                problem,
+                num_rounds=ROUNDS,
+                record_every=ROUNDS,
+                systems=world,
+                cost=mj.costs.lte(),
+            )
         )
         return 1e3 * (time.perf_counter() - began) / ROUNDS
 

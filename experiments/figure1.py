@@ -62,7 +62,9 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
     for epochs, shares in ((1, (0.1, 0.3, 1.0)), (4, (2.0, 4.0)), (16, (8.0, 16.0)), (32, (32.0,))):
         h = np.maximum(np.round(np.array(shares) * smallest), 1.0)
         cycles = mj.grid(lambda seconds: mj.systems.Deadline(seconds, alike), seconds=np.append(h + 0.5, 1e9))
-        algorithms = mj.grid(lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma), gamma=np.ones(len(h) + 1))
+        algorithms = mj.grid(
+            lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma, sigma_prime="per_task"), gamma=np.ones(len(h) + 1)
+        )
         names = [*(f"H={int(v)}" for v in h), f"{epochs} epochs"]
         many = rounds(600 if epochs == 1 else 200)
         mocha.append(run(algorithms, names, **many, systems=cycles, map_systems=True))

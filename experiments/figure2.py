@@ -10,6 +10,7 @@ conditions of each panel.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import jax
 import numpy as np
@@ -79,7 +80,7 @@ def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: f
     sgd = mj.grid(lambda power, step_size: mj.MiniBatchSgd(smallest, step_size, power, horizon=100.0),
                   power=powers, step_size=steps)  # fmt: skip
     return {
-        "MOCHA": run(mj.grid(mj.Mocha, gamma=[1.0]), ["one epoch"], 4000, 6.0),
+        "MOCHA": run(mj.grid(partial(mj.Mocha, sigma_prime="per_task"), gamma=[1.0]), ["one epoch"], 4000, 6.0),
         "Mb-SDCA": run(mj.grid(lambda beta: mj.MiniBatchSdca(smallest, beta), beta=betas),
                        [f"beta={b:.0f}" for b in betas], 2000, 4.0),
         "Mb-SGD": run(sgd, [f"step={s:.2g} power={p}" for p in powers for s in steps], 2000, 4.0),

@@ -75,9 +75,9 @@ def joint_gaps(key: jax.Array, problem: mj.Problem, scheme: str, rounds: int) ->
     algorithm = {
         "proximal": mj.Mocha(),
         "proximal, Omega every 10": mj.Mocha(omega_every=10),
-        "alternation": mj.Mocha(server="dual"),
-        "alternation, eps 0.01": mj.Mocha(server="dual", smoothing=1e-2),
-        "alternation, eps falling": mj.Mocha(server="dual", omega_every=3),
+        "alternation": mj.Mocha(server="dual", sigma_prime="per_task"),
+        "alternation, eps 0.01": mj.Mocha(server="dual", sigma_prime="per_task", smoothing=1e-2),
+        "alternation, eps falling": mj.Mocha(server="dual", sigma_prime="per_task", omega_every=3),
     }[scheme]
     if not scheme.endswith("falling"):
         return np.asarray(mj.run(key, algorithm, problem, num_rounds=rounds)[1].relative_joint_gap)

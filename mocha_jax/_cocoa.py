@@ -7,11 +7,12 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Info
-from mocha_jax._dual import Local, MochaState
+from mocha_jax._dual import MochaState
 from mocha_jax._local import STEP_FLOPS
 from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
+from mocha_jax._server import Local
 from mocha_jax._subproblem import solve_to
 from mocha_jax._work import Work
 

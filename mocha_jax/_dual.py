@@ -17,16 +17,11 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
-from mocha_jax._math import safe_ratio
 from mocha_jax._objective import Certificate, dual_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, static
-from mocha_jax._server import DualServer, DualState, ProximalServer, ProximalState
+from mocha_jax._server import REFRESH_EVERY, DualServer, Local, ProximalServer, ProximalState
 from mocha_jax._work import Work
-
-# Rounds between two recomputations of V from beta. Adding a round's change to V costs one
-# rounding error; this keeps their sum below what a certificate in float32 can see.
-_REFRESH_EVERY = 64
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
 OMEGA_EVERY = 10
@@ -44,15 +39,6 @@ class MochaState(Pytree):
     def w(self) -> Array:
         """The model, ``[num_tasks, d]``."""
         return self.server.model
-
-
-class Local(Pytree):
-    """What the nodes make of a round."""
-
-    beta: Array  # [m, n] duals, feasible
-    dv: Array  # [m, d] change of each node's dual vector
-    share: Array  # [m] how much of its full work each node did, 0 to 1
-    info: Info
 
 
 class DualMethod(Algorithm):
@@ -78,7 +64,7 @@ class DualMethod(Algorithm):
         """Start from beta = 0, projected on the dual domain."""
         beta = problem.loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
         v = dual_vectors(problem.data, beta)
-        return MochaState(jnp.zeros((), jnp.int32), beta, v, self._server(problem).start(problem, v))
+        return MochaState(jnp.zeros((), jnp.int32), beta, v, self._server(problem).start(problem, beta, v))
 
     def adopt(self, state: MochaState, problem: Problem) -> MochaState:
         """Keep the duals, the round and what the server learned; derive everything else from the problem."""
@@ -90,15 +76,14 @@ class DualMethod(Algorithm):
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
                 f"this data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to other data."
             )
-        kind: type = ProximalState if isinstance(server, ProximalServer) else DualState
-        if not isinstance(state.server, kind):
+        if isinstance(server, ProximalServer) != isinstance(state.server, ProximalState):
             raise ValueError(
-                f"{type(self).__name__}: the state holds a {type(state.server).__name__}, but these settings need "
-                f"a {kind.__name__}; choose the same server and kind of regularizer as in the run it comes from."
+                f"{type(self).__name__}: the state holds a {type(state.server).__name__}, which is none of a "
+                f"{type(server).__name__}; choose the same server and kind of regularizer as in the run it comes from."
             )
         beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
         v = dual_vectors(data, beta)
-        return MochaState(state.round, beta, v, server.adopt(state.server, problem, v))
+        return MochaState(state.round, beta, v, server.adopt(state.server, problem, beta, v))
 
     def extend(self, state: MochaState, problem: Problem) -> MochaState:
         """Continue the state of a trained federation on a problem with new tasks after the old ones.
@@ -131,16 +116,14 @@ class DualMethod(Algorithm):
         beta = jnp.pad(state.beta, [(0, data.num_nodes - m), (0, data.y.shape[1] - n)])
         beta = problem.loss.project(beta, data.y)
         v, server = dual_vectors(data, beta), self._server(problem)
-        return MochaState(state.round, beta, v, server.extend(state.server, problem, v))
+        return MochaState(state.round, beta, v, server.extend(state.server, problem, beta, v))
 
     def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         data = problem.data
         local = self._local(key, state, problem, work)
-        beta, round, dv = local.beta, state.round + 1, data.to_tasks(local.dv)
-        v = lax.cond(round % _REFRESH_EVERY == 0, lambda: dual_vectors(data, beta), lambda: state.v + dv)
-        size = data.sizes.astype(dv.dtype)
-        share = safe_ratio(data.to_tasks(local.share * size), data.to_tasks(size))
-        answer = self._server(problem).respond(problem, state.server, round, beta, v, dv, share)
+        round, dv = state.round + 1, data.to_tasks(local.dv)
+        v = lax.cond(round % REFRESH_EVERY == 0, lambda: dual_vectors(data, local.beta), lambda: state.v + dv)
+        beta, v, answer = self._server(problem).respond(problem, state.server, round, state.beta, local, v)
         return state.replace(round=round, beta=beta, v=v, server=answer), local.info
 
     def certify(self, state: MochaState, problem: Problem) -> Certificate:

@@ -11,13 +11,13 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
 from mocha_jax._data import TaskData
-from mocha_jax._dual import OMEGA_EVERY, DualMethod, Local, MochaState
+from mocha_jax._dual import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._local import visiting_order
 from mocha_jax._math import EXACT, safe_ratio
 from mocha_jax._objective import Certificate, certify, dual_vectors, fenchel_young, predictions
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, static
-from mocha_jax._server import gain_of_updating, keep_omega
+from mocha_jax._server import Local, gain_of_updating, keep_omega
 from mocha_jax._work import Work
 from mocha_jax.coupling import Coupling
 

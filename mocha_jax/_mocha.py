@@ -10,15 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax import _check
+from mocha_jax._adaptive import AdaptiveServer
 from mocha_jax._algorithm import Info
-from mocha_jax._dual import OMEGA_EVERY, DualMethod, Local, MochaState
+from mocha_jax._dual import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._local import STEP_FLOPS, ascend, time_major
 from mocha_jax._math import safe_ratio
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
-from mocha_jax._server import DualServer, ProximalServer
+from mocha_jax._server import DualServer, Local, ProximalServer
 from mocha_jax._subproblem import Subproblems, theta_of
-from mocha_jax._work import Work
+from mocha_jax._work import Request, Work
 from mocha_jax.coupling import SIGMA_PRIME_RULES
 
 SERVERS = ("proximal", "dual")
@@ -37,10 +38,13 @@ class SubproblemMethod(DualMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         name = type(self).__name__
-        _check.one_of(name, "sigma_prime", self.sigma_prime, SIGMA_PRIME_RULES)
+        _check.one_of(name, "sigma_prime", self.sigma_prime, self._rules())
         _check.in_unit_interval(name, open_left=True, gamma=self.gamma)
         if self.server is not None:
             _check.one_of(name, "server", self.server, SERVERS)
+
+    def _rules(self) -> tuple[str, ...]:
+        return SIGMA_PRIME_RULES
 
     def _server(self, problem: Problem) -> Any:
         regularizer = problem.regularizer
@@ -52,6 +56,9 @@ class SubproblemMethod(DualMethod):
             )
         if self.server == "proximal" or (self.server is None and joint):
             return ProximalServer(self.omega_every or 1)
+        return self._dual_server()
+
+    def _dual_server(self) -> Any:
         return DualServer(self.sigma_prime, self.omega_every or OMEGA_EVERY, self.gamma, self.smoothing)
 
     def prepare(self, problem: Problem) -> Problem:
@@ -68,7 +75,8 @@ class SubproblemMethod(DualMethod):
     def measure_theta(
         self, key: Array, before: MochaState, after: MochaState, problem: Problem, tol: Array
     ) -> tuple[Array, Array]:
-        change = (after.beta - before.beta) / jnp.asarray(self.gamma, before.beta.dtype)
+        found = self._server(problem).found(after.server, before.beta, after.beta)
+        change = (found - before.beta) / jnp.asarray(self.gamma, before.beta.dtype)
         beta = problem.loss.project(before.beta + change, problem.data.y)
         return theta_of(key, self.subproblems(before, problem), beta, tol, passes=_THETA_PASSES)
 
@@ -89,14 +97,22 @@ class Mocha(SubproblemMethod):
     .. math::
         \beta \leftarrow \beta + \gamma\,\Delta\beta, \qquad V \leftarrow V + \gamma\,\Delta V
 
-    With ``server="dual"`` this is Algorithm 1: the server sends :math:`W = \bar M V`, and where :math:`\Omega` is
-    learned, replaces it every `omega_every` rounds by the best one for W. With ``server="proximal"`` it solves
-    for W and :math:`\Omega` together, close to where they were (see `mocha_jax._server`): on jointly convex
-    problems it ends at the joint optimum, which plain alternation approaches ever more slowly or not at all.
+    With ``server="dual"`` the server sends :math:`W = \bar M V`, and where :math:`\Omega` is learned, replaces it
+    every `omega_every` rounds by the best one for W. With ``server="proximal"`` it solves for W and :math:`\Omega`
+    together, close to where they were (see `mocha_jax._server`): on jointly convex problems it ends at the joint
+    optimum, which plain alternation approaches ever more slowly or not at all.
+
+    The dual server by itself is Algorithm 1, with a :math:`\sigma'` that is safe whatever the nodes find, and so
+    pessimistic. With ``sigma_prime="adaptive"`` nodes take bolder steps and keep the last few dual points
+    they found, and the server weighs these anew in every round, so that the dual never gets worse: see
+    `mocha_jax._recombine`. Where many tasks are coupled that saves most of the rounds, for a few numbers more in each
+    message, `memory` vectors of dual variables on every node, and more work at the server.
 
     Args:
       local_epochs: passes over a node's own data in a full round, > 0; need not be whole.
-      sigma_prime: rule for :math:`\sigma'`, see `Coupling.sigma_prime`; for the dual server.
+      sigma_prime: for the dual server a safe rule, see `Coupling.sigma_prime`, for Algorithm 1 as it stands; or
+        ``"adaptive"``.
+      memory: older points that a node keeps with an adaptive :math:`\sigma'`, >= 1.
       gamma: aggregation parameter :math:`\gamma \in (0, 1]` (Appendix C); an array leaf.
       omega_every: rounds between updates of :math:`\Omega`; default 1 for the proximal server, 10 for the dual one. The
         proximal server lets the nodes go on with the same subproblem in between.
@@ -120,10 +136,21 @@ class Mocha(SubproblemMethod):
     """
 
     local_epochs: float = static(default=1.0)
+    memory: int = static(default=3, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check.positive("Mocha", local_epochs=self.local_epochs)
+        _check.integer("Mocha", 1, memory=self.memory)
+
+    def _rules(self) -> tuple[str, ...]:
+        return (*SIGMA_PRIME_RULES, "adaptive")
+
+    def _dual_server(self) -> Any:
+        if self.sigma_prime != "adaptive":
+            return super()._dual_server()
+        every = self.omega_every or OMEGA_EVERY
+        return AdaptiveServer(DualServer("per_task", every, 1.0, self.smoothing), self.memory)
 
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes
@@ -132,6 +159,13 @@ class Mocha(SubproblemMethod):
 
     def step_flops(self, problem: Problem) -> float:
         return STEP_FLOPS * problem.data.num_features
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        request, server = super().request(problem, round), self._server(problem)
+        if not isinstance(server, AdaptiveServer):
+            return request
+        # Down come sigma' and a weight for every point, up go the phi of two points.
+        return request.replace(down=request.down + self.memory + 3.0, up=request.up + 2.0)
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
         sub, full = self.subproblems(state, problem), self.full_work(problem)

@@ -13,6 +13,7 @@ from mocha_jax._math import EXACT
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax.coupling import Coupling
+from mocha_jax.losses import Loss
 
 
 class Certificate(Pytree):
@@ -61,10 +62,19 @@ def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
     return jnp.sum(weighted(data, losses)) + problem.regularizer.value(weights, omega)
 
 
+def node_vectors(data: TaskData, beta: Array) -> Array:
+    r""":math:`\sum_i c_{ki}\beta_{ki}x_{ki}` of every node: duals ``[m, n]`` to ``[m, d]``."""
+    return jnp.einsum("mn,mnd->md", data.weight * beta, data.x, precision=EXACT)
+
+
 def dual_vectors(data: TaskData, beta: Array) -> Array:
     r""":math:`v_t = \sum_i c_{ti}\beta_{ti}x_{ti}`: duals ``[m, n]`` to ``[num_tasks, d]``."""
-    per_node = jnp.einsum("mn,mnd->md", data.weight * beta, data.x, precision=EXACT)
-    return data.to_tasks(per_node)
+    return data.to_tasks(node_vectors(data, beta))
+
+
+def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
+    r""":math:`\sum_i c_{ki}\,\ell^*(-\beta_{ki})` of every node: duals ``[m, n]`` to ``[m]``."""
+    return jnp.sum(weighted(data, loss.conjugate(beta, data.y)), axis=1)
 
 
 def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:

@@ -30,12 +30,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._algorithm import Info
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._objective import Certificate, certify, certify_implied, fenchel_young
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, fields_of, static
 from mocha_jax.coupling import Coupling
+
+# Rounds between two recomputations of V from beta. Adding a round's change to V costs one
+# rounding error; this keeps their sum below what a certificate in float32 can see.
+REFRESH_EVERY = 64
 
 # rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
@@ -74,6 +79,15 @@ def gain_of_updating(problem: Problem, w: Array, omega: Any) -> Array:
     return jnp.maximum(regularizer.value(w, omega) - better, 0.0)
 
 
+class Local(Pytree):
+    """What the nodes make of a round."""
+
+    beta: Array  # [m, n] duals, feasible
+    dv: Array  # [m, d] change of each node's dual vector
+    share: Array  # [m] how much of its full work each node did, 0 to 1
+    info: Info
+
+
 class DualState(Pytree):
     """The server of Algorithm 1 between rounds."""
 
@@ -98,16 +112,16 @@ class DualServer(Pytree):
     gamma: Hyperparameter
     smoothing: Hyperparameter
 
-    def start(self, problem: Problem, v: Array) -> DualState:
+    def start(self, problem: Problem, beta: Array, v: Array) -> DualState:
         data = problem.data
         omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
         nothing = jnp.zeros((), v.dtype)
         return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
 
-    def adopt(self, state: DualState, problem: Problem, v: Array) -> DualState:
+    def adopt(self, state: DualState, problem: Problem, beta: Array, v: Array) -> DualState:
         return self._settled(problem, keep_omega(problem, state.omega), v, state.gap_before)
 
-    def extend(self, state: DualState, problem: Problem, v: Array) -> DualState:
+    def extend(self, state: DualState, problem: Problem, beta: Array, v: Array) -> DualState:
         regularizer = problem.regularizer
         initial = regularizer.initial_omega(*v.shape)
         grown = regularizer.extend_omega(state.omega, *v.shape) if _same_kind(state.omega, initial) else initial
@@ -129,13 +143,20 @@ class DualServer(Pytree):
         return state.sigma * state.coupling.diagonal()
 
     def respond(
-        self, problem: Problem, state: DualState, round: Array, beta: Array, v: Array, dv: Array, share: Array
-    ) -> DualState:
+        self, problem: Problem, state: DualState, round: Array, before: Array, local: Local, v: Array
+    ) -> tuple[Array, Array, DualState]:
+        return local.beta, v, self.follow(problem, state, round, local.beta, v)
+
+    def follow(self, problem: Problem, state: DualState, round: Array, beta: Array, v: Array) -> DualState:
+        """W follows V, and when it is due Omega follows W."""
         state = state.replace(model=state.coupling.apply(v))
         if not problem.regularizer.learned:
             return state
         due = round % self.omega_every == 0
         return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)
+
+    def found(self, state: DualState, before: Array, after: Array) -> Array:
+        return after
 
     def _relearn(self, problem: Problem, state: DualState, beta: Array, v: Array) -> DualState:
         regularizer, w = problem.regularizer, state.model
@@ -170,7 +191,7 @@ class ProximalServer(Pytree):
 
     omega_every: int = static()
 
-    def start(self, problem: Problem, v: Array) -> ProximalState:
+    def start(self, problem: Problem, beta: Array, v: Array) -> ProximalState:
         zero = jnp.zeros_like(v)
         curvature = self._typical_curvature(problem, v)
         rho = 1.0 / curvature
@@ -181,7 +202,7 @@ class ProximalServer(Pytree):
     def _typical_curvature(self, problem: Problem, v: Array) -> Array:
         return jnp.asarray(problem.regularizer.typical_curvature(*v.shape), v.dtype)
 
-    def adopt(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
+    def adopt(self, state: ProximalState, problem: Problem, beta: Array, v: Array) -> ProximalState:
         # Any centre will do, and what is certified is derived from model and V afresh. The step size is set
         # again where the regularizer is another one.
         state, curvature = _cast(state, v.dtype), self._typical_curvature(problem, v)
@@ -192,7 +213,7 @@ class ProximalServer(Pytree):
             curvature=curvature,
         )
 
-    def extend(self, state: ProximalState, problem: Problem, v: Array) -> ProximalState:
+    def extend(self, state: ProximalState, problem: Problem, beta: Array, v: Array) -> ProximalState:
         def grown(rows: Array, fill: Array) -> Array:
             new = jnp.broadcast_to(fill, (len(v) - len(rows), *rows.shape[1:]))
             return jnp.concatenate([rows, new])
@@ -203,15 +224,21 @@ class ProximalServer(Pytree):
             share=grown(state.share, none),
             steps=jnp.zeros_like(state.steps),
         )
-        return self.adopt(grown_state.replace(moved=grown(state.moved, none)), problem, v)
+        return self.adopt(grown_state.replace(moved=grown(state.moved, none)), problem, beta, v)
 
     def curvature(self, state: ProximalState, data: TaskData) -> Array:
         # Nodes that share a task see one another's changes only after the round.
         return jnp.maximum(data.nodes_per_task, 1.0) / state.rho
 
     def respond(
-        self, problem: Problem, state: ProximalState, round: Array, beta: Array, v: Array, dv: Array, share: Array
-    ) -> ProximalState:
+        self, problem: Problem, state: ProximalState, round: Array, before: Array, local: Local, v: Array
+    ) -> tuple[Array, Array, ProximalState]:
+        return local.beta, v, self._follow(problem, state, round, local, v)
+
+    def _follow(self, problem: Problem, state: ProximalState, round: Array, local: Local, v: Array) -> ProximalState:
+        data = problem.data
+        dv, size = data.to_tasks(local.dv), data.sizes.astype(v.dtype)
+        share = safe_ratio(data.to_tasks(local.share * size), data.to_tasks(size))
         state = state.replace(moved=state.moved + dv, share=jnp.minimum(state.share + share, 1.0))
         if self.omega_every == 1:
             return self._step(problem, state, v)
@@ -221,6 +248,9 @@ class ProximalServer(Pytree):
             # Until the next step every node goes on with the same proximal problem, which couples nobody.
             lambda: state.replace(broadcast=state.broadcast + dv / state.rho),
         )
+
+    def found(self, state: ProximalState, before: Array, after: Array) -> Array:
+        return after
 
     def _step(self, problem: Problem, state: ProximalState, v: Array) -> ProximalState:
         model = problem.regularizer.prox(state.center + v / state.rho, state.rho)

@@ -22,7 +22,7 @@ from jax import Array, lax
 from mocha_jax._data import TaskData
 from mocha_jax._local import Rows, ascend
 from mocha_jax._math import EXACT, safe_ratio
-from mocha_jax._objective import weighted
+from mocha_jax._objective import conjugates, weighted
 from mocha_jax._pytree import Pytree
 from mocha_jax.losses import Loss
 
@@ -60,8 +60,7 @@ class Subproblems(Pytree):
     def value(self, beta: Array) -> Array:
         r""":math:`G(\beta)` of every node, ``[m]``."""
         u = jnp.einsum("mn,mnd->md", self.data.weight * (beta - self.beta), self.data.x, precision=EXACT)
-        conjugates = jnp.sum(weighted(self.data, self.loss.conjugate(beta, self.data.y)), axis=1)
-        return conjugates + jnp.sum(self.w * u, axis=1) + self.distance(u)
+        return conjugates(self.data, self.loss, beta) + jnp.sum(self.w * u, axis=1) + self.distance(u)
 
 
 class Solved(Pytree):

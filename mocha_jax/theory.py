@@ -11,7 +11,7 @@ The bound of Theorem 1 beside what happened, with 30 % of the nodes missing in e
 >>> data = mj.datasets.federation(jax.random.key(0), 5, 4, smallest=6, largest=12).data
 >>> problem = mj.Problem(data, mj.losses.SmoothedHinge(1.0), mj.regularizers.MeanRegularized(1.0, 1.0))
 >>> run = dict(num_rounds=20, systems=mj.systems.Dropout(0.3), watch=mj.Watch(theta=1e-6))
->>> state, history = mj.run(jax.random.key(1), mj.Mocha(server="dual"), problem, **run)
+>>> state, history = mj.run(jax.random.key(1), mj.Mocha(server="dual", sigma_prime="per_task"), problem, **run)
 >>> seen = theory.assumption2(history.nodes.theta)
 >>> seen.holds
 True
@@ -36,7 +36,7 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._math import EXACT, safe_ratio
 from mocha_jax._mocha import SubproblemMethod
-from mocha_jax._objective import weighted
+from mocha_jax._objective import conjugates, dual_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax._server import DualState
@@ -264,15 +264,15 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: An
     Omega must not have been replaced in between.
     """
     if not isinstance(before.server, DualState):
-        raise ValueError('lemma4: the states are not of the dual server; use Mocha(server="dual").')
+        raise ValueError('lemma4: the states have no safe sigma\'; use Mocha(server="dual", sigma_prime="per_task").')
     data, coupling = problem.data, before.server.coupling
     gamma = jnp.asarray(algorithm.gamma, data.x.dtype)
     sub = algorithm.subproblems(before, problem)
     found = before.beta + (after.beta - before.beta) / gamma
 
     def dual(beta: Array) -> Array:
-        v = data.to_tasks(jnp.einsum("mn,mnd->md", data.weight * beta, data.x, precision=EXACT))
-        return jnp.sum(weighted(data, problem.loss.conjugate(beta, data.y))) + coupling.conjugate(v)
+        v = dual_vectors(data, beta)
+        return jnp.sum(conjugates(data, problem.loss, beta)) + coupling.conjugate(v)
 
     # The constants c(alpha) of the subproblems add up to R*(v).
     local = jnp.sum(sub.value(problem.loss.project(found, data.y))) + coupling.conjugate(before.v)

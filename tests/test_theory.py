@@ -307,7 +307,7 @@ def test_at_the_ends_of_the_bounds():
         theory.rate(problem("logistic"), gamma=5.0)
     p = problem("logistic")
     state = mj.Mocha(server="proximal").init(p)
-    with pytest.raises(ValueError, match="not of the dual server"):
+    with pytest.raises(ValueError, match="have no safe sigma"):
         theory.lemma4(p, mj.Mocha(server="proximal"), state, state)
 
 

@@ -1,0 +1,151 @@
+r"""The central node that needs no safe :math:`\sigma'`: it recombines what the nodes have found.
+
+The nodes work on subproblems whose curvature :math:`\sigma'_t\bar M_{tt}` is far below the safe one, so they find
+points far from where they stand, and the central node goes as far towards each as the dual allows
+(`mocha_jax._recombine`). How far below is learned on the way: where new points get large weights the nodes were too
+timid, where they get almost none too bold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._data import TaskData
+from mocha_jax._math import EXACT, safe_ratio
+from mocha_jax._objective import Certificate, conjugates, node_vectors
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Pytree, static
+from mocha_jax._recombine import Points, weigh
+from mocha_jax._server import REFRESH_EVERY, DualServer, DualState, Local
+from mocha_jax.coupling import Coupling
+
+# The mean weight of new points that sigma' is steered to, by at most that factor a round and half-way on a log scale.
+_WEIGHT, _FACTOR, _DAMPING = 0.1, 4.0, 0.5
+
+
+class AdaptiveState(Pytree):
+    """The recombining server between rounds."""
+
+    dual: DualState  # its sigma is a safe one
+    scale: Array  # [] sigma' of the next round, where that is below the safe one
+    own: Array  # [m, d] each node's dual vector
+    memory: Points  # [memory, m, ...] older points of every node
+    newest: Array  # [m] int32 which of them was found last
+    answered: Array  # [m] bool in the last round
+
+    @property
+    def omega(self) -> Any:
+        return self.dual.omega
+
+    @property
+    def coupling(self) -> Coupling:
+        return self.dual.coupling
+
+    @property
+    def gap_before(self) -> Array:
+        """The gap just before Omega was last replaced, []."""
+        return self.dual.gap_before
+
+    @property
+    def model(self) -> Array:
+        """W, ``[num_tasks, d]``."""
+        return self.dual.model
+
+    @property
+    def broadcast(self) -> Array:
+        """What the nodes start their round from."""
+        return self.dual.model
+
+
+class AdaptiveServer(Pytree):
+    """Algorithm 1 with the aggregation that is best in hindsight."""
+
+    dual: DualServer
+    memory: int = static()
+
+    def start(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        return self._blank(problem, self.dual.start(problem, beta, v), beta)
+
+    def adopt(self, state: DualState | AdaptiveState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        held = state.dual if isinstance(state, AdaptiveState) else state
+        fresh = self._blank(problem, self.dual.adopt(held, problem, beta, v), beta)
+        if not isinstance(state, AdaptiveState) or len(state.memory.value) != self.memory:
+            return fresh
+        betas = state.memory.beta.astype(beta.dtype)
+        memory = jax.vmap(lambda b: self._known(problem, problem.loss.project(b, problem.data.y)))(betas)
+        return fresh.replace(memory=memory, scale=state.scale.astype(v.dtype), newest=state.newest)
+
+    def extend(self, state: DualState | AdaptiveState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        held = state.dual if isinstance(state, AdaptiveState) else state
+        return self._blank(problem, self.dual.extend(held, problem, beta, v), beta)
+
+    def _known(self, problem: Problem, beta: Array) -> Points:
+        """A point of every node, its dual vector and its phi."""
+        return Points(beta, node_vectors(problem.data, beta), conjugates(problem.data, problem.loss, beta))
+
+    def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
+        """Nothing remembered but where the nodes stand."""
+        point = self._known(problem, beta)
+        memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.memory, *a.shape)), point)
+        nobody = jnp.zeros((len(beta),), bool)
+        return AdaptiveState(dual, jnp.ones((), beta.dtype), point.v, memory, nobody.astype(jnp.int32), nobody)
+
+    def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
+        return jnp.minimum(state.scale, state.dual.sigma) * state.dual.coupling.diagonal()
+
+    def respond(
+        self, problem: Problem, state: AdaptiveState, round: Array, before: Array, local: Local, v: Array
+    ) -> tuple[Array, Array, AdaptiveState]:
+        data, loss, memory = problem.data, problem.loss, state.memory
+        answered = local.share > 0
+        stands = Points(before, state.own, conjugates(data, loss, before))
+        new = Points(local.beta, state.own + local.dv, conjugates(data, loss, local.beta))
+        points = jax.tree.map(lambda a, b, c: jnp.concatenate([a[None], b[None], c]), stands, new, memory)
+
+        def apply(u: Array) -> Array:
+            return data.to_nodes(state.dual.coupling.apply(data.to_tasks(u)))
+
+        safe = data.to_nodes(state.dual.sigma * state.dual.coupling.diagonal())
+        weights = weigh(points, apply, safe, answered)
+        beta = loss.project(jnp.einsum("pm,pmn->mn", weights, points.beta, precision=EXACT), data.y)
+        own = lax.cond(
+            round % REFRESH_EVERY == 0,
+            lambda: node_vectors(data, beta),
+            lambda: jnp.einsum("pm,pmd->md", weights, points.v, precision=EXACT),
+        )
+        # A new point takes the place of the one that counts least.
+        slot = jnp.argmin(weights[2:], axis=0).astype(jnp.int32)
+        put = (jnp.arange(self.memory, dtype=jnp.int32)[:, None] == slot[None]) & answered[None]
+        memory = jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(put, range(2, b.ndim)), a[None], b), new, memory)
+        count = jnp.sum(answered).astype(own.dtype)
+        weight = safe_ratio(jnp.sum(jnp.where(answered, weights[1], 0.0)), count)
+        factor = jnp.clip(_WEIGHT / jnp.maximum(weight, 1e-6), 1.0 / _FACTOR, _FACTOR) ** _DAMPING
+        scale, most = jnp.where(count > 0, state.scale * factor, state.scale), jnp.max(state.dual.sigma)
+        v = data.to_tasks(own)
+        return (
+            beta,
+            v,
+            AdaptiveState(
+                dual=self.dual.follow(problem, state.dual, round, beta, v),
+                scale=jnp.clip(scale, 1.0 / most, most),
+                own=own,
+                memory=memory,
+                newest=jnp.where(answered, slot, state.newest),
+                answered=answered,
+            ),
+        )
+
+    def found(self, state: AdaptiveState, before: Array, after: Array) -> Array:
+        """What the nodes had found before it was recombined, ``[m, n]``."""
+        node = jnp.arange(len(before))
+        return jnp.where(state.answered[:, None], state.memory.beta[state.newest, node], before)
+
+    def certify(self, problem: Problem, state: AdaptiveState, beta: Array, v: Array) -> Certificate:
+        return self.dual.certify(problem, state.dual, beta, v)
+
+    def omega(self, problem: Problem, state: AdaptiveState) -> Any:
+        return state.dual.omega

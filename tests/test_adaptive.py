@@ -1,0 +1,161 @@
+"""Recombined points: the weights are the best ones, the dual never gets worse, and few rounds are needed."""
+
+import cvxpy as cp
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from mocha_jax._recombine import Points, _metric, nearest_weights, weigh
+from mocha_jax.coupling import as_matrix
+from tests import zoo
+
+SEEDS = st.integers(0, 10_000)
+
+
+@hypothesis.given(seed=SEEDS, p=st.integers(1, 5), spread=st.sampled_from([0.0, 2.0, 6.0]))
+def test_nearest_weights_are_the_projection(seed, p, spread):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(p, 7)) * 10.0 ** rng.uniform(-1, 1)
+    metric = 10.0 ** (spread * rng.uniform(-1, 1, size=(p, 7)))
+    a = np.asarray(nearest_weights(jnp.asarray(x), jnp.asarray(metric)))
+    assert (a >= 0).all()
+    assert (a.sum(0) <= 1 + 1e-12).all()
+    # a is the projection if and only if no corner of the set lies on the far side of it.
+    for corner in np.vstack([np.zeros(p), np.eye(p)]):
+        side = np.sum(metric * (x - a) * (corner[:, None] - a), axis=0)
+        assert (side <= 1e-8 * (metric * (abs(x) + 1)).sum(0)).all()
+
+
+def random_points(rng, m, p, d):
+    scale = 10.0 ** rng.uniform(-3, 0, size=(p, 1, 1))
+    v = jnp.asarray(rng.normal(size=(1, m, d)) + scale * rng.normal(size=(p, m, d)))
+    return Points(jnp.zeros((p, m, 1)), v, jnp.asarray(rng.normal(size=(p, m)) * scale[:, 0]))
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(seed=SEEDS)
+def test_the_weights_gain_nearly_what_a_convex_solver_gains(seed):
+    rng, (m, p, d) = np.random.default_rng(seed), (5, 4, 3)
+    points, matrix = random_points(rng, m, p, d), zoo.random_spd(m, seed)
+    safe = jnp.asarray(abs(matrix).sum(1))
+    free = jnp.asarray(rng.random(m) < 0.8)
+    a = np.asarray(weigh(points, lambda v: jnp.asarray(matrix) @ v, safe, free))
+    assert (a >= 0).all()
+    np.testing.assert_allclose(a.sum(0), 1.0, rtol=1e-12)
+    assert (a[0, ~np.asarray(free)] == 1).all()
+
+    root = np.linalg.cholesky(matrix).T
+    weights = cp.Variable((p, m), nonneg=True)
+    mixed = sum(cp.multiply(weights[j][:, None], np.asarray(points.v[j])) for j in range(p))
+    value = cp.sum(cp.multiply(weights, np.asarray(points.value))) + 0.5 * cp.sum_squares(root @ mixed)
+    stay = [weights[0, k] == 1 for k in range(m) if not free[k]]
+    best = cp.Problem(cp.Minimize(value), [cp.sum(weights, axis=0) == 1, *stay]).solve(solver=cp.CLARABEL)
+
+    def dual(a):
+        v = np.einsum("pm,pmd->md", a, points.v)
+        return np.sum(a * np.asarray(points.value)) + 0.5 * np.sum(v * (matrix @ v))
+
+    here = dual(np.eye(p)[:, [0] * m])
+    assert here - dual(a) >= (here - best) / 1.1 - 1e-6 * abs(here)  # a tenth of what was gained may be left
+
+
+@hypothesis.given(seed=SEEDS)
+def test_the_metric_bounds_the_coupling(seed):
+    rng, (m, p, d) = np.random.default_rng(seed), (4, 3, 2)
+    matrix = zoo.random_spd(m, seed)
+    along = jnp.swapaxes(random_points(rng, m, p, d).v, 0, 1)
+    metric = np.asarray(_metric(along, jnp.asarray(abs(matrix).sum(1))))
+    for _ in range(5):
+        a = rng.normal(size=(p, m))
+        u = np.einsum("pm,mpd->md", a, along)
+        assert 0.5 * np.sum(metric * a**2) >= 0.5 * np.sum(u * (matrix @ u)) * (1 - 1e-9)
+
+
+def adaptive(**kwargs):
+    return mj.Mocha(sigma_prime="adaptive", **kwargs)
+
+
+def problem(loss="hinge", kind="graph", seed=0, **kwargs):
+    data = zoo.data(seed=seed, regression=not zoo.LOSSES[loss].binary, loss_scaling="task_mean", **kwargs)
+    return mj.Problem(data, zoo.LOSSES[loss], zoo.regularizers(data.num_tasks)[kind])
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(
+    loss=st.sampled_from(["hinge", "logistic", "squared"]), seed=SEEDS, drop=st.floats(0.0, 0.9),
+    epochs=st.sampled_from([0.4, 2.0]), gamma=st.sampled_from([0.5, 1.0]),
+)  # fmt: skip
+def test_the_dual_never_gets_worse(loss, seed, drop, epochs, gamma):
+    p = problem(loss, seed=seed, low=6, high=6)
+    systems = mj.systems.Dropout(drop) & mj.systems.PartialEpochs(0.1, 1.0)
+    _, h = mj.run(jax.random.key(seed), adaptive(local_epochs=epochs, gamma=gamma), p, num_rounds=20, systems=systems)
+    assert (np.diff(h.dual) >= -1e-12 * np.abs(h.dual[1:])).all()
+
+
+def test_many_coupled_tasks_need_a_fraction_of_the_rounds():
+    data = mj.datasets.federation(jax.random.key(0), 30, 10, smallest=10, largest=40).data
+    p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1.0, 1e-3))
+
+    for drop in (0.0, 0.5):
+        systems = mj.systems.Dropout(drop)
+        few = mj.solve(p, adaptive(), tol=1e-3, max_rounds=4000, systems=systems)
+        many = mj.solve(p, mj.Mocha(sigma_prime="lemma9"), tol=1e-3, max_rounds=4000, systems=systems)
+        assert few.status == mj.Status.CONVERGED
+        assert 8 * few.rounds <= many.rounds
+
+
+@pytest.mark.parametrize("memory", [1, 5])
+def test_any_memory_reaches_the_optimum(memory):
+    p = problem(m=5)
+    ours = mj.solve(p, adaptive(memory=memory), tol=1e-8, max_rounds=2000)
+    other = mj.solve(p, mj.Mocha(sigma_prime="per_task"), tol=1e-8, max_rounds=20_000, record_every=10)
+    np.testing.assert_allclose(ours.weights, other.weights, atol=1e-3)
+    np.testing.assert_allclose(ours.primal, other.primal, rtol=1e-7)
+
+
+def test_dropped_nodes_stay_where_they_are(key):
+    p = problem("logistic", m=5)
+    before, _ = mj.run(key, adaptive(), p, num_rounds=3)
+    after, _ = mj.run(key, adaptive(), p, num_rounds=1, state=before, systems=mj.systems.NeverAnswers((1, 3)))
+    np.testing.assert_array_equal(after.beta[jnp.array([1, 3])], before.beta[jnp.array([1, 3])])
+    assert (np.abs(after.beta - before.beta).max(axis=1)[[0, 2, 4]] > 0).all()
+
+
+def test_messages_carry_the_weights_and_two_numbers(key):
+    p = problem(m=5)
+    _, h = mj.run(key, adaptive(memory=4), p, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
+    d = p.data.num_features
+    np.testing.assert_allclose([h.bytes_down[-1], h.bytes_up[-1]], [2 * 5 * (d + 7), 2 * 5 * (d + 2)])
+
+
+@pytest.mark.parametrize("other", [{"sigma_prime": "per_task"}, {"sigma_prime": "adaptive", "memory": 1}])
+def test_states_of_other_settings_are_warm_starts(other, key):
+    p = problem(m=5)
+    there = mj.solve(p, mj.Mocha(**other), tol=1e-6, max_rounds=20_000)
+    again = mj.solve(p, adaptive(), tol=1e-5, state=there.state)
+    back = mj.solve(p, mj.Mocha(**other), tol=1e-5, state=again.state)
+    assert again.rounds <= there.rounds + 1
+    assert back.rounds <= again.rounds + 1
+
+
+def test_what_is_remembered_is_true(key):
+    p = problem(m=5)
+    state, _ = mj.run(key, adaptive(), p, num_rounds=30, systems=mj.systems.Dropout(0.3))
+    c, x = np.asarray(p.data.weight), np.asarray(p.data.x)
+    memory = state.server.memory
+    np.testing.assert_allclose(memory.v, np.einsum("mn,pmn,mnd->pmd", c, memory.beta, x), atol=1e-12)
+    phi = np.where(c > 0, c * np.asarray(p.loss.conjugate(memory.beta, p.data.y[None])), 0).sum(2)
+    np.testing.assert_allclose(memory.value, phi, atol=1e-12)
+    matrix = np.asarray(as_matrix(p.regularizer.coupling(5)))
+    np.testing.assert_allclose(state.w, matrix @ np.einsum("mn,mnd->md", c * state.beta, x), atol=1e-10)
+
+
+def test_memory_must_be_a_number_of_points():
+    with pytest.raises(ValueError, match="memory must be an integer >= 1, got 0"):
+        mj.Mocha(memory=0)
+    with pytest.raises(ValueError, match="'lemma9', 'per_task', 'spectral', 'adaptive'"):
+        mj.Mocha(sigma_prime="safe")
