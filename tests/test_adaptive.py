@@ -108,10 +108,9 @@ def test_many_coupled_tasks_need_a_fraction_of_the_rounds():
         assert 8 * few.rounds <= many.rounds
 
 
-@pytest.mark.parametrize("memory", [1, 5])
-def test_any_memory_reaches_the_optimum(memory):
+def test_the_shortest_memory_reaches_the_optimum():
     p = problem(m=5)
-    ours = mj.solve(p, adaptive(memory=memory), tol=1e-8, max_rounds=2000)
+    ours = mj.solve(p, adaptive(memory=1), tol=1e-8, max_rounds=2000)
     other = mj.solve(p, mj.Mocha(sigma_prime="per_task"), tol=1e-8, max_rounds=20_000, record_every=10)
     np.testing.assert_allclose(ours.weights, other.weights, atol=1e-3)
     np.testing.assert_allclose(ours.primal, other.primal, rtol=1e-7)
