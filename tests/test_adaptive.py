@@ -124,6 +124,15 @@ def test_dropped_nodes_stay_where_they_are(key):
     assert (np.abs(after.beta - before.beta).max(axis=1)[[0, 2, 4]] > 0).all()
 
 
+def test_theta_is_of_what_was_found_before_it_was_recombined(key):
+    p = problem("logistic", m=5)
+    watch, never = mj.Watch(theta=1e-9), mj.systems.NeverAnswers((1,))
+    _, h = mj.run(key, adaptive(local_epochs=300.0), p, num_rounds=3, systems=never, watch=watch)
+    theta = np.asarray(h.nodes.theta)
+    assert (theta[:, 1] == 1.0).all()
+    assert np.nanmax(theta[:, [0, 2, 3, 4]]) <= 1e-6
+
+
 def test_messages_carry_the_weights_and_two_numbers(key):
     p = problem(m=5)
     _, h = mj.run(key, adaptive(memory=4), p, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
