@@ -162,6 +162,18 @@ def test_what_is_remembered_is_true(key):
     np.testing.assert_allclose(state.w, matrix @ np.einsum("mn,mnd->md", c * state.beta, x), atol=1e-10)
 
 
+def test_sigma_prime_is_steered_between_a_safe_one_and_its_inverse(key):
+    p = problem("logistic", m=5)
+    safe = float(jnp.max(p.regularizer.coupling(5).sigma_prime("per_task")))
+    scales = []
+    for rounds in (1, 8):
+        state, _ = mj.run(key, adaptive(), p, num_rounds=rounds)
+        scales.append(float(state.server.scale))
+    assert all(1 / safe - 1e-12 <= s <= safe + 1e-12 for s in scales)
+    assert scales[0] < 1.0  # the first points get nearly all the weight: bolder
+    assert scales[1] != 1.0
+
+
 def test_memory_must_be_a_number_of_points():
     with pytest.raises(ValueError, match="memory must be an integer >= 1, got 0"):
         mj.Mocha(memory=0)
