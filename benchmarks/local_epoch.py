@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._local import ascend, time_major, visiting_order
+from mocha_jax._local import ascend, visiting_order
+from mocha_jax._rows import time_major
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
 COMPETITORS = ("library", "liblinear", "numba")

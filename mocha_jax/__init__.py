@@ -35,6 +35,7 @@ from mocha_jax._problem import Problem as Problem
 from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._pytree import grid as grid
 from mocha_jax._run import run as run
+from mocha_jax._sharding import shard as shard
 from mocha_jax._solve import Solution as Solution
 from mocha_jax._solve import Status as Status
 from mocha_jax._solve import solve as solve

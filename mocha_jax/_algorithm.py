@@ -11,6 +11,7 @@ from jax import Array
 from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
+from mocha_jax._rows import Profile
 from mocha_jax._work import Request, Work
 
 
@@ -31,8 +32,8 @@ class Algorithm(Pytree):
     leaves. So a whole tuning grid is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
     """
 
-    def prepare(self, problem: Problem) -> Problem:
-        """Lay out the data for the rounds; drivers call it once. Default: leave it."""
+    def prepare(self, problem: Problem, profile: Profile = ()) -> Problem:
+        """Lay out the data for the rounds, sizes put together as `profile` says; drivers call it. Default: leave it."""
         return problem
 
     @abstractmethod

@@ -12,11 +12,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax import _check
-from mocha_jax._math import safe_ratio, uniform_bits
+from mocha_jax._math import EXACT, safe_ratio, uniform_bits
 from mocha_jax._pytree import Pytree, static
+from mocha_jax._spread import Spread
 
 SCALINGS = ("sum", "task_mean")
 
@@ -33,9 +34,11 @@ class TaskData(Pytree):
     y: Array  # [m, n]
     weight: Array  # [m, n] c_ti; 0 marks padding
     task: Array  # [m] the task that node k works on
+    layout: Any = None  # the samples as an algorithm reads them; drivers set it
     num_tasks: int = static(default=-1)  # -1: derived from `task`
     shared: bool = static(default=False)  # False: node k works on task k, nodes beyond are inert
     loss_scaling: str = static(default="sum")
+    spread: Spread | None = static(default=None)  # on which devices the nodes are, from `shard`
 
     def __post_init__(self) -> None:
         m, n, _ = _expect_ndim("x", self.x, 3)
@@ -59,9 +62,11 @@ class TaskData(Pytree):
             raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; the number of tasks follows a changed `task`."""
+        """A copy with some fields changed; the number of tasks follows a changed `task`, a layout its samples."""
         if "task" in changes:
             changes = {"num_tasks": -1, **changes}
+        if not changes.keys().isdisjoint({"x", "y", "weight", "spread"}):
+            changes = {"layout": None, **changes}
         return super().replace(**changes)
 
     @property
@@ -87,15 +92,40 @@ class TaskData(Pytree):
     def to_nodes(self, per_task: Array) -> Array:
         """Give each node its task's row: ``[num_tasks, ...]`` to ``[m, ...]``."""
         if self.shared:
-            return per_task[self.task]
-        extra = self.num_nodes - self.num_tasks
-        return jnp.pad(per_task, [(0, extra)] + [(0, 0)] * (per_task.ndim - 1)) if extra else per_task
+            per_node = per_task[self.task]
+        else:
+            per_node = jnp.pad(per_task, [(0, self.num_nodes - self.num_tasks)] + [(0, 0)] * (per_task.ndim - 1))
+        return per_node if self.spread is None else lax.with_sharding_constraint(per_node, self.spread.by_node)
 
     def to_tasks(self, per_node: Array) -> Array:
         """Add up the nodes of each task: ``[m, ...]`` to ``[num_tasks, ...]``."""
         if self.shared:
-            return jax.ops.segment_sum(per_node, self.task, self.num_tasks)
-        return per_node[: self.num_tasks]
+            return self.place_tasks(jax.ops.segment_sum(per_node, self.task, self.num_tasks))
+        return self.place_tasks(per_node[: self.num_tasks])
+
+    def place_tasks(self, per_task: Any) -> Any:
+        """The same arrays where `spread` wants them: those with a row for every task, and others everywhere."""
+        spread = self.spread
+        if spread is None:
+            return per_task
+
+        def place(array: Array) -> Array:
+            rows = array.ndim > 0 and len(array) == self.num_tasks
+            return lax.with_sharding_constraint(array, spread.by_task if rows else spread.everywhere)
+
+        return jax.tree.map(place, per_task)
+
+    def times(self, weights: Array) -> Array:
+        """Every sample times its node's weights: ``[m, d]`` to ``[m, n]``."""
+        if self.layout is not None:
+            return self.layout.times(self.x, weights)
+        return jnp.einsum("mnd,md->mn", self.x, weights, precision=EXACT)
+
+    def combine(self, factors: Array) -> Array:
+        """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+        if self.layout is not None:
+            return self.layout.combine(self.x, factors)
+        return jnp.einsum("mn,mnd->md", factors, self.x, precision=EXACT)
 
     def split(self, key: Array, fraction: float) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.

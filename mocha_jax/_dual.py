@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
-from mocha_jax._objective import Certificate, dual_vectors
+from mocha_jax._objective import Certificate, dual_vectors, node_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._server import REFRESH_EVERY, DualServer, Local, ProximalServer, ProximalState
@@ -121,8 +121,10 @@ class DualMethod(Algorithm):
     def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         data = problem.data
         local = self._local(key, state, problem, work)
-        round, dv = state.round + 1, data.to_tasks(local.dv)
-        v = lax.cond(round % REFRESH_EVERY == 0, lambda: dual_vectors(data, local.beta), lambda: state.v + dv)
+        round = state.round + 1
+        fresh = round % REFRESH_EVERY == 0
+        change = lax.cond(fresh, lambda: node_vectors(data, local.beta), lambda: local.dv)
+        v = data.to_tasks(change) + jnp.where(fresh, 0.0, state.v)
         beta, v, answer = self._server(problem).respond(problem, state.server, round, state.beta, local, v)
         return state.replace(round=round, beta=beta, v=v, server=answer), local.info
 

@@ -10,10 +10,9 @@ one coordinate after another, each exactly. Divided by c the coordinate problem 
 `Loss.dual_step` with :math:`g = x^\top(w + q u)` and :math:`\kappa = q c \|x\|^2`.
 
 Speed. All nodes visit their rows in one common random order, so a step takes row i of every
-node: stored in that order it is one contiguous slice, and the whole step is two fused loops.
-What a step needs to know of budgets is worked out before the loop, and the new duals leave the
-loop as outputs; state carried through the loop costs more than the arithmetic. Many nodes
-are taken in blocks whose weights stay in the cache from one step to the next.
+node: stored in that order (`mocha_jax._rows`) it is one contiguous slice, and the whole step is two
+fused loops. What a step needs to know of budgets is worked out before the loop, and the new duals
+leave the loop as outputs; state carried through the loop costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -25,34 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._data import TaskData
 from mocha_jax._math import matmul, uniform_bits
-from mocha_jax._pytree import Pytree
+from mocha_jax._rows import Bucket, Rows
+from mocha_jax._spread import each_device
 from mocha_jax.losses import Loss
-
-# Numbers in one row of a block, b times d: large enough to keep two cores busy with one step, small
-# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
-_BLOCK_NUMBERS = 2**16
 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
-
-
-class Rows(Pytree):
-    """The samples in the order the local solver reads them: row i of a block of nodes together."""
-
-    x: Array  # [k, n, b, d] k blocks of b nodes, k b >= m
-    y: Array  # [k, n, b]
-    weight: Array  # [k, n, b]
-    norm2: Array  # [k, n, b] squared length of each row
-
-
-def time_major(data: TaskData) -> Rows:
-    """Lay out the data for `ascend`: one transposition, done before the loops over rounds."""
-    m, _, d = data.x.shape
-    blocks = -(-m // max(_BLOCK_NUMBERS // d, 1))
-    x, y, weight = (jnp.swapaxes(_into_blocks(a, blocks), 1, 2) for a in (data.x, data.y, data.weight))
-    return Rows(x, y, weight, jnp.sum(x * x, axis=3))
 
 
 def visiting_order(key: Array, count: int) -> Array:
@@ -79,9 +57,29 @@ def ascend(
       The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
       steps each node did ``[m]``.
     """
-    m, (blocks, count, width, d) = len(beta), rows.x.shape
     keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
-    orders = jax.vmap(partial(visiting_order, count=count))(keys)
+    return each_device(rows.spread, _ascend, (keys, loss), rows, beta, w, q, steps)
+
+
+def _ascend(
+    shared: tuple[Array, Loss], rows: Rows, beta: Array, w: Array, q: Array, steps: Array
+) -> tuple[Array, Array, Array]:
+    """All nodes of a device."""
+    keys, loss = shared
+    new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
+    for bucket in rows.buckets:
+        group, count = bucket.group, bucket.y.shape[1]
+        orders = jax.vmap(partial(visiting_order, count=count))(keys)
+        mine = _ascend_bucket(orders, loss, bucket, *(group.take(a) for a in (beta[:, :count], w, q, steps)))
+        new, u, done = (group.put(a, b) for a, b in zip((new, u, done), mine, strict=True))
+    return new, u, done
+
+
+def _ascend_bucket(
+    orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array
+) -> tuple[Array, Array, Array]:
+    """All nodes of a bucket, a block after the other: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
+    _, _, width, d = bucket.x.shape
     step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
 
     def one_block(block: tuple[Array, ...]) -> tuple[Array, Array, Array]:
@@ -94,7 +92,7 @@ def ascend(
             def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
                 i, visit = at
                 # Straight from the whole array: a block of it would be a copy.
-                x = lax.dynamic_slice(rows.x, (j, i, 0, 0), (1, 1, width, d))[0, 0]
+                x = lax.dynamic_slice(bucket.x, (j, i, 0, 0), (1, 1, width, d))[0, 0]
                 return step(x, *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
 
             u, new = lax.scan(one_step, u, (order, visit))
@@ -103,10 +101,9 @@ def ascend(
         start = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
         return lax.scan(one_pass, start, orders)[0]
 
-    split = partial(_into_blocks, blocks=blocks)
-    per_block = jnp.arange(blocks), rows.y, rows.weight, rows.norm2, jnp.swapaxes(split(beta), 1, 2)
-    beta, u, done = lax.map(one_block, (*per_block, split(w), split(q), split(steps)))
-    return _from_blocks(jnp.swapaxes(beta, 1, 2), m), _from_blocks(u, m), _from_blocks(done, m)
+    blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
+    beta, u, done = lax.map(one_block, blocks)
+    return jnp.swapaxes(beta, 1, 2), u, done
 
 
 def _step_one_node(
@@ -127,14 +124,3 @@ def _spend(done: Array, weight: Array, steps: Array) -> tuple[Array, Array]:
 
 def _row(array: Array, i: Array) -> Array:
     return lax.dynamic_index_in_dim(array, i, axis=0, keepdims=False)
-
-
-def _into_blocks(array: Array, blocks: int) -> Array:
-    """``[m, ...]`` to ``[blocks, b, ...]``, the last block filled up with zeros: inert nodes."""
-    width = -(-len(array) // blocks)
-    grow = [(0, blocks * width - len(array))] + [(0, 0)] * (array.ndim - 1)
-    return jnp.pad(array, grow).reshape(blocks, width, *array.shape[1:])
-
-
-def _from_blocks(array: Array, m: int) -> Array:
-    return array.reshape(-1, *array.shape[2:])[:m]

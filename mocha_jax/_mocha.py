@@ -13,10 +13,11 @@ from mocha_jax import _check
 from mocha_jax._adaptive import AdaptiveServer
 from mocha_jax._algorithm import Info
 from mocha_jax._dual import OMEGA_EVERY, DualMethod, MochaState
-from mocha_jax._local import STEP_FLOPS, ascend, time_major
+from mocha_jax._local import STEP_FLOPS, ascend
 from mocha_jax._math import safe_ratio
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
+from mocha_jax._rows import Profile, time_major
 from mocha_jax._server import DualServer, Local, ProximalServer
 from mocha_jax._subproblem import Subproblems, theta_of
 from mocha_jax._work import Request, Work
@@ -61,14 +62,16 @@ class SubproblemMethod(DualMethod):
     def _dual_server(self) -> Any:
         return DualServer(self.sigma_prime, self.omega_every or OMEGA_EVERY, self.gamma, self.smoothing)
 
-    def prepare(self, problem: Problem) -> Problem:
-        return problem.replace(layout=time_major(problem.data))
+    def prepare(self, problem: Problem, profile: Profile = ()) -> Problem:
+        data = problem.data
+        return problem.replace(data=data.replace(layout=time_major(data, profile)))
 
     def subproblems(self, state: MochaState, problem: Problem) -> Subproblems:
         """The subproblems (4) that the nodes get in the round after `state`."""
+        problem = problem if problem.data.layout is not None else self.prepare(problem)
         data, server = problem.data, self._server(problem)
         return Subproblems(
-            data, problem.loss, problem.layout if problem.layout is not None else time_major(data), state.beta,
+            data, problem.loss, state.beta,
             w=data.to_nodes(state.server.broadcast), q=data.to_nodes(server.curvature(state.server, data)),
         )  # fmt: skip
 
@@ -170,7 +173,14 @@ class Mocha(SubproblemMethod):
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
         sub, full = self.subproblems(state, problem), self.full_work(problem)
         beta, u, steps = ascend(
-            key, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full), passes=math.ceil(self.local_epochs)
+            key,
+            sub.loss,
+            sub.data.layout,
+            sub.beta,
+            sub.w,
+            sub.q,
+            work.budget(full),
+            passes=math.ceil(self.local_epochs),
         )
         done = steps.astype(u.dtype)
         info = Info(steps, done * self.step_flops(problem), jnp.zeros_like(work.active))

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._data import TaskData
-from mocha_jax._math import EXACT
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax.coupling import Coupling
@@ -42,7 +41,7 @@ def predictions(data: TaskData, weights: Array) -> Array:
     """:math:`z_{ti} = w_t^T x_{ti}`: weights ``[num_tasks, d]`` to ``[m, n]``."""
     if weights.shape != (data.num_tasks, data.num_features):
         raise ValueError(f"weights must be [{data.num_tasks}, {data.num_features}] for this data, got {weights.shape}.")
-    return jnp.einsum("mnd,md->mn", data.x, data.to_nodes(weights), precision=EXACT)
+    return data.times(data.to_nodes(weights))
 
 
 def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
@@ -64,7 +63,7 @@ def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
 
 def node_vectors(data: TaskData, beta: Array) -> Array:
     r""":math:`\sum_i c_{ki}\beta_{ki}x_{ki}` of every node: duals ``[m, n]`` to ``[m, d]``."""
-    return jnp.einsum("mn,mnd->md", data.weight * beta, data.x, precision=EXACT)
+    return data.combine(data.weight * beta)
 
 
 def dual_vectors(data: TaskData, beta: Array) -> Array:

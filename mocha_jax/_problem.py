@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,13 +23,11 @@ class Problem(Pytree):
       data: from `pack_tasks`.
       loss: from `mocha_jax.losses`.
       regularizer: from `mocha_jax.regularizers`.
-      layout: what an algorithm made of the data for its own use; drivers set it.
     """
 
     data: TaskData
     loss: Loss
     regularizer: Regularizer
-    layout: Any = None
 
     def __post_init__(self) -> None:
         _check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")
@@ -44,12 +40,6 @@ class Problem(Pytree):
         self.regularizer.check_tasks(self.data.num_tasks)
         if self.loss.binary:
             _check_signs(self.data, type(self.loss).__name__)
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; a layout does not outlive its data."""
-        if "data" in changes:
-            changes = {"layout": None, **changes}
-        return super().replace(**changes)
 
 
 def _check_signs(data: TaskData, loss: str) -> None:

@@ -15,7 +15,8 @@ from mocha_jax._algorithm import Algorithm
 from mocha_jax._history import History, Progress, Watch, count, record, start
 from mocha_jax._objective import with_best_dual
 from mocha_jax._problem import Problem
-from mocha_jax._pytree import Pytree
+from mocha_jax._pytree import Pytree, static
+from mocha_jax._rows import Profile, size_profile
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
 
@@ -31,10 +32,11 @@ class Setting(Pytree):
     systems: System
     cost: Cost
     watch: Watch | None
+    profile: Profile = static(default=())  # which sizes of nodes to put together
 
     def prepared(self) -> Setting:
         """With the data laid out for the algorithm."""
-        return self.replace(problem=self.algorithm.prepare(self.problem))
+        return self.replace(problem=self.algorithm.prepare(self.problem, self.profile))
 
     def start(self, state: Any) -> Progress:
         """Nothing done yet, or nothing since `state`."""
@@ -130,7 +132,7 @@ def settle(
         if watch.theta is not None and record_every != 1:
             raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
-    return Setting(algorithm, problem, systems, cost, watch)
+    return Setting(algorithm, problem, systems, cost, watch, size_profile(problem.data))
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "record_every"))

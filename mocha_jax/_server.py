@@ -135,7 +135,7 @@ class DualServer(Pytree):
     def _with(self, problem: Problem, omega: Any, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""
         data = problem.data
-        coupling = problem.regularizer.coupling(data.num_tasks, omega)
+        coupling = data.place_tasks(problem.regularizer.coupling(data.num_tasks, omega))
         sigma = coupling.sigma_prime(self.sigma_prime, jnp.asarray(self.gamma, v.dtype), data.nodes_per_task)
         return DualState(omega, coupling, sigma, coupling.apply(v), gap_before, change)
 

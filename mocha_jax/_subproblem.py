@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._data import TaskData
-from mocha_jax._local import Rows, ascend
-from mocha_jax._math import EXACT, safe_ratio
-from mocha_jax._objective import conjugates, weighted
+from mocha_jax._local import ascend
+from mocha_jax._math import safe_ratio
+from mocha_jax._objective import conjugates, node_vectors, weighted
 from mocha_jax._pytree import Pytree
 from mocha_jax.losses import Loss
 
@@ -33,16 +33,15 @@ _ROUNDING = 16.0
 class Subproblems(Pytree):
     """The subproblems of all nodes in one round."""
 
-    data: TaskData
+    data: TaskData  # laid out for `ascend`
     loss: Loss
-    rows: Rows
     beta: Array  # [m, n] the duals at the start of the round
     w: Array  # [m, d] each node's weights
     q: Array  # [m] each node's curvature
 
     def predictions(self, u: Array) -> Array:
         """Z = X(w + q u), ``[m, n]``."""
-        return jnp.einsum("mnd,md->mn", self.data.x, self.w + self.q[:, None] * u, precision=EXACT)
+        return self.data.times(self.w + self.q[:, None] * u)
 
     def fenchel_young(self, z: Array, beta: Array) -> Array:
         """Each node's sum of c F(z, beta), ``[m]``."""
@@ -59,7 +58,7 @@ class Subproblems(Pytree):
 
     def value(self, beta: Array) -> Array:
         r""":math:`G(\beta)` of every node, ``[m]``."""
-        u = jnp.einsum("mn,mnd->md", self.data.weight * (beta - self.beta), self.data.x, precision=EXACT)
+        u = node_vectors(self.data, beta - self.beta)
         return conjugates(self.data, self.loss, beta) + jnp.sum(self.w * u, axis=1) + self.distance(u)
 
 
@@ -111,7 +110,9 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
         steps = jnp.where(unfinished(s), jnp.minimum(sizes, budget - s.steps), 0)
         # The rest of a subproblem is one with the same curvature, begun where the last pass ended.
         w = sub.w + sub.q[:, None] * s.u
-        beta, du, done = ascend(jax.random.fold_in(key, i), sub.loss, sub.rows, s.beta, w, sub.q, steps, passes=1)
+        beta, du, done = ascend(
+            jax.random.fold_in(key, i), sub.loss, sub.data.layout, s.beta, w, sub.q, steps, passes=1
+        )
         return i + 1, check(s.replace(beta=beta, u=s.u + du, steps=s.steps + done), steps > 0)
 
     nothing = jnp.zeros_like(sizes)
@@ -133,9 +134,7 @@ def theta_of(key: Array, sub: Subproblems, beta: Array, tol: Array, *, passes: i
 
     def above(duals: Array) -> Array:
         """G(duals) - G*, to within best.gap."""
-        change = sub.data.weight * (duals - best.beta)
-        apart = jnp.einsum("mn,mnd->md", change, sub.data.x, precision=EXACT)
-        return sub.fenchel_young(z, duals) + sub.distance(apart)
+        return sub.fenchel_young(z, duals) + sub.distance(node_vectors(sub.data, duals - best.beta))
 
     room = above(sub.beta)
     visible = room > sub.noise(z, sub.beta)

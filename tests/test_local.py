@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._local import ascend, time_major, visiting_order
+from mocha_jax._local import ascend, visiting_order
+from mocha_jax._rows import size_profile, time_major
 from tests import zoo
 
 
@@ -58,13 +59,50 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     start = jnp.zeros_like(data.y)
     results = []
     for numbers in (10_000, 8, 1):  # one block; four of two nodes, one of them padding; one node each
-        monkeypatch.setattr("mocha_jax._local._BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._rows._BLOCK_NUMBERS", numbers)
         rows = time_major(data)
-        results.append((len(rows.x), ascend(key, mj.losses.Hinge(), rows, start, w, q, steps, passes=2)))
+        results.append((len(rows.buckets[0].x), ascend(key, mj.losses.Hinge(), rows, start, w, q, steps, passes=2)))
     assert [blocks for blocks, _ in results] == [1, 4, 7]
     for _, other in results[1:]:
         for a, b in zip(results[0][1], other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_buckets_of_sizes_change_nothing(key):
+    rng = np.random.default_rng(3)
+    sizes = np.r_[400, rng.integers(2, 30, 20), 90, 0, 150]
+    xs = [rng.normal(size=(max(n, 1), 4)) for n in sizes]
+    data = mj.pack_tasks(xs, [rng.choice([-1.0, 1.0], len(x)) for x in xs])
+    scale = np.where(sizes[:, None] > 0, rng.uniform(0.5, 2, data.y.shape), 0.0)
+    data = data.replace(weight=data.weight * scale)
+    profile = size_profile(data)
+    assert len(profile) > 2
+    assert sum(count for count, _ in profile) == 23  # the empty node is in none
+    assert sum(count * rows for count, rows in profile) < 1.5 * sizes.sum()
+    m = len(sizes)
+    beta = mj.losses.Hinge().project(jnp.asarray(rng.normal(size=data.y.shape)), data.y)
+    w, q = jnp.asarray(rng.normal(size=(m, 4))), jnp.asarray(rng.uniform(1, 2, m))
+    steps = jnp.asarray(rng.integers(0, 500, m), jnp.int32)
+    plain, dealt = time_major(data), time_major(data, profile)
+    for rows in (plain, dealt):
+        assert rows.times(data.x, w).shape == data.y.shape
+    for a, b in zip(
+        ascend(key, mj.losses.Hinge(), plain, beta, w, q, steps, passes=2),
+        ascend(key, mj.losses.Hinge(), dealt, beta, w, q, steps, passes=2),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    real = np.asarray(data.weight > 0)
+    np.testing.assert_allclose(dealt.times(data.x, w) * real, plain.times(data.x, w) * real, rtol=1e-12)
+    factors = data.weight * beta
+    np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)
+
+
+def test_sizes_that_are_alike_or_unknown_make_one_bucket():
+    xs = [np.ones((n, 3)) for n in (20, 24, 22)]
+    data = mj.pack_tasks(xs, [np.ones(len(x)) for x in xs])
+    assert size_profile(data) == ()
+    assert jax.jit(lambda d: jnp.zeros(len(size_profile(d))))(data).shape == (0,)
 
 
 def test_visiting_order_is_a_permutation_and_padding_keeps_it(key):

@@ -1,0 +1,187 @@
+r"""The samples as the loops of the local solver read them.
+
+**Time-major.** All nodes visit their rows in one common random order, so a step takes row i of every node: stored
+in that order it is one contiguous slice. Many nodes are taken in blocks whose weights stay in the cache from one
+step to the next.
+
+**Buckets.** Padded to the largest node, m nodes cost m n_max whatever they hold. Where sizes differ much, nodes of
+similar size are put into buckets, each padded to its own largest. Which sizes go together is a static choice
+(`size_profile`), made where sizes are known; which nodes these are follows from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._data import TaskData
+from mocha_jax._math import EXACT
+from mocha_jax._pytree import Pytree, static
+from mocha_jax._spread import Spread, each_device
+
+Profile = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
+
+# Numbers in one row of a block, b times d: large enough to keep two cores busy with one step, small
+# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
+_BLOCK_NUMBERS = 2**16
+
+# What one step costs besides its numbers, in numbers; what a bucket must save, as a share of a pass without padding.
+_STEP_NUMBERS, _BUCKET_SHARE = 1024, 0.02
+
+# Sizes at which a bucket may end.
+_CUTS = 48
+
+
+class Group(Pytree):
+    """Which nodes of a device a bucket holds, in blocks. Nodes to fill up the last block are inert."""
+
+    node: Array | None  # [k b] which, m where there is none; None: all in their order
+    blocks: int = static()  # k
+    width: int = static()  # b
+
+    def take(self, by_node: Array) -> Array:
+        """What belongs to these nodes: ``[m, ...]`` to ``[k, b, ...]``."""
+        if self.node is None:
+            fill = [(0, self.blocks * self.width - len(by_node))] + [(0, 0)] * (by_node.ndim - 1)
+            mine = jnp.pad(by_node, fill)
+        else:
+            mine = by_node.at[self.node].get(mode="fill", fill_value=0)
+        return mine.reshape(self.blocks, self.width, *by_node.shape[1:])
+
+    def put(self, into: Array, mine: Array) -> Array:
+        """The reverse, ``[k, b, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
+        mine = mine.reshape(-1, *mine.shape[2:])
+        if self.node is None:
+            return mine[: len(into)]
+        if mine.ndim == 1:
+            return into.at[self.node].set(mine, mode="drop")
+        return into.at[self.node, : mine.shape[1]].set(mine, mode="drop")
+
+
+class Bucket(Pytree):
+    """The samples of a group of nodes: row i of a block of them together."""
+
+    group: Group
+    x: Array  # [k, n, b, d]
+    y: Array  # [k, n, b]
+    weight: Array  # [k, n, b]
+    norm2: Array  # [k, n, b] squared length of each row
+    samples: Array | None  # [k, b, n, d] the same as x, node by node; None: data.x is that already
+
+
+class Rows(Pytree):
+    """The samples of all nodes."""
+
+    buckets: tuple[Bucket, ...]
+    spread: Spread | None = static(default=None)  # where the nodes are; a bucket holds nodes of one device
+
+    def times(self, x: Array, weights: Array) -> Array:
+        """Every sample times its node's weights: x ``[m, n, d]`` and weights ``[m, d]`` to ``[m, n]``."""
+        return self._everywhere(_times, x, weights)
+
+    def combine(self, x: Array, factors: Array) -> Array:
+        """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+        return self._everywhere(_combine, x, factors)
+
+    def _everywhere(self, work: Callable[[Rows, Array, Array], Array], x: Array, by_node: Array) -> Array:
+        return each_device(self.spread, lambda _, *mine: work(*mine), (), self, x, by_node)
+
+
+def _times(rows: Rows, x: Array, weights: Array) -> Array:
+    if len(rows.buckets) == 1:
+        return jnp.einsum("mnd,md->mn", x, weights, precision=EXACT)
+    z = jnp.zeros(x.shape[:2], weights.dtype)
+    for bucket in rows.buckets:
+        mine = jnp.einsum("kbnd,kbd->kbn", bucket.samples, bucket.group.take(weights), precision=EXACT)
+        z = bucket.group.put(z, mine)
+    return z
+
+
+def _combine(rows: Rows, x: Array, factors: Array) -> Array:
+    if len(rows.buckets) == 1:
+        return jnp.einsum("mn,mnd->md", factors, x, precision=EXACT)
+    v = jnp.zeros((len(x), x.shape[2]), factors.dtype)
+    for bucket in rows.buckets:
+        mine = bucket.group.take(factors[:, : bucket.y.shape[1]])
+        v = bucket.group.put(v, jnp.einsum("kbn,kbnd->kbd", mine, bucket.samples, precision=EXACT))
+    return v
+
+
+def time_major(data: TaskData, profile: Profile = ()) -> Rows:
+    """Lay out the data for `ascend`: one transposition, done before the loops over rounds."""
+    rows: Rows = each_device(data.spread, partial(_time_major, profile), (), data.x, data.y, data.weight)
+    return rows.replace(spread=data.spread)
+
+
+def _time_major(profile: Profile, _: tuple[()], x: Array, y: Array, weight: Array) -> Rows:
+    if len(profile) < 2:
+        return Rows((_bucket(None, x, y, weight),))
+    order, buckets, start = jnp.argsort(-extents(weight)), [], 0
+    for count, rows in profile:
+        buckets.append(_bucket(order[start : start + count], x[:, :rows], y[:, :rows], weight[:, :rows]))
+        start += count
+    return Rows(tuple(buckets))
+
+
+def _bucket(node: Array | None, x: Array, y: Array, weight: Array) -> Bucket:
+    m, _, d = x.shape
+    count = m if node is None else len(node)
+    blocks = -(-count // max(_BLOCK_NUMBERS // d, 1))
+    width = -(-count // blocks)
+    if node is not None:
+        node = jnp.pad(node, (0, blocks * width - count), constant_values=m)
+    group = Group(node, blocks, width)
+    samples = group.take(x)
+    x, y, weight = (jnp.swapaxes(a, 1, 2) for a in (samples, group.take(y), group.take(weight)))
+    return Bucket(group, x, y, weight, jnp.sum(x * x, axis=3), None if node is None else samples)
+
+
+def extents(weight: Array) -> Array:
+    """Rows up to the last real one of each node: weights ``[m, n]`` to ``[m]`` int32."""
+    n = weight.shape[1]
+    return jnp.max(jnp.where(weight > 0, jnp.arange(1, n + 1, dtype=jnp.int32), 0), axis=1, initial=0)
+
+
+def size_profile(data: TaskData) -> Profile:
+    """Which sizes to put together, so that padding costs little; one bucket where sizes are alike or not known yet."""
+    if isinstance(data.weight, jax.core.Tracer):
+        return ()
+    devices = 1 if data.spread is None else data.spread.devices
+    sizes = np.sort(np.asarray(_extents(data.weight, data.spread)).reshape(devices, -1), axis=1)
+    # Every device has the same buckets: enough for the one with the largest nodes.
+    profile = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
+    return profile if len(profile) > 1 else ()
+
+
+@partial(jax.jit, static_argnames="spread")
+def _extents(weight: Array, spread: Spread | None) -> Array:
+    found = extents(weight)
+    return found if spread is None else jax.lax.with_sharding_constraint(found, spread.everywhere)
+
+
+def _cheapest(sizes: np.ndarray, d: int) -> Profile:
+    """Where to cut a descending list of sizes, by dynamic programming over some candidates."""
+    sizes = sizes[sizes > 0]
+    if not len(sizes):
+        return ()
+    tops = np.unique(sizes)
+    if len(tops) > _CUTS:
+        grid = np.geomspace(tops[0], tops[-1], _CUTS)
+        tops = np.unique(tops[np.searchsorted(tops, grid.round(), side="right") - 1])
+    # below[j]: nodes up to size tops[j - 1]; a bucket from i to j holds the sizes in (tops[i - 1], tops[j - 1]].
+    below = np.r_[0, np.searchsorted(sizes[::-1], tops, side="right")]
+    fixed = _BUCKET_SHARE * float(sizes.sum()) * d
+    best, cut = np.r_[0.0, np.full(len(tops), np.inf)], np.zeros(len(tops) + 1, int)
+    for j in range(1, len(tops) + 1):
+        cost = best[:j] + tops[j - 1] * ((below[j] - below[:j]) * d + _STEP_NUMBERS) + fixed
+        cut[j], best[j] = int(np.argmin(cost)), cost.min()
+    profile, j = [], len(tops)
+    while j:
+        profile.append((int(below[j] - below[cut[j]]), int(tops[j - 1])))
+        j = cut[j]
+    return tuple(profile)

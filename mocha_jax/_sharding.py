@@ -1,0 +1,79 @@
+"""`shard`: the same problem on many devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from mocha_jax import _check
+from mocha_jax._problem import Problem
+from mocha_jax._spread import Spread
+from mocha_jax.coupling import Dense
+
+
+def shard(problem: Problem, mesh: Mesh | None = None, axes: str | tuple[str, ...] | None = None) -> Problem:
+    """Spread a problem's nodes over devices; `run`, `solve` and `certificate` then work on all of them.
+
+    Every device holds an equal block of consecutive nodes and does their local work; nodes without data are added
+    where the number of devices does not divide that of nodes. The server's work is done on every device, or
+    divided among them too where tasks can be dealt out evenly. A round of Algorithm 1 with a given coupling moves the
+    tasks' dual vectors once: an all-gather of ``[m, d]`` numbers for a dense coupling, a sum of ``[r, d]`` for one of
+    low rank r.
+
+    With several processes (`jax.distributed`) all call this with the same problem, on a mesh of all their devices.
+
+    Args:
+      problem: a problem on one device or on the host, not under `jit`.
+      mesh: devices, from `jax.make_mesh` with axes of type `Auto`; default all devices there are.
+      axes: axes of the mesh to spread the nodes over; default all.
+
+    >>> import jax, numpy as np, mocha_jax as mj
+    >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
+    >>> solution = mj.solve(mj.shard(problem), tol=1e-3)
+    >>> solution.weights.shape == (data.num_tasks, data.num_features)
+    True
+    """
+    _check.instance("shard", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    spread = _spread(problem, mesh, axes)
+    data = problem.data.replace(spread=None)
+    if isinstance(data.x, jax.core.Tracer):
+        raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
+    data = data.pad(nodes=-(-data.num_nodes // spread.devices) * spread.devices)
+    data = jax.tree.map(lambda a: _place(a, spread.by_node), data).replace(spread=spread)
+    loss, regularizer = (
+        jax.tree.map(lambda a: _place(a, spread.everywhere), p) for p in (problem.loss, problem.regularizer)
+    )
+    return problem.replace(data=data, loss=loss, regularizer=regularizer)
+
+
+def _spread(problem: Problem, mesh: Mesh | None, axes: str | tuple[str, ...] | None) -> Spread:
+    if mesh is None:
+        mesh = jax.make_mesh((jax.device_count(),), ("nodes",), axis_types=(AxisType.Auto,))
+    _check.instance("shard", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
+    axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    missing = [axis for axis in axes if axis not in mesh.axis_names]
+    if missing or not axes:
+        raise ValueError(f"shard: the mesh has axes {mesh.axis_names}, but no {missing or 'axes were named'}.")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"shard: the mesh's axes are of types {mesh.axis_types}; make it with axis_types=(AxisType.Auto,) for "
+            f"each axis (from jax.sharding import AxisType)."
+        )
+    spread, data = Spread(mesh, axes, tasks_too=False), problem.data
+    omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
+    whole = isinstance(problem.regularizer.coupling(data.num_tasks, omega), Dense)
+    return dataclasses.replace(spread, tasks_too=not whole and data.num_tasks % spread.devices == 0)
+
+
+def _place(array: Any, sharding: NamedSharding) -> Array:
+    """The array on the devices; of what other processes' devices hold, nothing is copied here."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

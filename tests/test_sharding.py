@@ -1,0 +1,148 @@
+"""Many devices: the same numbers on any number of them, and no more talk than a round needs."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import mocha_jax as mj
+from mocha_jax import regularizers
+from mocha_jax.coupling import LowRank
+
+
+def mesh_of(count):
+    return jax.make_mesh((count,), ("nodes",), devices=jax.devices()[:count], axis_types=(AxisType.Auto,))
+
+
+def make(regularizer, num_tasks=16, *, task=None, largest=12):
+    rng = np.random.default_rng(7)
+    sizes = rng.integers(3, 12, num_tasks)
+    sizes[3] = largest
+    xs = [rng.normal(size=(n, 5)) for n in sizes]
+    data = mj.pack_tasks(xs, [np.sign(x[:, 0] + 0.3) for x in xs], loss_scaling="task_mean", task=task)
+    return mj.Problem(data, mj.losses.Hinge(), regularizer)
+
+
+class GivenLowRank(regularizers.Regularizer):
+    """A coupling of low rank that is not learned."""
+
+    factor: jax.Array
+
+    def coupling(self, num_tasks, omega=None):
+        return LowRank(jnp.asarray(0.5, self.factor.dtype), self.factor)
+
+    def value(self, weights, omega=None):
+        raise NotImplementedError
+
+    def relationship(self, num_tasks, omega=None):
+        raise NotImplementedError
+
+
+def chain(num_tasks):
+    return jnp.eye(num_tasks) + 0.3 * (jnp.eye(num_tasks, k=1) + jnp.eye(num_tasks, k=-1))
+
+
+SHARED = np.arange(16) % 5
+CASES = {
+    "algorithm 1, dense": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(16), 0.1, 0.1))),
+    "algorithm 1, uneven": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(13), 0.1, 0.1), 13)),
+    "adaptive": (mj.Mocha(sigma_prime="adaptive"), make(regularizers.MeanRegularized(0.1, 0.1))),
+    "proximal": (mj.Mocha(), make(regularizers.Probabilistic(0.1), 13)),
+    "learned by alternation": (mj.Mocha(server="dual", omega_every=2), make(regularizers.Probabilistic(0.1))),
+    "sizes that differ": (mj.Mocha(local_epochs=1.5), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
+    "several nodes a task": (mj.Mocha(), make(regularizers.MeanRegularized(0.1, 0.1), task=SHARED)),
+    "cocoa": (mj.Cocoa(0.3), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
+    "mini-batch": (mj.MiniBatchSdca(batch=3), make(regularizers.MeanRegularized(0.1, 0.1), 13)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_on_any_number_of_devices(case, key):
+    algorithm, problem = CASES[case]
+    systems = mj.systems.Dropout(0.2)
+    state, history = mj.run(key, algorithm, problem, num_rounds=5, systems=systems)
+    weights = algorithm.weights(state)
+    for count in (1, 2, 4, 8) if case == "algorithm 1, dense" else (8,):
+        there = mj.shard(problem, mesh_of(count))
+        state, records = mj.run(key, algorithm, there, num_rounds=5, systems=systems)
+        assert len(state.beta.sharding.device_set) == count
+        np.testing.assert_allclose(algorithm.weights(state), weights, rtol=1e-7, atol=1e-10)
+        for name in ("gap", "joint_gap", "simulated_time", "steps", "active"):
+            np.testing.assert_allclose(getattr(records, name), getattr(history, name), rtol=1e-7, atol=1e-12)
+
+
+def collectives(compiled):
+    found = re.findall(r"= (\S+?)\{\S* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)", compiled)
+    return sorted((kind, shape) for shape, kind in found)
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "expected"),
+    [
+        (regularizers.Independent(0.1), []),
+        (regularizers.MeanRegularized(0.1, 0.1), [("all-reduce", "f64[5]")]),
+        (regularizers.Graph(chain(16), 0.1, 0.1), [("all-gather", "f64[16,5]")]),
+        (GivenLowRank(jnp.asarray(np.random.default_rng(0).normal(size=(16, 3)))), [("all-reduce", "f64[3,5]")]),
+    ],
+    ids=["independent", "mean", "dense", "low rank"],
+)
+def test_a_round_moves_the_dual_vectors_once(regularizer, expected, key):
+    algorithm = mj.Mocha(sigma_prime="per_task")
+    problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
+    state = jax.jit(algorithm.init)(problem)
+    work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
+    compiled = jax.jit(algorithm.step).lower(key, state, problem, work).compile()
+    assert collectives(compiled.as_text()) == expected
+
+
+def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
+    problem = make(regularizers.MeanRegularized(0.1, 0.1), 13)
+    plain = mj.solve(problem, tol=1e-6, key=key)
+    there = mj.shard(problem, mesh_of(4))
+    file = tmp_path / "run.npz"
+    mj.solve(there, tol=None, max_rounds=5, chunk=5, key=key, checkpoint=file)
+    solution = mj.solve(there, tol=1e-6, key=key, checkpoint=file)
+    assert solution.status == mj.Status.CONVERGED
+    assert len(solution.state.beta.sharding.device_set) == 4
+    np.testing.assert_allclose(solution.weights, plain.weights, rtol=1e-6, atol=1e-9)
+    # What was added to fill up the devices shows nowhere.
+    assert solution.weights.shape == plain.weights.shape
+    assert solution.silent_nodes == ()
+
+
+def test_an_axis_of_a_larger_mesh(key):
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    problem = make(regularizers.MeanRegularized(0.1, 0.1))
+    expected = mj.run(key, mj.Mocha(), problem, num_rounds=4)[1].gap
+    for axes in ("data", ("data", "model"), None):
+        there = mj.shard(problem, mesh, axes)
+        np.testing.assert_allclose(mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap, expected, rtol=1e-9)
+
+
+def test_a_path_of_lambdas_over_devices(key):
+    problem = make(regularizers.MeanRegularized(0.1, 0.1))
+
+    def last_gap(problem, lam):
+        there = problem.replace(regularizer=regularizers.MeanRegularized(lam, 0.1))
+        return mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap[-1]
+
+    lams = jnp.asarray([0.05, 0.5])
+    expected = [last_gap(problem, lam) for lam in lams]
+    there = mj.shard(problem, mesh_of(2))
+    np.testing.assert_allclose(jax.vmap(lambda lam: last_gap(there, lam))(lams), expected, rtol=1e-9)
+
+
+def test_mistakes_are_named():
+    problem = make(regularizers.MeanRegularized(0.1, 0.1))
+    with pytest.raises(ValueError, match="no \\['tasks'\\]"):
+        mj.shard(problem, mesh_of(2), "tasks")
+    explicit = jax.make_mesh((2,), ("nodes",), devices=jax.devices()[:2], axis_types=(AxisType.Explicit,))
+    with pytest.raises(ValueError, match="axis_types"):
+        mj.shard(problem, explicit)
+    with pytest.raises(ValueError, match="mesh"):
+        mj.shard(problem, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="traced"):
+        jax.jit(lambda p: mj.shard(p, mesh_of(2)).data.x)(problem)
