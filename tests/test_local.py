@@ -68,7 +68,8 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
-def test_buckets_of_sizes_change_nothing(key):
+def test_buckets_of_sizes_change_nothing(key, monkeypatch):
+    monkeypatch.setattr("mocha_jax._rows._STEP_NUMBERS", 0)  # a step of so little data costs as much as its padding
     rng = np.random.default_rng(3)
     sizes = np.r_[400, rng.integers(2, 30, 20), 90, 0, 150]
     xs = [rng.normal(size=(max(n, 1), 4)) for n in sizes]
