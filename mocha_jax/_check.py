@@ -13,8 +13,10 @@ import numpy as np
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is traced or abstract."""
+    """The value as a NumPy array, or None where it is traced, abstract, or partly with other processes."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
         return None
     array = np.asarray(value)
     return None if array.dtype == object else array

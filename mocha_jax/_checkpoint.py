@@ -20,6 +20,7 @@ from jax import Array
 
 from mocha_jax._history import History, Progress
 from mocha_jax._pytree import Pytree, fields_of
+from mocha_jax._spread import Spread, fetched, place
 
 _FORMAT = "mocha_jax checkpoint 3"
 
@@ -39,18 +40,22 @@ class Saver:
         """Write everything to a new file, then put it in place of the old one."""
         if self._path is None:
             return
-        arrays = {f"progress_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(progress))}
+        arrays = {f"progress_{i}": fetched(a) for i, a in enumerate(jax.tree.leaves(progress))}
         arrays |= {f"history_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(history))}
+        if jax.process_index() == 0:
+            self._write(self._path, arrays)
+
+    def _write(self, path: Path, arrays: dict[str, np.ndarray]) -> None:
         arrays |= {"format": np.array(_FORMAT), "fingerprint": np.array(self._fingerprint)}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_name(f".{self._path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
         with open(partial, "wb") as file:
             np.savez(file, digest=np.array(_digest(arrays)), **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, self._path)
+        os.replace(partial, path)
         with contextlib.suppress(OSError):  # not every system lets a folder be synced
-            folder = os.open(self._path.parent, os.O_RDONLY)
+            folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
@@ -72,7 +77,7 @@ class Saver:
                 f"key or record_every differ from this call's; choose another path, or delete it to start afresh."
             )
         leaves, structure = jax.tree.flatten(fresh)
-        saved = [jax.device_put(arrays[f"progress_{i}"], leaf.sharding) for i, leaf in enumerate(leaves)]
+        saved = [place(arrays[f"progress_{i}"], leaf.sharding) for i, leaf in enumerate(leaves)]
         records = [arrays[f"history_{i}"] for i in range(len(jax.tree.leaves(blank)))]
         return jax.tree.unflatten(structure, saved), jax.tree.unflatten(jax.tree.structure(blank), records)
 
@@ -108,12 +113,14 @@ def _feed(digest: Any, value: Any) -> None:
             digest.update(f"{name}=".encode())
             _feed(digest, field)
         digest.update(b")")
+    elif isinstance(value, Spread):
+        return  # where a problem was solved is no part of what it is
     elif isinstance(value, tuple | list):
         digest.update(f"[{len(value)}".encode())
         for item in value:
             _feed(digest, item)
     elif hasattr(value, "dtype") and hasattr(value, "shape"):
-        array = np.ascontiguousarray(value)
+        array = np.ascontiguousarray(fetched(value))
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.data)
     elif callable(value):

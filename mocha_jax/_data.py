@@ -115,6 +115,19 @@ class TaskData(Pytree):
 
         return jax.tree.map(place, per_task)
 
+    def fill_nodes(self, settings: Any) -> Any:
+        """Settings per node ``[..., m]`` of the nodes there were before `shard`, for all: those beyond are inert."""
+        if self.spread is None:
+            return settings
+        more, known = self.num_nodes - self.spread.nodes, (self.spread.nodes,)
+
+        def fill(array: Any) -> Any:
+            if np.shape(array)[-1:] != known:
+                return array
+            return jnp.pad(jnp.asarray(array), [(0, 0)] * (np.ndim(array) - 1) + [(0, more)], mode="edge")
+
+        return jax.tree.map(fill, settings)
+
     def times(self, weights: Array) -> Array:
         """Every sample times its node's weights: ``[m, d]`` to ``[m, n]``."""
         if self.layout is not None:

@@ -126,6 +126,7 @@ def settle(
     systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
     _check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
     _check.instance("solve or run", "cost", cost, Cost, "costs.lte()")
+    cost = problem.data.fill_nodes(cost)
     cost.check_nodes(problem.data.num_nodes)
     if watch is not None:
         _check.instance("solve or run", "watch", watch, Watch, "Watch()")

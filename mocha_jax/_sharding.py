@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
-import numpy as np
-from jax import Array
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
 from mocha_jax import _check
 from mocha_jax._problem import Problem
-from mocha_jax._spread import Spread
+from mocha_jax._spread import Spread, place
 from mocha_jax.coupling import Dense
 
 
@@ -45,9 +42,9 @@ def shard(problem: Problem, mesh: Mesh | None = None, axes: str | tuple[str, ...
     if isinstance(data.x, jax.core.Tracer):
         raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
     data = data.pad(nodes=-(-data.num_nodes // spread.devices) * spread.devices)
-    data = jax.tree.map(lambda a: _place(a, spread.by_node), data).replace(spread=spread)
+    data = jax.tree.map(lambda a: place(a, spread.by_node), data).replace(spread=spread)
     loss, regularizer = (
-        jax.tree.map(lambda a: _place(a, spread.everywhere), p) for p in (problem.loss, problem.regularizer)
+        jax.tree.map(lambda a: place(a, spread.everywhere), p) for p in (problem.loss, problem.regularizer)
     )
     return problem.replace(data=data, loss=loss, regularizer=regularizer)
 
@@ -65,15 +62,7 @@ def _spread(problem: Problem, mesh: Mesh | None, axes: str | tuple[str, ...] | N
             f"shard: the mesh's axes are of types {mesh.axis_types}; make it with axis_types=(AxisType.Auto,) for "
             f"each axis (from jax.sharding import AxisType)."
         )
-    spread, data = Spread(mesh, axes, tasks_too=False), problem.data
+    spread, data = Spread(mesh, axes, False, problem.data.num_nodes), problem.data
     omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
     whole = isinstance(problem.regularizer.coupling(data.num_tasks, omega), Dense)
     return dataclasses.replace(spread, tasks_too=not whole and data.num_tasks % spread.devices == 0)
-
-
-def _place(array: Any, sharding: NamedSharding) -> Array:
-    """The array on the devices; of what other processes' devices hold, nothing is copied here."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    host = np.asarray(array)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

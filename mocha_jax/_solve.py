@@ -23,6 +23,7 @@ from mocha_jax._objective import Certificate, with_best_dual
 from mocha_jax._problem import Problem
 from mocha_jax._progress import Bar
 from mocha_jax._run import Setting, block, settle
+from mocha_jax._spread import fetched
 from mocha_jax.costs import Cost
 from mocha_jax.coupling import correlation
 from mocha_jax.systems import System
@@ -202,7 +203,7 @@ def solve(
     where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
     run = _prepare(run)
     stopped = False
-    with Bar(progress, total=last, done=int(where.state.round)) as bar:
+    with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
         while (outcome := _outcome(history, where, tol, last, stopped)) is None:
             limit = min(int(where.state.round) // record_every * record_every + chunk, last)
             within = jnp.asarray(-1.0 if tol is None else tol, problem.data.x.dtype)
@@ -248,7 +249,7 @@ def _chunk(
 
 
 def _extend(history: History, records: History, count: int) -> History:
-    return jax.tree.map(lambda h, r: np.concatenate([h, np.asarray(r)[:count]]), history, records)
+    return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
 
 
 def _outcome(history: History, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
@@ -284,15 +285,17 @@ def _solution(
         Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the data's scale and step sizes",
         Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
     }[status]
-    answered, sizes = np.asarray(where.answered), np.asarray(problem.data.sizes)
+    answered, busy, sizes, task = (
+        fetched(a) for a in (where.answered, where.busy, problem.data.sizes, problem.data.task)
+    )
     silent = np.flatnonzero((answered == 0) & (sizes > 0)) if rounds else np.zeros(0, int)
     if len(silent) and status != Status.CONVERGED and rounds >= _PATIENCE:
-        tasks = sorted(set(np.asarray(problem.data.task)[silent].tolist()))
+        tasks = sorted(set(task[silent].tolist()))
         which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
         message += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
         warnings.warn(f"solve: {message}", stacklevel=3)
     return Solution(
         problem=problem, weights=run.algorithm.weights(state), state=state, relation=relation, certificate=certificate,
         history=history, status=status, message=message, rounds=rounds, silent_nodes=tuple(silent.tolist()),
-        utilisation=np.minimum(np.asarray(where.busy) / max(float(where.time), np.finfo(np.float32).tiny), 1.0),
+        utilisation=np.minimum(busy / max(float(where.time), np.finfo(np.float32).tiny), 1.0),
     )  # fmt: skip

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Spread:
     mesh: Mesh
     axes: tuple[str, ...]
     tasks_too: bool
+    nodes: int  # of the problem; those beyond were added to fill up the devices
 
     @property
     def devices(self) -> int:
@@ -54,3 +57,18 @@ def each_device(spread: Spread | None, work: Callable[..., Any], shared: Any, *b
     cut = spread.by_node.spec
     specs = PartitionSpec(), *(cut for _ in by_node)
     return jax.shard_map(work, mesh=spread.mesh, in_specs=specs, out_specs=cut, check_vma=False)(shared, *by_node)
+
+
+def fetched(array: Any) -> np.ndarray:
+    """The whole array on the host; where processes share it, all of them have to ask for it together."""
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
+
+
+def place(array: Any, sharding: Sharding) -> jax.Array:
+    """The array on some devices; where processes share them, each puts its part of what all of them have."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

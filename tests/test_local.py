@@ -93,7 +93,7 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
-    real = np.asarray(data.weight > 0)
+    real = np.asarray(data.weight > 0).astype(float)
     np.testing.assert_allclose(dealt.times(data.x, w) * real, plain.times(data.x, w) * real, rtol=1e-12)
     factors = data.weight * beta
     np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)

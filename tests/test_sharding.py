@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mocha_jax as mj
 from mocha_jax import regularizers
@@ -113,6 +113,26 @@ def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
     assert solution.silent_nodes == ()
 
 
+def test_settings_of_each_node_need_not_know_of_the_devices(key):
+    problem, each = make(regularizers.MeanRegularized(0.1, 0.1), 13), np.linspace(1.0, 2.0, 13)
+    cost = mj.costs.Cost(flops_per_second=1e4 * each)
+    systems = (
+        mj.systems.Outages(0.2, groups=np.arange(13) % 3, length=2)
+        & mj.systems.Trace(np.arange(26).reshape(2, 13) % 5)
+        & mj.systems.DayNight(7.0, 0.7, phase=each - 1.0)
+        & mj.systems.Deadline(0.06, cost)
+        & mj.systems.Dropout(each / 10)
+    )
+
+    def record(problem):
+        return mj.run(key, mj.Mocha(), problem, num_rounds=6, systems=systems, cost=cost)[1]
+
+    there, here = record(mj.shard(problem, mesh_of(8))), record(problem)
+    assert 0 < here.active.max() < 13
+    for name in ("gap", "active", "steps", "simulated_time", "bytes_up", "utilisation"):
+        np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=1e-9)
+
+
 def test_an_axis_of_a_larger_mesh(key):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
@@ -133,6 +153,14 @@ def test_a_path_of_lambdas_over_devices(key):
     expected = [last_gap(problem, lam) for lam in lams]
     there = mj.shard(problem, mesh_of(2))
     np.testing.assert_allclose(jax.vmap(lambda lam: last_gap(there, lam))(lams), expected, rtol=1e-9)
+
+
+def test_data_placed_by_hand_works_too(key):
+    problem = make(regularizers.Graph(chain(16), 0.1, 0.1))
+    by_node = NamedSharding(mesh_of(4), PartitionSpec("nodes"))
+    there = problem.replace(data=jax.tree.map(lambda leaf: jax.device_put(leaf, by_node), problem.data))
+    expected = mj.run(key, mj.Mocha(), problem, num_rounds=4)[1].gap
+    np.testing.assert_allclose(mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap, expected, rtol=1e-9)
 
 
 def test_mistakes_are_named():

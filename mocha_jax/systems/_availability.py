@@ -72,9 +72,8 @@ class Outages(System):
             _check.indices("Outages", "groups", self.groups)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        groups = (
-            jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else jnp.asarray(self.groups, jnp.int32)
-        )
+        given = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.fill_nodes(self.groups)
+        groups = jnp.asarray(given, jnp.int32)
         if groups.shape != (data.num_nodes,):
             raise ValueError(f"Outages: groups must be one per node [{data.num_nodes}], got shape {groups.shape}.")
         _check.scalar("Outages", p=self.p)
@@ -160,7 +159,7 @@ class Trace(System):
             raise ValueError("Trace: table has a NaN or infinite entry; write 0 where a node did not answer.")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        table = jnp.asarray(self.table)
+        table = jnp.asarray(data.fill_nodes(self.table))
         if table.shape[1] != data.num_nodes:
             raise ValueError(f"Trace: table has {table.shape[1]} nodes, the data {data.num_nodes}.")
         return Work(request.steps, table[request.round % len(table)].astype(bool))
@@ -190,7 +189,7 @@ class DayNight(System):
         dtype, m = data.x.dtype, data.num_nodes
         # Multiples of the golden ratio spread evenly, however many there are.
         spread = jnp.mod(jnp.arange(m, dtype=dtype) * _GOLDEN, 1.0)
-        phase = spread if self.phase is None else jnp.asarray(self.phase, dtype)
+        phase = spread if self.phase is None else jnp.asarray(data.fill_nodes(self.phase), dtype)
         if phase.shape not in ((), (m,)):
             raise ValueError(f"DayNight: phase must be a number or one per node [{m}], got shape {phase.shape}.")
         time = request.round.astype(dtype) + phase * jnp.asarray(self.period, dtype)

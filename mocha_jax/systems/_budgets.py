@@ -93,8 +93,9 @@ class Deadline(System):
         _check.instance("Deadline", "cost", self.cost, Cost, "mocha_jax.costs.lte()")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        left = self.seconds - self.cost.message_seconds(request.down, request.up)
-        possible = jnp.floor((left * self.cost.flops_per_second - request.fixed_flops) / request.step_flops)
+        cost = data.fill_nodes(self.cost)
+        left = self.seconds - cost.message_seconds(request.down, request.up)
+        possible = jnp.floor((left * cost.flops_per_second - request.fixed_flops) / request.step_flops)
         full = request.steps.astype(possible.dtype)
         steps = jnp.clip(possible, 0.0, full).astype(request.steps.dtype)
         return Work(steps, steps > 0)
