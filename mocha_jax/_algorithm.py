@@ -62,7 +62,7 @@ class Algorithm(Pytree):
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
         """What a full round asks of the nodes. A message is one vector of d numbers each way."""
-        dtype, d = problem.data.x.dtype, problem.data.num_features
+        dtype, d = problem.data.dtype, problem.data.num_features
         numbers = jnp.asarray(d, dtype)
         step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))
         return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), step, fixed, numbers, numbers)

@@ -57,12 +57,12 @@ class Cocoa(SubproblemMethod):
 
     def _gap_flops(self, problem: Problem) -> Array:
         """Operations of one gap: the predictions of all rows, w + q u before that and q |u|^2 / 2 after, ``[m]``."""
-        d, rows = problem.data.num_features, problem.data.sizes.astype(problem.data.x.dtype)
+        d, rows = problem.data.num_features, problem.data.sizes.astype(problem.data.dtype)
         return 2.0 * d * rows + 4.0 * d
 
     def step_flops(self, problem: Problem) -> Array:
         # With its share of the gap after the pass.
-        rows = jnp.maximum(problem.data.sizes, 1).astype(problem.data.x.dtype)
+        rows = jnp.maximum(problem.data.sizes, 1).astype(problem.data.dtype)
         return STEP_FLOPS * problem.data.num_features + self._gap_flops(problem) / rows
 
     def fixed_flops(self, problem: Problem) -> Array:

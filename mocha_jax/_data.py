@@ -80,6 +80,11 @@ class TaskData(Pytree):
         return self.x.shape[2]
 
     @property
+    def dtype(self) -> Any:
+        """Of all arithmetic. The samples may be stored in fewer bits, see `pack_tasks`."""
+        return self.y.dtype
+
+    @property
     def sizes(self) -> Array:
         """Real samples of each node, ``[m]`` int32."""
         return jnp.sum(self.weight > 0, axis=1, dtype=jnp.int32)
@@ -87,7 +92,7 @@ class TaskData(Pytree):
     @property
     def nodes_per_task(self) -> Array:
         """How many nodes hold data of each task, ``[num_tasks]``."""
-        return self.to_tasks((self.sizes > 0).astype(self.x.dtype))
+        return self.to_tasks((self.sizes > 0).astype(self.dtype))
 
     def to_nodes(self, per_task: Array) -> Array:
         """Give each node its task's row: ``[num_tasks, ...]`` to ``[m, ...]``."""
@@ -132,13 +137,13 @@ class TaskData(Pytree):
         """Every sample times its node's weights: ``[m, d]`` to ``[m, n]``."""
         if self.layout is not None:
             return self.layout.times(self.x, weights)
-        return jnp.einsum("mnd,md->mn", self.x, weights, precision=EXACT)
+        return times(self.x, weights)
 
     def combine(self, factors: Array) -> Array:
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
         if self.layout is not None:
             return self.layout.combine(self.x, factors)
-        return jnp.einsum("mn,mnd->md", factors, self.x, precision=EXACT)
+        return combine(self.x, factors)
 
     def split(self, key: Array, fraction: float) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.
@@ -241,11 +246,21 @@ class TaskData(Pytree):
 
     def base_weight(self) -> Array:
         """What `loss_scaling` gives each real sample, ``[m, n]``."""
-        real = (self.weight > 0).astype(self.x.dtype)
+        real = (self.weight > 0).astype(self.dtype)
         if self.loss_scaling == "sum":
             return real
         count = self.to_tasks(jnp.sum(real, axis=1))
         return real / jnp.maximum(self.to_nodes(count), 1.0)[:, None]
+
+
+def times(x: Array, weights: Array) -> Array:
+    """``[..., n, d]`` times ``[..., d]``, in the precision of the latter, ``[..., n]``."""
+    return jnp.einsum("...nd,...d->...n", x.astype(weights.dtype), weights, precision=EXACT)
+
+
+def combine(x: Array, factors: Array) -> Array:
+    """``[..., n, d]`` combined by ``[..., n]``, in the precision of the latter, ``[..., d]``."""
+    return jnp.einsum("...n,...nd->...d", factors, x.astype(factors.dtype), precision=EXACT)
 
 
 def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: float) -> np.ndarray:

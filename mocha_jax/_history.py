@@ -86,7 +86,7 @@ class Progress(Pytree):
 
 def start(algorithm: Algorithm, problem: Problem, state: Any = None, watch: Watch | None = None) -> Progress:
     """Nothing done yet, or nothing since `state`."""
-    m, dtype = problem.data.num_nodes, problem.data.x.dtype
+    m, dtype = problem.data.num_nodes, problem.data.dtype
     zero, nothing = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     counts, reals = jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
     nodes = None

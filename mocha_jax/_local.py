@@ -110,6 +110,7 @@ def _step_one_node(
     loss: Loss, x: Array, y: Array, weight: Array, norm2: Array, beta: Array, visit: Array, w: Array, q: Array, u: Array
 ) -> tuple[Array, Array]:
     """One coordinate of one node: x ``[d]``, w ``[d]``, u ``[d]``, the rest scalars."""
+    x = x.astype(u.dtype)
     # A product with ones is a vectorised sum; XLA's own reduction over the last axis is not.
     g = matmul(x * (w + q * u), jnp.ones_like(u))
     new = jnp.where(visit, loss.dual_step(beta, g, y, q * weight * norm2), beta)

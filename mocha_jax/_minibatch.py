@@ -51,7 +51,7 @@ def _draw(key: Array, data: TaskData, sizes: Array, limit: int) -> _Batch:
     rows = jnp.zeros((m, limit), order.dtype).at[node, slot].set(jnp.broadcast_to(order, (m, n)), mode="drop")
     chosen = jnp.arange(limit, dtype=jnp.int32)[None, :] < count[:, None]
     x, y, weight = (a[node, rows] for a in (data.x, data.y, data.weight))
-    return _Batch(rows, chosen, x, y, jnp.where(chosen, weight, 0.0), count)
+    return _Batch(rows, chosen, x.astype(data.dtype), y, jnp.where(chosen, weight, 0.0), count)
 
 
 def _limit(owner: str, batch: Any, limit: int | None) -> int | None:
@@ -127,7 +127,7 @@ class MiniBatchSdca(_Batched, DualMethod):
         return _SAMPLE_FLOPS * problem.data.num_features
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
-        data, loss, dtype = problem.data, problem.loss, problem.data.x.dtype
+        data, loss, dtype = problem.data, problem.loss, problem.data.dtype
         _check.scalar("MiniBatchSdca", beta=self.beta)
         full, limit = _batch_work(self.batch, self.limit, data)
         batch = _draw(key, data, work.budget(full), limit)
@@ -207,7 +207,7 @@ class MiniBatchSgd(_Batched):
     def init(self, problem: Problem) -> SgdState:
         """Start from W = 0."""
         data = problem.data
-        w = jnp.zeros((data.num_tasks, data.num_features), data.x.dtype)
+        w = jnp.zeros((data.num_tasks, data.num_features), data.dtype)
         omega = problem.regularizer.initial_omega(*w.shape)
         return self._state(problem, jnp.zeros((), jnp.int32), w, omega, jnp.nan, jnp.inf)
 
@@ -219,7 +219,7 @@ class MiniBatchSgd(_Batched):
                 f"belongs to another algorithm or to other data."
             )
         omega = keep_omega(problem, state.omega)
-        w = state.w.astype(data.x.dtype)
+        w = state.w.astype(data.dtype)
         change = gain_of_updating(problem, w, omega)
         return self._state(problem, state.round, w, omega, state.gap_before.astype(w.dtype), change)
 
@@ -237,7 +237,7 @@ class MiniBatchSgd(_Batched):
         return _SAMPLE_FLOPS * problem.data.num_features
 
     def step(self, key: Array, state: SgdState, problem: Problem, work: Work) -> tuple[SgdState, Info]:
-        data, loss, dtype = problem.data, problem.loss, problem.data.x.dtype
+        data, loss, dtype = problem.data, problem.loss, problem.data.dtype
         _check.scalar("MiniBatchSgd", step_size=self.step_size, power=self.power, horizon=self.horizon)
         full, limit = _batch_work(self.batch, self.limit, data)
         batch = _draw(key, data, work.budget(full), limit)

@@ -157,7 +157,7 @@ class Mocha(SubproblemMethod):
 
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes
-        steps = jnp.round(self.local_epochs * sizes.astype(problem.data.x.dtype)).astype(jnp.int32)
+        steps = jnp.round(self.local_epochs * sizes.astype(problem.data.dtype)).astype(jnp.int32)
         return jnp.maximum(steps, jnp.minimum(sizes, 1))
 
     def step_flops(self, problem: Problem) -> float:

@@ -37,7 +37,8 @@ def pack_tasks(
         averages them within each task, c = 1/n_t.
       intercept: append a constant 1 to every sample. Its weight is penalised like any other.
       dtype: of the stored arrays; default is JAX's default float (float32, or float64
-        with ``jax_enable_x64``).
+        with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are stored
+        so, rounded; labels, weights and all arithmetic have JAX's default float.
 
     >>> import numpy as np
     >>> data = pack_tasks([np.ones((3, 2), "f"), np.ones((1, 2), "f")], [np.ones(3), np.ones(1)])
@@ -54,11 +55,11 @@ def pack_tasks(
         )
     xs, ys = [np.asarray(x) for x in xs], [np.asarray(y) for y in ys]
     names = names or [f"task {t}" for t in range(len(xs))]
-    dtype = _storage_dtype(xs, dtype)
+    storage, dtype = _dtypes(xs, dtype)
     _check_tasks(xs, ys, names)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
 
-    x = np.zeros((m, n, d + intercept), dtype)
+    x = np.zeros((m, n, d + intercept), storage)
     y = np.zeros((m, n), dtype)
     weight = np.zeros((m, n), dtype)
     with np.errstate(over="ignore"):  # reported below, by name
@@ -70,7 +71,7 @@ def pack_tasks(
             weight[t, : len(rows)] = 1.0
     if not np.isfinite(x).all() or not np.isfinite(y).all():
         t = int(np.argmin(np.isfinite(x).all((1, 2)) & np.isfinite(y).all(1)))
-        raise ValueError(f"{names[t]}: a value overflows {np.dtype(dtype).name}; rescale its features or labels.")
+        raise ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
 
     owner = np.arange(m) if task is None else np.asarray(task)
     if (
@@ -102,18 +103,20 @@ def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np
     return np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in labels.tolist()]
 
 
-def _storage_dtype(xs: list[np.ndarray], dtype: Any) -> np.dtype:
+def _dtypes(xs: list[np.ndarray], dtype: Any) -> tuple[np.dtype, np.dtype]:
+    """Of the samples and of everything else."""
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    default = np.dtype(np.float64 if x64 else np.float32)
     if dtype is not None:
-        wanted = np.dtype(dtype)
-        if wanted.kind != "f":
-            raise ValueError(f"pack_tasks: dtype must be a float type, got {wanted.name}.")
+        wanted = jnp.dtype(dtype)
+        if not jnp.issubdtype(wanted, jnp.floating) or wanted.itemsize < 2:
+            raise ValueError(f"pack_tasks: dtype must be a float type of 16 bits or more, got {wanted.name}.")
         if wanted == np.float64 and not x64:
             raise ValueError(
                 "pack_tasks: dtype=float64 needs JAX's x64 mode; call jax.config.update('jax_enable_x64', True) "
                 "before anything else, or leave dtype out to store float32."
             )
-        return wanted
+        return wanted, default if wanted.itemsize == 2 else wanted
     if not x64 and any(x.dtype == np.float64 for x in xs):
         warnings.warn(
             "pack_tasks: xs are float64 but JAX's x64 mode is off, so they are stored as float32 (relative gaps "
@@ -121,7 +124,7 @@ def _storage_dtype(xs: list[np.ndarray], dtype: Any) -> np.dtype:
             "jax.config.update('jax_enable_x64', True) before anything else to keep float64.",
             stacklevel=3,
         )
-    return np.dtype(np.float64 if x64 else np.float32)
+    return default, default
 
 
 def _check_tasks(xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str]) -> None:

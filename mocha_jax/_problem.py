@@ -33,7 +33,7 @@ class Problem(Pytree):
         _check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")
         _check.instance("Problem", "loss", self.loss, Loss, "Hinge()")
         _check.instance("Problem", "regularizer", self.regularizer, Regularizer, "Independent(0.1)")
-        dtype = self.data.x.dtype
+        dtype = self.data.dtype
         for name in ("loss", "regularizer"):
             cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), getattr(self, name))
             object.__setattr__(self, name, cast)

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._data import TaskData
-from mocha_jax._math import EXACT
+from mocha_jax._data import TaskData, combine, times
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._spread import Spread, each_device
 
@@ -93,22 +92,21 @@ class Rows(Pytree):
 
 
 def _times(rows: Rows, x: Array, weights: Array) -> Array:
-    if len(rows.buckets) == 1:
-        return jnp.einsum("mnd,md->mn", x, weights, precision=EXACT)
     z = jnp.zeros(x.shape[:2], weights.dtype)
     for bucket in rows.buckets:
-        mine = jnp.einsum("kbnd,kbd->kbn", bucket.samples, bucket.group.take(weights), precision=EXACT)
-        z = bucket.group.put(z, mine)
+        if bucket.samples is None:
+            return times(x, weights)
+        z = bucket.group.put(z, times(bucket.samples, bucket.group.take(weights)))
     return z
 
 
 def _combine(rows: Rows, x: Array, factors: Array) -> Array:
-    if len(rows.buckets) == 1:
-        return jnp.einsum("mn,mnd->md", factors, x, precision=EXACT)
     v = jnp.zeros((len(x), x.shape[2]), factors.dtype)
     for bucket in rows.buckets:
+        if bucket.samples is None:
+            return combine(x, factors)
         mine = bucket.group.take(factors[:, : bucket.y.shape[1]])
-        v = bucket.group.put(v, jnp.einsum("kbn,kbnd->kbd", mine, bucket.samples, precision=EXACT))
+        v = bucket.group.put(v, combine(bucket.samples, mine))
     return v
 
 
@@ -138,7 +136,8 @@ def _bucket(node: Array | None, x: Array, y: Array, weight: Array) -> Bucket:
     group = Group(node, blocks, width)
     samples = group.take(x)
     x, y, weight = (jnp.swapaxes(a, 1, 2) for a in (samples, group.take(y), group.take(weight)))
-    return Bucket(group, x, y, weight, jnp.sum(x * x, axis=3), None if node is None else samples)
+    norm2 = jnp.sum(x.astype(y.dtype) ** 2, axis=3)
+    return Bucket(group, x, y, weight, norm2, None if node is None else samples)
 
 
 def extents(weight: Array) -> Array:

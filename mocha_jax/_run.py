@@ -120,7 +120,7 @@ def settle(
 
     def cast(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
-        return leaf.astype(problem.data.x.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        return leaf.astype(problem.data.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
     systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost

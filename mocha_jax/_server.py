@@ -67,7 +67,7 @@ def keep_omega(problem: Problem, omega: Any) -> Any:
     data, regularizer = problem.data, problem.regularizer
     initial = regularizer.initial_omega(data.num_tasks, data.num_features)
     # Of another kind of regularizer, nothing of Omega can be kept.
-    return regularizer.restart_omega(_cast(omega, data.x.dtype)) if _alike(omega, initial) else initial
+    return regularizer.restart_omega(_cast(omega, data.dtype)) if _alike(omega, initial) else initial
 
 
 def gain_of_updating(problem: Problem, w: Array, omega: Any) -> Array:

@@ -206,7 +206,7 @@ def solve(
     with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
         while (outcome := _outcome(history, where, tol, last, stopped)) is None:
             limit = min(int(where.state.round) // record_every * record_every + chunk, last)
-            within = jnp.asarray(-1.0 if tol is None else tol, problem.data.x.dtype)
+            within = jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
             where, records, count = _chunk(key, run, where, room, limit, within, record_every=record_every)
             history = _extend(history, records, int(count))
             save(where, history)

@@ -34,7 +34,7 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
-from mocha_jax._math import EXACT, safe_ratio
+from mocha_jax._math import safe_ratio
 from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._objective import conjugates, dual_vectors
 from mocha_jax._problem import Problem
@@ -65,8 +65,7 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)
 
     def apply(u: Array) -> Array:
-        z = jnp.einsum("mnd,md->mn", data.x, u, precision=EXACT)
-        return jnp.einsum("mn,mnd->md", data.weight * z, data.x, precision=EXACT)
+        return data.combine(data.weight * data.times(u))
 
     def norm(u: Array) -> Array:
         return jnp.linalg.norm(u, axis=1, keepdims=True)
@@ -81,8 +80,8 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
         i, _, value, residual = carry
         return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > tol * value))
 
-    start = jax.random.normal(jax.random.key(0), (data.num_nodes, data.num_features), data.x.dtype)
-    nothing = jnp.zeros((data.num_nodes, 1), data.x.dtype)
+    start = jax.random.normal(jax.random.key(0), (data.num_nodes, data.num_features), data.dtype)
+    nothing = jnp.zeros((data.num_nodes, 1), data.dtype)
     carry = jnp.zeros((), jnp.int32), start / norm(start), nothing, nothing
     _, _, value, residual = lax.while_loop(unfinished, improve, carry)
     own = data.to_nodes(regularizer.coupling(data.num_tasks, omega).diagonal())
@@ -103,7 +102,7 @@ def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", 
             f"rate: {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
         )
     _check.in_unit_interval("rate", open_left=True, gamma=gamma)
-    mu = jnp.asarray(problem.loss.mu, problem.data.x.dtype)
+    mu = jnp.asarray(problem.loss.mu, problem.data.dtype)
     difficulty = sigma(problem, omega) * _safe_scaling(problem, omega, sigma_prime, gamma)
     return jnp.min(mu / (mu + difficulty))
 
@@ -266,7 +265,7 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: An
     if not isinstance(before.server, DualState):
         raise ValueError('lemma4: the states have no safe sigma\'; use Mocha(server="dual", sigma_prime="per_task").')
     data, coupling = problem.data, before.server.coupling
-    gamma = jnp.asarray(algorithm.gamma, data.x.dtype)
+    gamma = jnp.asarray(algorithm.gamma, data.dtype)
     sub = algorithm.subproblems(before, problem)
     found = before.beta + (after.beta - before.beta) / gamma
 

@@ -99,6 +99,28 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)
 
 
+def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
+    rng = np.random.default_rng(1)
+    xs = [rng.normal(size=(n, 6)) for n in (12, 30, 7)]
+    ys = [np.sign(x[:, 0] + 0.1) for x in xs]
+    half = mj.pack_tasks(xs, ys, dtype="bfloat16")
+    assert half.x.dtype == jnp.bfloat16
+    assert half.y.dtype == half.weight.dtype == half.dtype == jnp.float64
+    rounded = half.replace(x=half.x.astype(jnp.float64))
+    assert float(jnp.abs(rounded.x - mj.pack_tasks(xs, ys).x).max()) > 1e-4
+    for algorithm in (mj.Mocha(), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
+        found = [
+            mj.run(key, algorithm, mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1)),
+                   num_rounds=20)[1].gap
+            for data in (half, rounded)
+        ]  # fmt: skip
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+    part, rest = half.split(key, 0.5)
+    assert part.x.dtype == rest.pad(nodes=5).x.dtype == half.append(part).x.dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="16 bits"):
+        mj.pack_tasks(xs, ys, dtype="float8_e4m3fn")
+
+
 def test_sizes_that_are_alike_or_unknown_make_one_bucket():
     xs = [np.ones((n, 3)) for n in (20, 24, 22)]
     data = mj.pack_tasks(xs, [np.ones(len(x)) for x in xs])

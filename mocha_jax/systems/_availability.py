@@ -33,7 +33,7 @@ class Dropout(System):
         _check.in_unit_interval("Dropout", p=self.p)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        p, tasks = jnp.asarray(self.p, data.x.dtype), data.num_tasks
+        p, tasks = jnp.asarray(self.p, data.dtype), data.num_tasks
         if p.ndim > 2 or (p.ndim and (p.shape[-1] != tasks or not len(p))):
             raise ValueError(
                 f"Dropout: p must be a number, one per task [{tasks}] or one per round and task [rounds, {tasks}], "
@@ -77,7 +77,7 @@ class Outages(System):
         if groups.shape != (data.num_nodes,):
             raise ValueError(f"Outages: groups must be one per node [{data.num_nodes}], got shape {groups.shape}.")
         _check.scalar("Outages", p=self.p)
-        p = jnp.asarray(self.p, data.x.dtype)
+        p = jnp.asarray(self.p, data.dtype)
 
         def draw(key: Array, number: Array) -> Array:
             return jax.random.uniform(jax.random.fold_in(key, number), dtype=p.dtype)
@@ -126,7 +126,7 @@ class Sampled(System):
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         _check.scalar("Sampled", fraction=self.fraction)
-        dtype, present = data.x.dtype, data.sizes > 0
+        dtype, present = data.dtype, data.sizes > 0
         draws = uniform_bits(jax.random.fold_in(key, request.round), data.num_nodes)
         asked = jnp.round(jnp.asarray(self.fraction, dtype) * jnp.sum(present).astype(dtype))
         asked = jnp.maximum(asked, 1.0).astype(jnp.int32)
@@ -186,7 +186,7 @@ class DayNight(System):
             _check.in_unit_interval("DayNight", phase=self.phase)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        dtype, m = data.x.dtype, data.num_nodes
+        dtype, m = data.dtype, data.num_nodes
         # Multiples of the golden ratio spread evenly, however many there are.
         spread = jnp.mod(jnp.arange(m, dtype=dtype) * _GOLDEN, 1.0)
         phase = spread if self.phase is None else jnp.asarray(data.fill_nodes(self.phase), dtype)
