@@ -1,10 +1,11 @@
-"""One local epoch of all tasks: this library, liblinear, and a hand-written numba loop.
+"""One local epoch of all tasks: this library on one and on all CPU devices, liblinear, and a hand-written numba loop.
 
     python -m benchmarks.local_epoch [--repeats 15] [--turns 3] [--json FILE]
 
 All three do one pass of dual coordinate ascent for the hinge loss over the same samples. The library and
 the numba loop visit rows in one random order and do the same arithmetic in float32 (the results are
-compared); the numba loop uses both cores, a task each. liblinear (by way of scikit-learn's wrapper)
+compared); the numba loop uses all cores, a task each; so does the library where `mocha_jax.shard` deals the
+nodes out to a CPU device per core. liblinear (by way of scikit-learn's wrapper)
 works in float64, it has no float32, in its own random order, task after task, and is timed as the difference
 of a fit with 21 passes and a fit with 1, over 20. All solve the same problem: C = 100, that is
 lambda = 1/(200 n) with task means. A much smaller C would let liblinear's shrinking skip most
@@ -35,7 +36,7 @@ from mocha_jax._local import ascend, visiting_order
 from mocha_jax._rows import time_major
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
-COMPETITORS = ("library", "liblinear", "numba")
+COMPETITORS = ("library", "sharded", "liblinear", "numba")
 C = 100.0
 
 
@@ -47,6 +48,8 @@ def main() -> None:
     parser.add_argument("--only", choices=COMPETITORS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
+        if options.only == "sharded":
+            jax.config.update("jax_num_cpu_devices", os.cpu_count())
         measure = globals()[f"measure_{options.only}"]
         results = [measure(Task(*shape), options.repeats) for shape in SHAPES]
         os.write(int(os.environ["RESULTS"]), json.dumps(results).encode())
@@ -63,15 +66,17 @@ def main() -> None:
                 into += result.pop("ms")
                 row.update(result)
     print(
-        f"{'m, n, d':>16} {'library':>8} {'liblinear':>10} {'numba':>7} | "
-        f"{'/liblinear':>10} {'/numba':>7} | {'compile s':>9} {'gap at 20':>9}"
+        f"{'m, n, d':>16} {'library':>8} {'sharded':>8} {'liblinear':>10} {'numba':>7} | {'/liblinear':>10} {'sharded':>7} | "
+        f"{'/numba':>7} {'sharded':>7} | {'compile s':>9} {'gap at 20':>9}"
     )
     for i, row in enumerate(rows):
         row |= {f"{who}_ms": float(np.median(times[who][i])) for who in COMPETITORS}
         shape = ", ".join(str(row[letter]) for letter in "mnd")
         print(
-            f"{shape:>16} {row['library_ms']:8.2f} {row['liblinear_ms']:10.2f} {row['numba_ms']:7.2f} | "
-            f"{row['library_ms'] / row['liblinear_ms']:10.2f} {row['library_ms'] / row['numba_ms']:7.2f} | "
+            f"{shape:>16} {row['library_ms']:8.2f} {row['sharded_ms']:8.2f} {row['liblinear_ms']:10.2f} "
+            f"{row['numba_ms']:7.2f} | {row['library_ms'] / row['liblinear_ms']:10.2f} "
+            f"{row['sharded_ms'] / row['liblinear_ms']:7.2f} | {row['library_ms'] / row['numba_ms']:7.2f} "
+            f"{row['sharded_ms'] / row['numba_ms']:7.2f} | "
             f"{row['compile_s']:9.2f} {row['gap']:9.1e}"
         )
     if options.json:
@@ -93,17 +98,27 @@ class Task:
 
 
 def measure_library(task: Task, repeats: int) -> dict[str, Any]:
-    data, beta, w = task.problem.data, task.state.beta, task.state.w
-    rows = jax.block_until_ready(time_major(data))
-    steps = data.sizes
+    return _epoch(task, task.problem, repeats)
+
+
+def measure_sharded(task: Task, repeats: int) -> dict[str, Any]:
+    measured = _epoch(task, mj.shard(task.problem), repeats)
+    return {f"sharded_{name}" if name != "ms" else name: value for name, value in measured.items()}
+
+
+def _epoch(task: Task, problem: mj.Problem, repeats: int) -> dict[str, Any]:
+    def arguments(problem: mj.Problem) -> tuple[Any, ...]:
+        data = problem.data
+        state = mj.Mocha(sigma_prime="per_task").init(problem)
+        w, q = (data.to_nodes(a) for a in (state.w, state.server.sigma * state.server.coupling.diagonal()))
+        return problem.loss, time_major(data), state.beta, w, q, data.sizes
+
+    given = jax.block_until_ready(jax.jit(arguments)(problem))
     began = time.perf_counter()
-    epoch = jax.jit(ascend, static_argnames="passes")
-    compiled = epoch.lower(task.key, task.problem.loss, rows, beta, w, task.q, steps, passes=1).compile()
+    compiled = jax.jit(ascend, static_argnames="passes").lower(task.key, *given, passes=1).compile()
     compile_s = time.perf_counter() - began
-    ms = timed(
-        lambda: jax.block_until_ready(compiled(task.key, task.problem.loss, rows, beta, w, task.q, steps)), repeats
-    )
-    _, history = mj.run(task.key, mj.Mocha(sigma_prime="per_task"), task.problem, num_rounds=20)
+    ms = timed(lambda: jax.block_until_ready(compiled(task.key, *given)), repeats)
+    _, history = mj.run(task.key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=20)
     return dict(ms=ms, compile_s=compile_s, gap=float(history.relative_gap[-1]))
 
 

@@ -85,7 +85,7 @@ def _ascend_bucket(
     def one_block(block: tuple[Array, ...]) -> tuple[Array, Array, Array]:
         j, y, weight, norm2, beta, w, q, steps = block
 
-        def one_pass(carry: tuple[Array, Array, Array], order: Array) -> tuple[tuple[Array, Array, Array], None]:
+        def one_pass(carry: tuple[Array, Array, Array], order: Array) -> tuple[Array, Array, Array]:
             beta, u, done = carry
             done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
 
@@ -96,10 +96,14 @@ def _ascend_bucket(
                 return step(x, *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
 
             u, new = lax.scan(one_step, u, (order, visit))
-            return (beta.at[order].set(new, unique_indices=True), u, done), None
+            return beta.at[order].set(new, unique_indices=True), u, done
 
-        start = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
-        return lax.scan(one_pass, start, orders)[0]
+        def next_pass(carry: tuple[Array, Array, Array], order: Array) -> tuple[tuple[Array, Array, Array], None]:
+            wanted = jnp.any(carry[2] < steps)
+            return lax.cond(wanted, one_pass, lambda carry, _: carry, carry, order), None
+
+        start = one_pass((beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
+        return lax.scan(next_pass, start, orders[1:])[0] if len(orders) > 1 else start
 
     blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
     beta, u, done = lax.map(one_block, blocks)
