@@ -66,8 +66,8 @@ def main() -> None:
                 into += result.pop("ms")
                 row.update(result)
     print(
-        f"{'m, n, d':>16} {'library':>8} {'sharded':>8} {'liblinear':>10} {'numba':>7} | {'/liblinear':>10} {'sharded':>7} | "
-        f"{'/numba':>7} {'sharded':>7} | {'compile s':>9} {'gap at 20':>9}"
+        f"{'m, n, d':>16} {'library':>8} {'sharded':>8} {'liblinear':>10} {'numba':>7} | "
+        f"{'/liblinear':>10} {'sharded':>7} | {'/numba':>7} {'sharded':>7} | {'compile s':>9} {'gap at 20':>9}"
     )
     for i, row in enumerate(rows):
         row |= {f"{who}_ms": float(np.median(times[who][i])) for who in COMPETITORS}

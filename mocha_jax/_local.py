@@ -12,13 +12,15 @@ one coordinate after another, each exactly. Divided by c the coordinate problem 
 Speed. All nodes visit their rows in one common random order, so a step takes row i of every
 node: stored in that order (`mocha_jax._rows`) it is one contiguous slice, and the whole step is two
 fused loops. What a step needs to know of budgets is worked out before the loop, and the new duals
-leave the loop as outputs; state carried through the loop costs more than the arithmetic.
+leave the loop as outputs; state carried through the loop costs more than the arithmetic. On an
+accelerator a pass is one kernel (`mocha_jax._pallas`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,9 @@ from mocha_jax._math import matmul, uniform_bits
 from mocha_jax._rows import Bucket, Rows
 from mocha_jax._spread import each_device
 from mocha_jax.losses import Loss
+from mocha_jax.losses._scalar import FromScalar
+
+Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done
 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
@@ -38,9 +43,7 @@ def visiting_order(key: Array, count: int) -> Array:
     return jnp.argsort(uniform_bits(key, count))
 
 
-def ascend(
-    key: Array, loss: Loss, rows: Rows, beta: Array, w: Array, q: Array, steps: Array, *, passes: int
-) -> tuple[Array, Array, Array]:
+def ascend(key: Array, loss: Loss, rows: Rows, beta: Array, w: Array, q: Array, steps: Array, *, passes: int) -> Result:
     """Run up to `passes` passes over the rows; node k stops after ``steps[k]`` coordinate steps.
 
     Args:
@@ -61,31 +64,37 @@ def ascend(
     return each_device(rows.spread, _ascend, (keys, loss), rows, beta, w, q, steps)
 
 
-def _ascend(
-    shared: tuple[Array, Loss], rows: Rows, beta: Array, w: Array, q: Array, steps: Array
-) -> tuple[Array, Array, Array]:
+def _ascend(shared: tuple[Array, Loss], rows: Rows, beta: Array, w: Array, q: Array, steps: Array) -> Result:
     """All nodes of a device."""
     keys, loss = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket in rows.buckets:
         group, count = bucket.group, bucket.y.shape[1]
         orders = jax.vmap(partial(visiting_order, count=count))(keys)
-        mine = _ascend_bucket(orders, loss, bucket, *(group.take(a) for a in (beta[:, :count], w, q, steps)))
+        state = (group.take(a) for a in (beta[:, :count], w, q, steps))
+        mine = _ascend_bucket(orders, loss, bucket, *state, backend=rows.backend)
         new, u, done = (group.put(a, b) for a, b in zip((new, u, done), mine, strict=True))
     return new, u, done
 
 
-def _ascend_bucket(
-    orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array
-) -> tuple[Array, Array, Array]:
-    """All nodes of a bucket, a block after the other: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
+def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:
+    """All nodes of a bucket: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
+    far_from_auto = isinstance(loss, FromScalar) or state[0].dtype != jnp.float32
+    if backend == "xla" or (backend == "auto" and (jax.default_backend() == "cpu" or far_from_auto)):
+        return _by_xla(orders, loss, bucket, *state)
+    by_kernel = _by_kernel if backend == "pallas" else _by_kernel_where_there_is_one
+    return by_kernel(orders, loss, bucket, *state)
+
+
+def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
+    """As loops over the rows, a block of nodes after the other."""
     _, _, width, d = bucket.x.shape
     step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
 
-    def one_block(block: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    def one_block(block: tuple[Array, ...]) -> Result:
         j, y, weight, norm2, beta, w, q, steps = block
 
-        def one_pass(carry: tuple[Array, Array, Array], order: Array) -> tuple[Array, Array, Array]:
+        def one_pass(carry: Result, order: Array) -> Result:
             beta, u, done = carry
             done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
 
@@ -98,16 +107,54 @@ def _ascend_bucket(
             u, new = lax.scan(one_step, u, (order, visit))
             return beta.at[order].set(new, unique_indices=True), u, done
 
-        def next_pass(carry: tuple[Array, Array, Array], order: Array) -> tuple[tuple[Array, Array, Array], None]:
-            wanted = jnp.any(carry[2] < steps)
-            return lax.cond(wanted, one_pass, lambda carry, _: carry, carry, order), None
-
-        start = one_pass((beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
-        return lax.scan(next_pass, start, orders[1:])[0] if len(orders) > 1 else start
+        return _passes(one_pass, (beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders, steps)
 
     blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
     beta, u, done = lax.map(one_block, blocks)
     return jnp.swapaxes(beta, 1, 2), u, done
+
+
+@jax.custom_jvp
+def _by_kernel(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
+    """As one kernel a pass; where there is no accelerator it is interpreted, for tests."""
+    from mocha_jax import _pallas  # what it needs of JAX is young; the rest of the library must not depend on it
+
+    def one_pass(carry: Result, order: Array) -> Result:
+        beta, u, done = carry
+
+        def blocks(*block: Array) -> Result:
+            x, y, weight, norm2, beta, w, q, u, done, steps = block
+            return _pallas.epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order)
+
+        return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, u, done, steps)
+
+    start = jnp.swapaxes(beta, 1, 2), jnp.zeros_like(w), jnp.zeros_like(steps)
+    beta, u, done = _passes(one_pass, start, orders.astype(jnp.int32), steps)
+    return jnp.swapaxes(beta, 1, 2), u, done
+
+
+@jax.custom_jvp
+def _by_kernel_where_there_is_one(orders: Array, loss: Loss, bucket: Bucket, *state: Array) -> Result:
+    return lax.platform_dependent(
+        orders, loss, bucket, *state, cuda=_by_kernel, rocm=_by_kernel, tpu=_by_kernel, default=_by_xla
+    )
+
+
+@_by_kernel.defjvp
+@_by_kernel_where_there_is_one.defjvp
+def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Result, Result]:
+    """A kernel has no derivative of its own; that of the loops is that of the same function."""
+    return jax.jvp(_by_xla, primals, tangents)
+
+
+def _passes(one_pass: Callable[[Result, Array], Result], start: Result, orders: Array, steps: Array) -> Result:
+    """A pass for each order, as long as anybody has steps left to do."""
+
+    def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
+        return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: carry, carry, order), None
+
+    first = one_pass(start, orders[0])
+    return lax.scan(next_pass, first, orders[1:])[0] if len(orders) > 1 else first
 
 
 def _step_one_node(

@@ -17,7 +17,7 @@ from mocha_jax._local import STEP_FLOPS, ascend
 from mocha_jax._math import safe_ratio
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
-from mocha_jax._rows import Profile, time_major
+from mocha_jax._rows import BACKENDS, Profile, time_major
 from mocha_jax._server import DualServer, Local, ProximalServer
 from mocha_jax._subproblem import Subproblems, theta_of
 from mocha_jax._work import Request, Work
@@ -35,6 +35,7 @@ class SubproblemMethod(DualMethod):
     sigma_prime: str = static(default="per_task", kw_only=True)
     gamma: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     server: str | None = static(default=None, kw_only=True)
+    backend: str = static(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +44,7 @@ class SubproblemMethod(DualMethod):
         _check.in_unit_interval(name, open_left=True, gamma=self.gamma)
         if self.server is not None:
             _check.one_of(name, "server", self.server, SERVERS)
+        _check.one_of(name, "backend", self.backend, BACKENDS)
 
     def _rules(self) -> tuple[str, ...]:
         return SIGMA_PRIME_RULES
@@ -64,7 +66,7 @@ class SubproblemMethod(DualMethod):
 
     def prepare(self, problem: Problem, profile: Profile = ()) -> Problem:
         data = problem.data
-        return problem.replace(data=data.replace(layout=time_major(data, profile)))
+        return problem.replace(data=data.replace(layout=time_major(data, profile, self.backend)))
 
     def subproblems(self, state: MochaState, problem: Problem) -> Subproblems:
         """The subproblems (4) that the nodes get in the round after `state`."""
@@ -124,6 +126,9 @@ class Mocha(SubproblemMethod):
       smoothing: :math:`\epsilon \ge 0` for the dual server and (14): Omega is fitted to
         :math:`(WW^\top + \epsilon I)^{1/2}`. With 0, the paper's update, Omega never regains a direction that
         W has lost.
+      backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
+        over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel on GPUs and TPUs for float32
+        and the built-in losses, the loops otherwise. Derivatives are always those of the loops.
 
     >>> import jax, numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)

@@ -21,9 +21,12 @@ from jax import Array
 
 from mocha_jax._data import TaskData, combine, times
 from mocha_jax._pytree import Pytree, static
-from mocha_jax._spread import Spread, each_device
+from mocha_jax._spread import Spread, each_device, fetched
 
 Profile = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
+
+# What works through the rows: loops that XLA compiles, a Pallas kernel a pass, or the better one for the device.
+BACKENDS = ("auto", "xla", "pallas")
 
 # Numbers in one row of a block, b times d: large enough to keep two cores busy with one step, small
 # enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
@@ -77,6 +80,7 @@ class Rows(Pytree):
     """The samples of all nodes."""
 
     buckets: tuple[Bucket, ...]
+    backend: str = static(default="auto")  # see `BACKENDS`
     spread: Spread | None = static(default=None)  # where the nodes are; a bucket holds nodes of one device
 
     def times(self, x: Array, weights: Array) -> Array:
@@ -110,10 +114,10 @@ def _combine(rows: Rows, x: Array, factors: Array) -> Array:
     return v
 
 
-def time_major(data: TaskData, profile: Profile = ()) -> Rows:
+def time_major(data: TaskData, profile: Profile = (), backend: str = "auto") -> Rows:
     """Lay out the data for `ascend`: one transposition, done before the loops over rounds."""
     rows: Rows = each_device(data.spread, partial(_time_major, profile), (), data.x, data.y, data.weight)
-    return rows.replace(spread=data.spread)
+    return rows.replace(backend=backend, spread=data.spread)
 
 
 def _time_major(profile: Profile, _: tuple[()], x: Array, y: Array, weight: Array) -> Rows:
@@ -151,16 +155,11 @@ def size_profile(data: TaskData) -> Profile:
     if isinstance(data.weight, jax.core.Tracer):
         return ()
     devices = 1 if data.spread is None else data.spread.devices
-    sizes = np.sort(np.asarray(_extents(data.weight, data.spread)).reshape(devices, -1), axis=1)
+    with jax.ensure_compile_time_eval():
+        sizes = np.sort(fetched(extents(data.weight)).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
     profile = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
     return profile if len(profile) > 1 else ()
-
-
-@partial(jax.jit, static_argnames="spread")
-def _extents(weight: Array, spread: Spread | None) -> Array:
-    found = extents(weight)
-    return found if spread is None else jax.lax.with_sharding_constraint(found, spread.everywhere)
 
 
 def _cheapest(sizes: np.ndarray, d: int) -> Profile:

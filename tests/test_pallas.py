@@ -1,0 +1,226 @@
+"""The kernels against the solver that XLA compiles and a NumPy loop; they lower for GPUs and TPUs on any machine."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
+
+import mocha_jax as mj
+from mocha_jax._local import ascend, visiting_order
+from mocha_jax._pallas import epoch, epoch_on_gpu, epoch_on_tpu
+from mocha_jax._rows import size_profile, time_major
+from tests import zoo
+
+VARIANTS = {
+    "gpu": partial(epoch_on_gpu, nodes=2, depth=2, interpret=True),
+    "tpu": partial(epoch_on_tpu, nodes=2, interpret=True),
+}
+CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
+
+
+def draw(seed, n, m, d, store=np.float32):
+    """Arguments of `epoch` after the loss, in float32, with padding, part of the steps done and budgets of any size."""
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(n, m, d)) / np.sqrt(d), store)
+    y = np.where(rng.random((n, m)) < 0.5, 1.0, -1.0)
+    weight = np.where(rng.random((n, m)) < 0.8, rng.uniform(0.2, 1.0, (n, m)), 0.0)
+    norm2 = np.sum(np.asarray(x, float) ** 2, axis=2)
+    beta = y * rng.random((n, m)) * (weight > 0)
+    w, q, u = rng.normal(size=(m, d)), rng.uniform(0.5, 2.0, m), 0.1 * rng.normal(size=(m, d))
+    done = rng.integers(0, 3, m)
+    numbers = (jnp.asarray(a, jnp.float32) for a in (y, weight, norm2, beta, w, q, u))
+    counts = (jnp.asarray(a, jnp.int32) for a in (done, done + rng.integers(0, 2 * n + 2, m), rng.permutation(n)))
+    return x, *numbers, *counts
+
+
+def numpy_epoch(gamma, *arrays):
+    """The pass for the smoothed hinge, one node and one row at a time, in float64."""
+    x, y, c, norm2, beta, w, q, u = (np.array(a, float) for a in arrays[:8])
+    done, steps, order = (np.array(a) for a in arrays[8:])
+    for k in range(len(w)):
+        for i in order:
+            if c[i, k] > 0 and done[k] < steps[k]:
+                a, p = y[i, k] * beta[i, k], y[i, k] * (x[i, k] @ (w[k] + q[k] * u[k]))
+                a = np.clip(a + (1 - p - gamma * a) / (q[k] * c[i, k] * norm2[i, k] + gamma), 0, 1)
+                u[k] += c[i, k] * (y[i, k] * a - beta[i, k]) * x[i, k]
+                beta[i, k] = y[i, k] * a
+                done[k] += 1
+    return beta, u, done
+
+
+def custom_calls(platform, function, *arguments):
+    """How many kernels there are in the program for a platform that need not be here."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(CALLS["cuda"])]
+    h100 = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H100", None, "gpu"))
+    with use_abstract_mesh(h100):  # newer versions of JAX want to know which GPU
+        exported = jax.export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(*arguments)
+    return exported.mlir_module().count("@" + CALLS[platform])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("loss", zoo.LOSSES)
+def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
+    loss = zoo.LOSSES[loss]
+    data = zoo.data(regression=not loss.binary, loss_scaling="task_mean")
+    m, n = data.y.shape
+    rng = np.random.default_rng(0)
+    start = loss.project(jnp.asarray(0.3 * rng.normal(size=(m, n))), data.y) * (data.weight > 0).astype(float)
+    w, q = jnp.asarray(rng.normal(size=(m, 4))), jnp.asarray(rng.uniform(0.5, 2.0, m))
+    steps = jnp.array([0, 4, 13, 20, 100], jnp.int32)
+    x, y, weight = (jnp.swapaxes(a, 0, 1) for a in (data.x, data.y, data.weight))
+
+    def one_pass(carry, order):
+        beta, u, done = carry
+        return VARIANTS[variant](loss, x, y, weight, norm2, beta, w, q, u, done, steps, order), None
+
+    norm2 = jnp.sum(x * x, axis=2)
+    orders = jnp.stack([visiting_order(jax.random.fold_in(key, p), n) for p in range(2)]).astype(jnp.int32)
+    carry = start.T, jnp.zeros_like(w), jnp.zeros_like(steps)
+    beta, u, done = jax.jit(partial(lax.scan, one_pass))(carry, orders)[0]
+    expected = ascend(key, loss, time_major(data), start, w, q, steps, passes=2)
+    np.testing.assert_allclose(beta.T, expected[0], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(u, expected[1], rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(done, expected[2])
+    assert done[0] == 0
+    assert (done[1:3] == steps[1:3]).all()
+
+
+@settings(max_examples=7)
+@example(seed=0, n=5, m=5, d=3, nodes=2, depth=3, store=jnp.float32)  # a last turn that is not full
+@given(
+    seed=st.integers(0, 1000),
+    n=st.integers(1, 9),
+    m=st.integers(1, 7),
+    d=st.sampled_from([1, 3, 64, 100]),
+    nodes=st.sampled_from([1, 2, 4]),
+    depth=st.integers(1, 3),
+    store=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]),
+)
+def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, store):
+    arrays = draw(seed, n, m, d, store)
+    loss = mj.losses.SmoothedHinge(0.5)
+    expected = numpy_epoch(0.5, *arrays)
+    on_gpu = jax.jit(partial(epoch_on_gpu, nodes=nodes, depth=depth, interpret=True))
+    on_tpu = jax.jit(partial(epoch_on_tpu, nodes=nodes, interpret=True))
+    for beta, u, done in (on_gpu(loss, *arrays), on_tpu(loss, *arrays)):
+        np.testing.assert_allclose(beta, expected[0], rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(u, expected[1], rtol=1e-4, atol=2e-5)
+        np.testing.assert_array_equal(done, expected[2])
+        assert beta.dtype == u.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_vmap_equals_one_at_a_time(variant):
+    x, y, weight, norm2, beta, w, q, *rest = draw(0, 6, 5, 3)
+    gammas = jnp.array([0.1, 2.0], jnp.float32)
+    ws, qs = (jnp.stack([a, 0.5 * a]) for a in (w, q))
+
+    def one(gamma, w, q):
+        return VARIANTS[variant](mj.losses.SmoothedHinge(gamma), x, y, weight, norm2, beta, w, q, *rest)
+
+    together = jax.jit(jax.vmap(one))(gammas, ws, qs)
+    alone = [jax.jit(one)(*each) for each in zip(gammas, ws, qs, strict=True)]
+    for a, *each in zip(together, *alone, strict=True):
+        np.testing.assert_allclose(a, jnp.stack(each), rtol=1e-6, atol=1e-7)
+
+
+def test_the_gpu_reads_no_row_that_is_not_visited():
+    x, y, weight, norm2, beta, w, q, u, done, _, order = draw(0, 6, 5, 3)
+    steps = done + jnp.array([0, 6, 0, 6, 6], jnp.int32)
+    unused = ((weight == 0) | (steps == done)[None])[:, :, None]
+    assert 0 < unused.sum() < unused.size
+    rest = y, weight, norm2, beta, w, q, u, done, steps, order
+    one_pass = jax.jit(partial(epoch, mj.losses.Hinge()))
+    for a, b in zip(one_pass(jnp.where(unused, jnp.nan, x), *rest), one_pass(x, *rest), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("platform", CALLS)
+@pytest.mark.parametrize("loss", zoo.LOSSES)
+def test_is_one_kernel_on_an_accelerator(loss, platform):
+    arrays = draw(0, 5, 300, 100)
+    assert custom_calls(platform, epoch, zoo.LOSSES[loss], *arrays) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("platform", CALLS)
+@pytest.mark.parametrize(("m", "d", "store"), [(1, 1, np.float32), (7, 3, jnp.bfloat16), (130, 576, jnp.float16)])
+def test_any_shape_lowers_and_a_batch_is_one_kernel(platform, m, d, store):
+    x, *rest = draw(0, 5, m, d, store)
+
+    def batch(gammas):
+        return jax.vmap(lambda gamma: epoch(mj.losses.SmoothedHinge(gamma), x, *rest))(gammas)
+
+    assert custom_calls(platform, batch, jnp.ones(3, jnp.float32)) == 1
+
+
+def test_indices_on_a_tpu_are_int32():
+    # Mosaic's compiler, which is not here, refuses the int64 that Python's numbers are in this suite.
+    equations = jax.make_jaxpr(epoch_on_tpu)(mj.losses.Hinge(), *draw(0, 2, 3, 4)).jaxpr.eqns
+    [call] = (e for e in equations if e.primitive.name == "pallas_call")
+    indices = [index for b in call.params["grid_mapping"].block_mappings for index in b.index_map_jaxpr.out_avals]
+    assert {index.dtype for index in indices} == {np.dtype("int32")}
+
+
+@pytest.mark.parametrize("case", ["plain", "buckets", "devices"])
+def test_a_run_with_the_kernel_is_the_run_with_loops(case, key):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 6, 7)
+    if case == "buckets":
+        sizes[2] = 200
+    xs = [rng.normal(size=(n, 40 if case == "buckets" else 3)) for n in sizes]
+    data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
+    assert (len(size_profile(data)) > 1) == (case == "buckets")
+    problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.5, 0.5))
+    if case == "devices":
+        problem = mj.shard(problem, jax.make_mesh((2,), ("nodes",), axis_types=(AxisType.Auto,)))
+
+    def gaps(backend):
+        algorithm = mj.Mocha(local_epochs=1.5, backend=backend, sigma_prime="per_task")
+        return mj.run(key, algorithm, problem, num_rounds=3, systems=mj.systems.Dropout(0.2))[1].gap
+
+    np.testing.assert_allclose(gaps("pallas"), gaps("xla"), rtol=1e-9)
+
+
+def test_the_derivative_is_that_of_the_loops(key):
+    data = zoo.data()
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5))
+
+    def last_gap(lam, backend):
+        there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.5))
+        algorithm = mj.Mocha(backend=backend, sigma_prime="per_task")
+        return mj.run(key, algorithm, there, num_rounds=2)[1].gap[-1]
+
+    for derivative in (jax.grad, jax.jacfwd):
+        by_kernel, by_loops = (jax.jit(partial(derivative(last_gap), backend=b))(0.7) for b in ("pallas", "xla"))
+        assert by_kernel != 0
+        np.testing.assert_allclose(by_kernel, by_loops, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("platform", CALLS)
+def test_auto_takes_the_kernel_where_there_is_one(platform, key, monkeypatch):
+    data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
+    w, q = jnp.ones((len(data.y), data.num_features), jnp.float32), jnp.ones(len(data.y), jnp.float32)
+
+    def local(loss, backend):
+        return ascend(key, loss, time_major(data, (), backend), jnp.zeros_like(data.y), w, q, data.sizes, passes=2)
+
+    expected = local(mj.losses.Hinge(), "xla")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    anything = mj.losses.from_scalar(lambda z, y: (z - y) ** 2)
+    for loss, backend, kernels in (
+        (mj.losses.Hinge(), "auto", 2),
+        (mj.losses.Hinge(), "xla", 0),
+        (anything, "auto", 0),
+    ):
+        assert custom_calls(platform, lambda loss=loss, backend=backend: local(loss, backend)) == kernels
+    for a, b in zip(jax.jit(local, static_argnums=1)(mj.losses.Hinge(), "auto"), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # on a CPU after all
