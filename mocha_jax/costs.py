@@ -121,5 +121,5 @@ def relative(ratio: Hyperparameter) -> Cost:
     220.0
     """
     _check.positive("relative", ratio=ratio)
-    rate = 2.0 / jnp.asarray(ratio)
+    rate = 2.0 / ratio
     return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)
