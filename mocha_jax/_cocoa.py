@@ -8,7 +8,7 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._algorithm import Info
 from mocha_jax._dual import MochaState
-from mocha_jax._local import STEP_FLOPS
+from mocha_jax._local import STEP_FLOPS, part_way
 from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
@@ -78,4 +78,6 @@ class Cocoa(SubproblemMethod):
         checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)
         info = Info(found.steps, flops, took_part & ~found.reached(theta))
-        return self._aggregated(sub, found.beta, found.u, took_part.astype(sub.w.dtype), info)
+        gamma = self._gamma(problem)
+        beta = part_way(sub.loss, gamma, sub.beta, found.beta, sub.data.y)
+        return Local(beta, gamma * found.u, gamma * took_part.astype(sub.w.dtype), info)

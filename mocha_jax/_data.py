@@ -7,6 +7,7 @@ paper; all nodes on one task is the global model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -145,6 +146,19 @@ class TaskData(Pytree):
             return self.layout.combine(self.x, factors)
         return combine(self.x, factors)
 
+    def totals(self, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
+        """Each node's sum of c times something, ``[m]``.
+
+        Args:
+          terms: ``terms(given, z, y, *rows)``, arrays with a number for every sample.
+          given: what else the terms depend on, e.g. a loss.
+          weights: ``[m, d]``, for the predictions z.
+          *rows: other arrays ``[m, n]``, e.g. duals.
+        """
+        if self.layout is not None:
+            return self.layout.totals(self, terms, given, weights, *rows)
+        return totals(terms, given, self.x, self.y, self.weight, weights, *rows)
+
     def split(self, key: Array, fraction: float) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.
 
@@ -261,6 +275,14 @@ def times(x: Array, weights: Array) -> Array:
 def combine(x: Array, factors: Array) -> Array:
     """``[..., n, d]`` combined by ``[..., n]``, in the precision of the latter, ``[..., d]``."""
     return jnp.einsum("...n,...nd->...d", factors, x.astype(factors.dtype), precision=EXACT)
+
+
+def totals(
+    terms: Callable[..., Any], given: Any, x: Array, y: Array, weight: Array, weights: Array, *rows: Array
+) -> Any:
+    """See `TaskData.totals`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
+    found = terms(given, times(x, weights), y, *rows)
+    return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)
 
 
 def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: float) -> np.ndarray:

@@ -43,7 +43,18 @@ def visiting_order(key: Array, count: int) -> Array:
     return jnp.argsort(uniform_bits(key, count))
 
 
-def ascend(key: Array, loss: Loss, rows: Rows, beta: Array, w: Array, q: Array, steps: Array, *, passes: int) -> Result:
+def ascend(
+    key: Array,
+    loss: Loss,
+    rows: Rows,
+    beta: Array,
+    w: Array,
+    q: Array,
+    steps: Array,
+    *,
+    passes: int,
+    share: Array | float = 1.0,
+) -> Result:
     """Run up to `passes` passes over the rows; node k stops after ``steps[k]`` coordinate steps.
 
     Args:
@@ -55,26 +66,33 @@ def ascend(key: Array, loss: Loss, rows: Rows, beta: Array, w: Array, q: Array, 
       q: each node's curvature ``[m]``.
       steps: each node's budget ``[m]`` int32.
       passes: static bound on the passes over the rows.
+      share: how far to go from the old duals to what was found, in (0, 1].
 
     Returns:
       The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
       steps each node did ``[m]``.
     """
     keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
-    return each_device(rows.spread, _ascend, (keys, loss), rows, beta, w, q, steps)
+    return each_device(rows.spread, _ascend, (keys, loss, jnp.asarray(share, w.dtype)), rows, beta, w, q, steps)
 
 
-def _ascend(shared: tuple[Array, Loss], rows: Rows, beta: Array, w: Array, q: Array, steps: Array) -> Result:
+def _ascend(shared: tuple[Array, Loss, Array], rows: Rows, beta: Array, w: Array, q: Array, steps: Array) -> Result:
     """All nodes of a device."""
-    keys, loss = shared
+    keys, loss, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket in rows.buckets:
         group, count = bucket.group, bucket.y.shape[1]
         orders = jax.vmap(partial(visiting_order, count=count))(keys)
-        state = (group.take(a) for a in (beta[:, :count], w, q, steps))
-        mine = _ascend_bucket(orders, loss, bucket, *state, backend=rows.backend)
-        new, u, done = (group.put(a, b) for a, b in zip((new, u, done), mine, strict=True))
+        old, *rest = (group.take(a) for a in (beta[:, :count], w, q, steps))
+        found, change, did = _ascend_bucket(orders, loss, bucket, old, *rest, backend=rows.backend)
+        between = part_way(loss, share, old, found, jnp.swapaxes(bucket.y, 1, 2))
+        new, u, done = group.put(new, between), group.put(u, share * change), group.put(done, did)
     return new, u, done
+
+
+def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Array:
+    """Duals a share of the way from old to new ones, feasible to the last bit."""
+    return loss.project(old + share * (new - old), y)
 
 
 def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:

@@ -85,12 +85,10 @@ class SubproblemMethod(DualMethod):
         beta = problem.loss.project(before.beta + change, problem.data.y)
         return theta_of(key, self.subproblems(before, problem), beta, tol, passes=_THETA_PASSES)
 
-    def _aggregated(self, sub: Subproblems, beta: Array, u: Array, share: Array, info: Info) -> Local:
-        r"""A share :math:`\gamma` of what the nodes found (Appendix C)."""
+    def _gamma(self, problem: Problem) -> Array:
+        r"""How much of what the nodes find is kept, :math:`\gamma` (Appendix C)."""
         _check.scalar(type(self).__name__, gamma=self.gamma)
-        gamma = jnp.asarray(self.gamma, sub.beta.dtype)
-        beta = sub.loss.project(sub.beta + gamma * (beta - sub.beta), sub.data.y)
-        return Local(beta, gamma * u, gamma * share, info)
+        return jnp.asarray(self.gamma, problem.data.dtype)
 
 
 class Mocha(SubproblemMethod):
@@ -176,17 +174,11 @@ class Mocha(SubproblemMethod):
         return request.replace(down=request.down + self.memory + 3.0, up=request.up + 2.0)
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
-        sub, full = self.subproblems(state, problem), self.full_work(problem)
+        sub, full, gamma = self.subproblems(state, problem), self.full_work(problem), self._gamma(problem)
         beta, u, steps = ascend(
-            key,
-            sub.loss,
-            sub.data.layout,
-            sub.beta,
-            sub.w,
-            sub.q,
-            work.budget(full),
-            passes=math.ceil(self.local_epochs),
-        )
+            key, sub.loss, sub.data.layout, sub.beta, sub.w, sub.q, work.budget(full),
+            passes=math.ceil(self.local_epochs), share=gamma,
+        )  # fmt: skip
         done = steps.astype(u.dtype)
         info = Info(steps, done * self.step_flops(problem), jnp.zeros_like(work.active))
-        return self._aggregated(sub, beta, u, safe_ratio(done, full.astype(u.dtype)), info)
+        return Local(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)

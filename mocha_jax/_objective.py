@@ -145,11 +145,8 @@ def certify(
       gap_before: the gap just before that.
     """
     data, loss, regularizer = problem.data, problem.loss, problem.regularizer
-    z = predictions(data, w)
-    feasible = loss.project(beta, data.y) == beta
-    terms = jnp.where(feasible, loss.fenchel_young(z, beta, data.y), jnp.inf)
-    task_gaps = data.to_tasks(jnp.sum(weighted(data, terms), axis=1))
-    empirical = jnp.sum(weighted(data, loss.value(z, data.y)))
+    node_gaps, values = data.totals(_gap_and_value, loss, data.to_nodes(w), beta)
+    task_gaps, empirical = data.to_tasks(node_gaps), jnp.sum(values)
     gap, scale = jnp.sum(task_gaps) + slack, _scale(empirical + value, jnp.sum(task_gaps) + slack)
     primal = empirical + value + offset
     if not regularizer.learned:
@@ -172,6 +169,12 @@ def certify(
         residual=relative if regularizer.jointly_convex else (gap + change) / scale,
         gap_before=jnp.asarray(gap_before, gap.dtype),
     )  # fmt: skip
+
+
+def _gap_and_value(loss: Loss, z: Array, y: Array, beta: Array) -> tuple[Array, Array]:
+    """Of every sample, the Fenchel-Young term and the loss."""
+    feasible = loss.project(beta, y) == beta
+    return jnp.where(feasible, loss.fenchel_young(z, beta, y), jnp.inf), loss.value(z, y)
 
 
 def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._data import TaskData, combine, times
+from mocha_jax._data import TaskData, combine, times, totals
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._spread import Spread, each_device, fetched
 
@@ -91,6 +92,11 @@ class Rows(Pytree):
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
         return self._everywhere(_combine, x, factors)
 
+    def totals(self, data: TaskData, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
+        """See `TaskData.totals`."""
+        arrays = data.x, data.y, data.weight, weights, *rows
+        return each_device(self.spread, partial(_totals, terms), given, self, *arrays)
+
     def _everywhere(self, work: Callable[[Rows, Array, Array], Array], x: Array, by_node: Array) -> Array:
         return each_device(self.spread, lambda _, *mine: work(*mine), (), self, x, by_node)
 
@@ -112,6 +118,22 @@ def _combine(rows: Rows, x: Array, factors: Array) -> Array:
         mine = bucket.group.take(factors[:, : bucket.y.shape[1]])
         v = bucket.group.put(v, combine(bucket.samples, mine))
     return v
+
+
+def _totals(
+    terms: Callable[..., Any], given: Any, rows: Rows, x: Array, y: Array, weight: Array, weights: Array, *arrays: Array
+) -> Any:
+    found = None
+    for bucket in rows.buckets:
+        if bucket.samples is None:
+            return totals(terms, given, x, y, weight, weights, *arrays)
+        take, count = bucket.group.take, bucket.y.shape[1]
+        own = bucket.samples, *(jnp.swapaxes(a, 1, 2) for a in (bucket.y, bucket.weight))
+        mine = totals(terms, given, *own, take(weights), *(take(a[:, :count]) for a in arrays))
+        if found is None:
+            found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
+        found = jax.tree.map(bucket.group.put, found, mine)
+    return found
 
 
 def time_major(data: TaskData, profile: Profile = (), backend: str = "auto") -> Rows:
