@@ -8,6 +8,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)  # the suite compiles much and computes little
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # so do the processes that tests start
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -1,0 +1,106 @@
+"""Devices of very different sizes: ``python -m benchmarks.skewed_sizes [--json FILE]``.
+
+m devices with 3 to 2,000 samples each (lognormal, clipped) of d features, hinge loss, tasks near their mean, float32;
+beside them m devices of one size with as many samples in all. Milliseconds of one local epoch and of a whole round of
+`run` (with a certificate in every round, and in every fiftieth), medians of several; then the same devices padded to
+the largest, which is what the array [m, n, d] by itself would cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import mocha_jax as mj
+from mocha_jax._local import ascend
+from mocha_jax._rows import size_profile, time_major
+
+SHAPES = [(300, 64), (1000, 32), (1000, 64), (3000, 64)]
+METHODS = {"per_task": mj.Mocha(sigma_prime="per_task"), "adaptive": mj.Mocha(sigma_prime="adaptive")}
+ROUNDS = 50
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.skewed_sizes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="save the numbers here")
+    options = parser.parse_args()
+    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; milliseconds")
+    columns = "m, d", "samples", "padded", "epoch", "equal sizes", "ratio", "all padded"
+    print("".join(f"{c:>13}" for c in columns) + "   a round, over that of equal sizes; records every 1 and 50")
+    rows = []
+    for m, d in SHAPES:
+        row = compare(m, d, options.repeats)
+        rows.append(row)
+        rounds = ", ".join(f"{name} {a:.2f} {b:.2f}" for name, (a, b) in row["rounds"].items())
+        print(f"{f'{m}, {d}':>13}{row['samples']:>13}{row['padded']:>13}{row['epoch']:>13.2f}{row['equal']:>13.2f}"
+              f"{row['epoch'] / row['equal']:>13.2f}{row['all_padded']:>13.2f}   {rounds}", flush=True)  # fmt: skip
+    if options.json:
+        options.json.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1))
+
+
+def compare(m: int, d: int, repeats: int) -> dict[str, Any]:
+    """The same number of samples on skewed and on equal devices."""
+    draws = np.random.default_rng(0).normal(np.log(60), 1.3, m)
+    sizes = np.clip(np.exp(draws), 3, 2000).astype(int)
+    sizes[:2] = 2000, 3
+    skewed, equal = problem(sizes, d), problem(np.full(m, round(sizes.mean())), d)
+    profile = size_profile(skewed.data)
+    rounds = {
+        name: [round_ms(skewed, a, every, repeats) / round_ms(equal, a, every, repeats) for every in (1, ROUNDS)]
+        for name, a in METHODS.items()
+    }
+    return {
+        "m": m, "d": d, "samples": int(sizes.sum()), "padded": sum(nodes * rows for nodes, rows in profile),
+        "epoch": epoch_ms(skewed, profile, repeats), "equal": epoch_ms(equal, (), repeats),
+        "all_padded": epoch_ms(skewed, (), repeats), "rounds": rounds,
+    }  # fmt: skip
+
+
+def problem(sizes: np.ndarray, d: int) -> mj.Problem:
+    """Devices with labels of their own linear rules, a tenth of them wrong."""
+    key = jax.random.key(0)
+    weights = jax.random.normal(jax.random.fold_in(key, 0), (len(sizes), d))
+    data = mj.datasets.classification(jax.random.fold_in(key, 1), weights, sizes, label_noise=0.1)
+    return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1.0, 1.0))
+
+
+def epoch_ms(this: mj.Problem, profile: tuple[tuple[int, int], ...], repeats: int) -> float:
+    """One local epoch of all devices."""
+    state = METHODS["per_task"].init(this)
+    rows = jax.jit(partial(time_major, profile=profile))(this.data)
+    q = state.server.sigma * state.server.coupling.diagonal()
+    epoch = jax.jit(partial(ascend, passes=1))
+    return median(lambda: epoch(jax.random.key(0), this.loss, rows, state.beta, state.w, q, this.data.sizes), repeats)
+
+
+def round_ms(this: mj.Problem, algorithm: mj.Mocha, every: int, repeats: int) -> float:
+    """One round of many."""
+    return median(
+        lambda: mj.run(jax.random.key(0), algorithm, this, num_rounds=ROUNDS, record_every=every), max(repeats // 2, 1)
+    ) / ROUNDS  # fmt: skip
+
+
+def median(work: Callable[[], Any], repeats: int) -> float:
+    """Milliseconds, after a call that compiles."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        jax.block_until_ready(work())
+        times.append(1e3 * (time.perf_counter() - began))
+    return float(np.median(times[1:]))
+
+
+if __name__ == "__main__":
+    main()
