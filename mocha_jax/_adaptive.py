@@ -16,12 +16,16 @@ from jax import Array, lax
 
 from mocha_jax._data import TaskData
 from mocha_jax._math import EXACT, safe_ratio
-from mocha_jax._objective import Certificate, conjugates, node_vectors
+from mocha_jax._objective import Certificate, node_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
-from mocha_jax._recombine import Points, weigh
+from mocha_jax._recombine import Points, slopes, weigh
 from mocha_jax._server import REFRESH_EVERY, DualServer, DualState, Local
 from mocha_jax.coupling import Coupling
+
+# The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it
+# pays to be bold even if little is coupled: the point found is farther away, and the mixture takes what is good of it.
+_BOLDEST = 1e-3
 
 # The mean weight of new points that sigma' is steered to, by at most that factor a round and half-way on a log scale.
 _WEIGHT, _FACTOR, _DAMPING = 0.1, 4.0, 0.5
@@ -73,23 +77,23 @@ class AdaptiveServer(Pytree):
     def adopt(self, state: DualState | AdaptiveState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         held = state.dual if isinstance(state, AdaptiveState) else state
         fresh = self._blank(problem, self.dual.adopt(held, problem, beta, v), beta)
-        if not isinstance(state, AdaptiveState) or len(state.memory.value) != self.memory:
+        if not isinstance(state, AdaptiveState) or len(state.memory.beta) != self.memory:
             return fresh
         betas = state.memory.beta.astype(beta.dtype)
-        memory = jax.vmap(lambda b: self._known(problem, problem.loss.project(b, problem.data.y)))(betas)
+        memory = jax.vmap(lambda b: self._known(problem.data, problem.loss.project(b, problem.data.y)))(betas)
         return fresh.replace(memory=memory, scale=state.scale.astype(v.dtype), newest=state.newest)
 
     def extend(self, state: DualState | AdaptiveState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         held = state.dual if isinstance(state, AdaptiveState) else state
         return self._blank(problem, self.dual.extend(held, problem, beta, v), beta)
 
-    def _known(self, problem: Problem, beta: Array) -> Points:
-        """A point of every node, its dual vector and its phi."""
-        return Points(beta, node_vectors(problem.data, beta), conjugates(problem.data, problem.loss, beta))
+    def _known(self, data: TaskData, beta: Array) -> Points:
+        """A point of every node and its dual vector."""
+        return Points(beta, node_vectors(data, beta))
 
     def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
         """Nothing remembered but where the nodes stand."""
-        point = self._known(problem, beta)
+        point = self._known(problem.data, beta)
         memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.memory, *a.shape)), point)
         nobody = jnp.zeros((len(beta),), bool)
         return AdaptiveState(dual, jnp.ones((), beta.dtype), point.v, memory, nobody.astype(jnp.int32), nobody)
@@ -102,15 +106,14 @@ class AdaptiveServer(Pytree):
     ) -> tuple[Array, Array, AdaptiveState]:
         data, loss, memory = problem.data, problem.loss, state.memory
         answered = local.share > 0
-        stands = Points(before, state.own, conjugates(data, loss, before))
-        new = Points(local.beta, state.own + local.dv, conjugates(data, loss, local.beta))
+        stands, new = Points(before, state.own), Points(local.beta, state.own + local.dv)
         points = jax.tree.map(lambda a, b, c: jnp.concatenate([a[None], b[None], c]), stands, new, memory)
 
         def apply(u: Array) -> Array:
             return data.to_nodes(state.dual.coupling.apply(data.to_tasks(u)))
 
-        safe = data.to_nodes(state.dual.sigma * state.dual.coupling.diagonal())
-        weights = weigh(points, apply, safe, answered)
+        curvature = data.to_nodes(state.dual.coupling.diagonal())
+        weights = weigh(points.v, slopes(problem, state.model, points.beta), apply, curvature, answered)
         beta = loss.project(jnp.einsum("pm,pmn->mn", weights, points.beta, precision=EXACT), data.y)
         own = lax.cond(
             round % REFRESH_EVERY == 0,
@@ -131,7 +134,7 @@ class AdaptiveServer(Pytree):
             v,
             AdaptiveState(
                 dual=self.dual.follow(problem, state.dual, round, beta, v),
-                scale=jnp.clip(scale, 1.0 / most, most),
+                scale=jnp.clip(scale, _BOLDEST / most, most),
                 own=own,
                 memory=memory,
                 newest=jnp.where(answered, slot, state.newest),

@@ -1,36 +1,45 @@
 r"""What the central node can make of the last few dual points of every node.
 
 Node k keeps points :math:`\beta_{k0}` (where it stands), :math:`\beta_{k1}` (what it has just found) and some older
-ones. All are feasible, so are their mixtures, and since :math:`\ell^*` is convex
+ones. All are feasible, so are their mixtures, and since :math:`\ell^*` is convex, moving to a mixture changes the dual
+by at most
 
-.. math:: D\Big(\sum_j a_{kj}\beta_{kj}\Big) \le \sum_{k,j} a_{kj}\,\varphi_{kj} + R^*\Big(\sum_j a_{kj} v_{kj}\Big),
-   \qquad \varphi_{kj} = \sum_i c_{ki}\,\ell^*(-\beta_{kji}) .
+.. math:: \sum_{k,j} a_{kj}\,\gamma_{kj} + R^*\Big(\sum_j a_{kj} (v_{kj} - v_{k0})\Big), \qquad
+   \gamma_{kj} = \sum_i c_{ki}\left[\ell^*(-\beta_{kji}) - \ell^*(-\beta_{k0i}) + z_{ki}(\beta_{kji} - \beta_{k0i})
+   \right],
 
-The central node knows the right side: the vectors v it was sent anyway, and one number :math:`\varphi` with each. It
-minimises it over weights in a simplex per node and sends them back, a few numbers a node. Whatever the nodes found,
-the dual never gets worse, so no safe :math:`\sigma'` is needed: that would be one weight for all nodes and rounds,
-chosen before anything was found. In the primal, this is a bundle method: every node's data term is replaced by the
-largest of a few of its lower bounds :math:`-\varphi_{kj} - \langle v_{kj}, w\rangle`, and R is kept as it is.
+z the predictions of the weights W that were broadcast. The central node knows this bound: the vectors v it was sent
+anyway, and of every point one number :math:`\gamma`, its slope. It minimises it over weights in a simplex per node and
+sends them back, a few numbers a node. Whatever the nodes found, the dual never gets worse, so no safe :math:`\sigma'`
+is needed: that would be one weight for all nodes and rounds, chosen before anything was found. In the primal, this is
+a bundle method: every node's data term is replaced by the largest of a few of its lower bounds, and R is kept as it is.
+
+Near the optimum a slope is a small difference of large numbers, and a gap can be as large as the square root of what
+the dual lacks: to see an improvement as a difference of two values of the dual would be to stop at a gap of
+:math:`\sqrt\epsilon`. So nodes add up differences of Fenchel-Young terms, sample by sample: nothing large occurs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._math import EXACT
+from mocha_jax._objective import predictions, weighted
+from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 
 # The weights are good enough when at most this share of what they gain is left to gain.
 _TOLERANCE = 0.1
 
 # Steps between two looks at the tolerance, and how many looks at most.
-_STEPS, _CHUNKS = 5, 40
+_STEPS, _CHUNKS = 4, 15
 
-# What is left below so many roundings of its terms cannot be told from nothing.
-_NOISE = 4.0
+# A step that was too long is repeated with at least that much more stiffness.
+_STIFFER = 1.5
 
 # Points nearer than that, as a share of the squared distance of the farthest, move with its step size.
 _SHORTEST = 1e-6
@@ -41,67 +50,94 @@ class Points(Pytree):
 
     beta: Array  # [p, m, n]
     v: Array  # [p, m, d] each node's dual vector
-    value: Array  # [p, m] phi
+
+
+def slopes(problem: Problem, model: Array, betas: Array) -> Array:
+    r""":math:`\gamma` ``[p - 1, m]`` of all points but the first, where each node stands.
+
+    Args:
+      problem: the problem.
+      model: the weights W ``[num_tasks, d]`` that the first points imply.
+      betas: the points ``[p, m, n]``.
+    """
+    data, loss = problem.data, problem.loss
+    z = predictions(data, model)
+    stands = loss.fenchel_young(z, betas[0], data.y)
+
+    def slope(beta: Array) -> Array:
+        return jnp.sum(weighted(data, loss.fenchel_young(z, beta, data.y) - stands), axis=1)
+
+    return jax.vmap(slope)(betas[1:])
 
 
 class Weighing(Pytree):
     """Accelerated projected gradient steps on the weights of all points but the first, which gets the rest."""
 
     a: Array  # [p - 1, m]
+    pull: Array  # [p - 1, m] the gradient there
     y: Array  # [p - 1, m] extrapolated
+    pull_y: Array  # [p - 1, m] the gradient there
     t: Array  # []
+    stiffness: Array  # [] how much more curved than without coupling
     done: Array  # [] bool
 
 
-def weigh(points: Points, apply: Callable[[Array], Array], safe: Array, free: Array) -> Array:
-    r"""The best weights ``[p, m]``, to within a tenth of what they gain.
+def weigh(v: Array, slope: Array, apply: Callable[[Array], Array], curvature: Array, free: Array) -> Array:
+    r"""The best weights ``[p, m]``, to within a tenth of what they gain or as good as some steps make them.
 
     Args:
-      points: the first is where each node stands.
+      v: the points' dual vectors ``[p, m, d]``; the first is where each node stands.
+      slope: of the others, ``[p - 1, m]``.
       apply: :math:`\bar M` on vectors per node ``[m, d]``.
-      safe: :math:`\sigma'_t \bar M_{tt}` of every node ``[m]``, from a safe rule.
+      curvature: :math:`\bar M_{tt}` of every node ``[m]``.
       free: which nodes answered ``[m]``; the others stay where they are.
     """
-    # Relative to the first point, so that nothing cancels near the optimum: f(a) = <a, gain> + R*(sum_j a_j along_j).
-    along = jnp.swapaxes(points.v[1:] - points.v[:1], 0, 1)  # [m, p - 1, d]: a node's points together
-    gain = points.value[1:] - points.value[:1] + _products(along, apply(points.v[0]))
-    metric, free = _metric(along, safe), free[None]
-    noise = (
-        _NOISE
-        * jnp.finfo(along.dtype).eps
-        * jnp.sum(jnp.where(free, jnp.max(jnp.abs(points.value), axis=0, keepdims=True), 0.0))
-    )
+    # Relative to the first point, so that nothing cancels near the optimum: f(a) = <a, slope> + R*(sum_j a_j along_j).
+    along = jnp.swapaxes(v[1:] - v[:1], 0, 1)  # [m, p - 1, d]: a node's points together
+    metric, free = _metric(along, curvature), free[None]
 
-    def forward(a: Array) -> tuple[Array, Array]:
-        """The value f and its gradient."""
-        u = jnp.einsum("pm,mpd->md", a, along, precision=EXACT)
-        pull = apply(u)
-        return jnp.sum(a * gain) + 0.5 * jnp.sum(u * pull), gain + _products(along, pull)
+    def coupled(a: Array) -> Array:
+        pull = apply(jnp.einsum("pm,mpd->md", a, along, precision=EXACT))
+        return jnp.einsum("mpd,md->pm", along, pull, precision=EXACT)
 
     def step(s: Weighing, _: None) -> tuple[Weighing, None]:
-        a = jnp.where(free, nearest_weights(s.y - forward(s.y)[1] / metric, metric), 0.0)
+        h = s.stiffness * metric
+        a = jnp.where(free, nearest_weights(s.y - s.pull_y / h, h), 0.0)
+        change = a - s.y
+        bent = coupled(change)
+        pull = s.pull_y + bent
+        # Along the change, how stiff is it indeed? Too long a step is not taken, but a shorter one from where a is.
+        needed, counted = jnp.sum(change * bent), jnp.sum(h * change**2)
+        short = needed <= counted
+        stiffer = s.stiffness * jnp.maximum(_STIFFER, needed / jnp.where(short, 1.0, counted))
+        again = s.replace(y=s.a, pull_y=s.pull, t=jnp.ones_like(s.t), stiffness=stiffer)
         t = 0.5 + jnp.sqrt(0.25 + s.t**2)
-        astray = jnp.sum(metric * (s.y - a) * (a - s.a)) > 0  # O'Donoghue and Candes: then momentum starts anew
-        y = jnp.where(astray, a, a + (s.t - 1.0) / t * (a - s.a))
-        return s.replace(a=a, y=y, t=jnp.where(astray, 1.0, t)), None
+        astray = jnp.sum(h * change * (a - s.a)) < 0  # O'Donoghue and Candes: then momentum starts anew
+        ahead = jnp.where(astray, 0.0, (s.t - 1.0) / t)
+        taken = s.replace(
+            a=a, pull=pull, y=a + ahead * (a - s.a), pull_y=pull + ahead * (pull - s.pull), t=jnp.where(astray, 1.0, t)
+        )
+        return jax.tree.map(lambda x, y: jnp.where(short, x, y), taken, again), None
 
     def go_on(s: Weighing) -> Weighing:
         s, _ = lax.scan(step, s, length=_STEPS)
-        f, slope = forward(s.a)
         # No other weights gain more than this on top, by convexity.
-        least = jnp.minimum(jnp.min(slope, axis=0, keepdims=True), 0.0)
-        left = jnp.sum(jnp.where(free, jnp.sum(s.a * slope, axis=0, keepdims=True) - least, 0.0))
-        return s.replace(done=left <= jnp.maximum(_TOLERANCE * -f, noise))
+        least = jnp.minimum(jnp.min(s.pull, axis=0, keepdims=True), 0.0)
+        left = jnp.sum(jnp.where(free, jnp.sum(s.a * s.pull, axis=0, keepdims=True) - least, 0.0))
+        return s.replace(done=left <= _TOLERANCE * -value(s))
 
-    stay = jnp.zeros_like(gain)
-    start = Weighing(stay, stay, jnp.ones((), stay.dtype), jnp.zeros((), bool))
+    def value(s: Weighing) -> Array:
+        return 0.5 * jnp.sum(s.a * (slope + s.pull))
+
+    stay, one = jnp.zeros_like(slope), jnp.ones((), slope.dtype)
+    start = Weighing(stay, slope, stay, slope, one, one, jnp.zeros((), bool))
     found, _ = lax.scan(lambda s, _: (lax.cond(s.done, lambda s: s, go_on, s), None), start, length=_CHUNKS)
-    a = jnp.where(forward(found.a)[0] < 0, found.a, stay)
+    a = jnp.where(value(found) < 0, found.a, stay)
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])
 
 
-def _metric(along: Array, safe: Array) -> Array:
-    r"""A metric h ``[p - 1, m]`` with :math:`\tfrac12\sum_{kj} h_{kj} a_{kj}^2 \ge R^*(\sum_j a_{kj} u_{kj})`, u along.
+def _metric(along: Array, curvature: Array) -> Array:
+    r"""A metric h ``[p - 1, m]`` with :math:`\sum_j h_{kj} a_{kj}^2 \ge q_k |\sum_j a_{kj} u_{kj}|^2`, u along.
 
     One number for each point, for old points can be far and new ones near.
     """
@@ -110,7 +146,7 @@ def _metric(along: Array, safe: Array) -> Array:
     length = jnp.maximum(jnp.diagonal(gram, axis1=1, axis2=2), tiny)
     length = jnp.maximum(length, _SHORTEST * jnp.max(length, axis=1, keepdims=True))  # [m, p - 1]
     cosines = gram**2 / (length[:, :, None] * length[:, None, :])
-    h = safe[:, None] * length * jnp.sqrt(jnp.sum(cosines, axis=(1, 2)) + tiny)[:, None]
+    h = curvature[:, None] * length * jnp.sqrt(jnp.sum(cosines, axis=(1, 2)) + tiny)[:, None]
     return jnp.swapaxes(jnp.maximum(h, tiny), 0, 1)
 
 
@@ -120,14 +156,13 @@ def nearest_weights(x: Array, metric: Array) -> Array:
     It is :math:`a_j = [x_j - \tau / h_j]_+` with the least :math:`\tau \ge 0` that will do.
     """
     # A set S of points asks for at least tau_S = (sum_S x_j - 1) / (sum_S 1 / h_j), and the right one for tau itself:
-    # it is the largest. The right one holds the points no worse than a certain one. Sorting would take longer.
-    worth = x * metric
-    among = (worth[:, None] >= worth[None]).astype(x.dtype)  # [p, p, m] point i is in the set of j
-    asked = (jnp.sum(among * x[:, None], axis=0) - 1.0) / jnp.sum(among / metric[:, None], axis=0)
-    tau = jnp.maximum(jnp.max(asked, axis=0, keepdims=True), 0.0)
-    a = jnp.maximum(x - tau / metric, 0.0)
+    # it is the largest. The right one holds the points no worse than a certain one. Sorting would take longer, and so
+    # would one array of all pairs.
+    worth, give, tau = x * metric, 1.0 / metric, jnp.zeros_like(x[:1])
+    for certain in worth:
+        among = [w >= certain for w in worth]
+        asked = sum(jnp.where(ok, row, 0.0) for ok, row in zip(among, x, strict=True)) - 1.0
+        most = asked / sum(jnp.where(ok, row, 0.0) for ok, row in zip(among, give, strict=True))
+        tau = jnp.maximum(tau, most[None])
+    a = jnp.maximum(x - tau * give, 0.0)
     return a / jnp.maximum(jnp.sum(a, axis=0, keepdims=True), 1.0)
-
-
-def _products(vectors: Array, w: Array) -> Array:
-    return jnp.einsum("mpd,md->pm", vectors, w, precision=EXACT)

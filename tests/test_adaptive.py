@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._recombine import Points, _metric, nearest_weights, weigh
+from mocha_jax._recombine import _metric, nearest_weights, weigh
 from mocha_jax.coupling import as_matrix
 from tests import zoo
 
@@ -31,48 +31,49 @@ def test_nearest_weights_are_the_projection(seed, p, spread):
 
 
 def random_points(rng, m, p, d):
+    """Dual vectors of some points, and the slopes of all but the first."""
     scale = 10.0 ** rng.uniform(-3, 0, size=(p, 1, 1))
     v = jnp.asarray(rng.normal(size=(1, m, d)) + scale * rng.normal(size=(p, m, d)))
-    return Points(jnp.zeros((p, m, 1)), v, jnp.asarray(rng.normal(size=(p, m)) * scale[:, 0]))
+    return v, jnp.asarray(rng.normal(size=(p - 1, m)) * scale[1:, 0])
+
+
+def change_of_dual(a, v, slope, matrix):
+    moved = np.einsum("pm,pmd->md", a, v) - v[0]
+    return float(np.sum(a[1:] * slope) + 0.5 * np.sum(moved * (matrix @ moved)))
 
 
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(seed=SEEDS)
 def test_the_weights_gain_nearly_what_a_convex_solver_gains(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (5, 4, 3)
-    points, matrix = random_points(rng, m, p, d), zoo.random_spd(m, seed)
-    safe = jnp.asarray(abs(matrix).sum(1))
+    (v, slope), matrix = random_points(rng, m, p, d), zoo.random_spd(m, seed)
     free = jnp.asarray(rng.random(m) < 0.8)
-    a = np.asarray(weigh(points, lambda v: jnp.asarray(matrix) @ v, safe, free))
+    a = np.asarray(weigh(v, slope, lambda v: jnp.asarray(matrix) @ v, jnp.asarray(np.diag(matrix)), free))
     assert (a >= 0).all()
     np.testing.assert_allclose(a.sum(0), 1.0, rtol=1e-12)
     assert (a[0, ~np.asarray(free)] == 1).all()
 
     root = np.linalg.cholesky(matrix).T
     weights = cp.Variable((p, m), nonneg=True)
-    mixed = sum(cp.multiply(weights[j][:, None], np.asarray(points.v[j])) for j in range(p))
-    value = cp.sum(cp.multiply(weights, np.asarray(points.value))) + 0.5 * cp.sum_squares(root @ mixed)
+    moved = sum(cp.multiply(weights[j][:, None], np.asarray(v[j] - v[0])) for j in range(1, p))
+    value = cp.sum(cp.multiply(weights[1:], np.asarray(slope))) + 0.5 * cp.sum_squares(root @ moved)
     stay = [weights[0, k] == 1 for k in range(m) if not free[k]]
     best = cp.Problem(cp.Minimize(value), [cp.sum(weights, axis=0) == 1, *stay]).solve(solver=cp.CLARABEL)
-
-    def dual(a):
-        v = np.einsum("pm,pmd->md", a, points.v)
-        return np.sum(a * np.asarray(points.value)) + 0.5 * np.sum(v * (matrix @ v))
-
-    here = dual(np.eye(p)[:, [0] * m])
-    assert here - dual(a) >= (here - best) / 1.1 - 1e-6 * abs(here)  # a tenth of what was gained may be left
+    gained = -change_of_dual(a, v, slope, matrix)
+    assert gained >= -best / 1.1 - 1e-7  # a tenth of what was gained may be left
 
 
 @hypothesis.given(seed=SEEDS)
-def test_the_metric_bounds_the_coupling(seed):
+def test_the_metric_bounds_the_curvature_of_a_node(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (4, 3, 2)
-    matrix = zoo.random_spd(m, seed)
-    along = jnp.swapaxes(random_points(rng, m, p, d).v, 0, 1)
-    metric = np.asarray(_metric(along, jnp.asarray(abs(matrix).sum(1))))
+    curvature = jnp.asarray(np.diag(zoo.random_spd(m, seed)))
+    v, _ = random_points(rng, m, p, d)
+    along = jnp.swapaxes(v, 0, 1)
+    metric = np.asarray(_metric(along, curvature))
     for _ in range(5):
         a = rng.normal(size=(p, m))
         u = np.einsum("pm,mpd->md", a, along)
-        assert 0.5 * np.sum(metric * a**2) >= 0.5 * np.sum(u * (matrix @ u)) * (1 - 1e-9)
+        assert (np.sum(metric * a**2, axis=0) >= np.asarray(curvature) * np.sum(u**2, axis=1) * (1 - 1e-9)).all()
 
 
 def adaptive(**kwargs):
@@ -156,20 +157,18 @@ def test_what_is_remembered_is_true(key):
     c, x = np.asarray(p.data.weight), np.asarray(p.data.x)
     memory = state.server.memory
     np.testing.assert_allclose(memory.v, np.einsum("mn,pmn,mnd->pmd", c, memory.beta, x), atol=1e-12)
-    phi = np.where(c > 0, c * np.asarray(p.loss.conjugate(memory.beta, p.data.y[None])), 0).sum(2)
-    np.testing.assert_allclose(memory.value, phi, atol=1e-12)
     matrix = np.asarray(as_matrix(p.regularizer.coupling(5)))
     np.testing.assert_allclose(state.w, matrix @ np.einsum("mn,mnd->md", c * state.beta, x), atol=1e-10)
 
 
-def test_sigma_prime_is_steered_between_a_safe_one_and_its_inverse(key):
+def test_sigma_prime_is_steered_and_stays_within_bounds(key):
     p = problem("logistic", m=5)
     safe = float(jnp.max(p.regularizer.coupling(5).sigma_prime("per_task")))
     scales = []
     for rounds in (1, 8):
         state, _ = mj.run(key, adaptive(), p, num_rounds=rounds)
         scales.append(float(state.server.scale))
-    assert all(1 / safe - 1e-12 <= s <= safe + 1e-12 for s in scales)
+    assert all(1e-3 / safe - 1e-12 <= s <= safe + 1e-12 for s in scales)
     assert scales[0] < 1.0  # the first points get nearly all the weight: bolder
     assert scales[1] != 1.0
 
