@@ -22,6 +22,7 @@ the dual lacks: to see an improvement as a difference of two values of the dual 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -160,9 +161,13 @@ def nearest_weights(x: Array, metric: Array) -> Array:
     # would one array of all pairs.
     worth, give, tau = x * metric, 1.0 / metric, jnp.zeros_like(x[:1])
     for certain in worth:
-        among = [w >= certain for w in worth]
-        asked = sum(jnp.where(ok, row, 0.0) for ok, row in zip(among, x, strict=True)) - 1.0
-        most = asked / sum(jnp.where(ok, row, 0.0) for ok, row in zip(among, give, strict=True))
-        tau = jnp.maximum(tau, most[None])
+        among = worth >= certain[None]
+        asked = (_total(jnp.where(among, x, 0.0)) - 1.0) / _total(jnp.where(among, give, 0.0))
+        tau = jnp.maximum(tau, asked[None])
     a = jnp.maximum(x - tau * give, 0.0)
     return a / jnp.maximum(jnp.sum(a, axis=0, keepdims=True), 1.0)
+
+
+def _total(rows: Array) -> Array:
+    """The sum over the first axis, one row after another: XLA's own reduction over it is slow."""
+    return reduce(jnp.add, rows)
