@@ -29,9 +29,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._math import EXACT
-from mocha_jax._objective import predictions, weighted
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
+from mocha_jax.losses import Loss
 
 # The weights are good enough when at most this share of what they gain is left to gain.
 _TOLERANCE = 0.1
@@ -61,14 +61,13 @@ def slopes(problem: Problem, model: Array, betas: Array) -> Array:
       model: the weights W ``[num_tasks, d]`` that the first points imply.
       betas: the points ``[p, m, n]``.
     """
-    data, loss = problem.data, problem.loss
-    z = predictions(data, model)
-    stands = loss.fenchel_young(z, betas[0], data.y)
+    return jnp.stack(problem.data.totals(_slopes, problem.loss, problem.data.to_nodes(model), *betas))
 
-    def slope(beta: Array) -> Array:
-        return jnp.sum(weighted(data, loss.fenchel_young(z, beta, data.y) - stands), axis=1)
 
-    return jax.vmap(slope)(betas[1:])
+def _slopes(loss: Loss, z: Array, y: Array, stands: Array, *betas: Array) -> list[Array]:
+    """Of every sample."""
+    here = loss.fenchel_young(z, stands, y)
+    return [loss.fenchel_young(z, beta, y) - here for beta in betas]
 
 
 class Weighing(Pytree):
