@@ -27,8 +27,8 @@ from mocha_jax.coupling import Coupling
 # pays to be bold even if little is coupled: the point found is farther away, and the mixture takes what is good of it.
 _BOLDEST = 1e-3
 
-# The mean weight of new points that sigma' is steered to, by at most that factor a round and half-way on a log scale.
-_WEIGHT, _FACTOR, _DAMPING = 0.1, 4.0, 0.5
+# The mean weight of new points that sigma' is steered to, by at most that factor a round and partly on a log scale.
+_WEIGHT, _FACTOR, _DAMPING = 0.1, 4.0, 0.35
 
 
 class AdaptiveState(Pytree):
