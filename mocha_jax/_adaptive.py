@@ -38,8 +38,7 @@ class AdaptiveState(Pytree):
     scale: Array  # [] sigma' of the next round, where that is below the safe one
     own: Array  # [m, d] each node's dual vector
     memory: Points  # [memory, m, ...] older points of every node
-    newest: Array  # [m] int32 which of them was found last
-    answered: Array  # [m] bool in the last round
+    newest: Array  # [m] int32 which of them was found in the last round, -1 for nodes that did not answer
 
     @property
     def omega(self) -> Any:
@@ -95,8 +94,8 @@ class AdaptiveServer(Pytree):
         """Nothing remembered but where the nodes stand."""
         point = self._known(problem.data, beta)
         memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.memory, *a.shape)), point)
-        nobody = jnp.zeros((len(beta),), bool)
-        return AdaptiveState(dual, jnp.ones((), beta.dtype), point.v, memory, nobody.astype(jnp.int32), nobody)
+        nobody = jnp.full((len(beta),), -1, jnp.int32)
+        return AdaptiveState(dual, jnp.ones((), beta.dtype), point.v, memory, nobody)
 
     def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
         return jnp.minimum(state.scale, state.dual.sigma) * state.dual.coupling.diagonal()
@@ -137,15 +136,14 @@ class AdaptiveServer(Pytree):
                 scale=jnp.clip(scale, _BOLDEST / most, most),
                 own=own,
                 memory=memory,
-                newest=jnp.where(answered, slot, state.newest),
-                answered=answered,
+                newest=jnp.where(answered, slot, -1),
             ),
         )
 
     def found(self, state: AdaptiveState, before: Array, after: Array) -> Array:
         """What the nodes had found before it was recombined, ``[m, n]``."""
         node = jnp.arange(len(before))
-        return jnp.where(state.answered[:, None], state.memory.beta[state.newest, node], before)
+        return jnp.where(state.newest[:, None] >= 0, state.memory.beta[state.newest, node], before)
 
     def certify(self, problem: Problem, state: AdaptiveState, beta: Array, v: Array) -> Certificate:
         return self.dual.certify(problem, state.dual, beta, v)

@@ -45,6 +45,10 @@ _STIFFER = 1.5
 # Points nearer than that, as a share of the squared distance of the farthest, move with its step size.
 _SHORTEST = 1e-6
 
+# No curvature is less than this share of the steepest slope: a step of so many weights ends in a corner anyway, and a
+# longer one, of samples that are all zero, would drown them in rounding.
+_FLATTEST = 1e-3
+
 
 class Points(Pytree):
     """Some dual points of every node, with what the central node knows of them."""
@@ -94,7 +98,8 @@ def weigh(v: Array, slope: Array, apply: Callable[[Array], Array], curvature: Ar
     """
     # Relative to the first point, so that nothing cancels near the optimum: f(a) = <a, slope> + R*(sum_j a_j along_j).
     along = jnp.swapaxes(v[1:] - v[:1], 0, 1)  # [m, p - 1, d]: a node's points together
-    metric, free = _metric(along, curvature), free[None]
+    flattest = _FLATTEST * jnp.max(jnp.abs(slope), axis=0, keepdims=True)
+    metric, free = jnp.maximum(_metric(along, curvature), flattest), free[None]
 
     def coupled(a: Array) -> Array:
         pull = apply(jnp.einsum("pm,mpd->md", a, along, precision=EXACT))

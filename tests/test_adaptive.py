@@ -83,6 +83,13 @@ def test_where_much_is_coupled_no_more_than_a_tenth_is_left(seed):
     assert -change_of_dual(a, v, slope, matrix) >= largest_gain(v, slope, matrix, free) / 1.1
 
 
+def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
+    (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
+    v = v.at[:, 2].set(0.0)  # the samples of this node are all zero
+    a = weights_of(v, slope.at[:, 2].set(jnp.array([-1.0, -2.0, 3.0])), matrix, np.ones(5, bool))
+    np.testing.assert_allclose(a[:, 2], [0.0, 0.0, 1.0, 0.0], atol=1e-6)
+
+
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
     monkeypatch.setattr(_recombine, "nearest_weights", lambda x, metric: jnp.full_like(x, 1 / 3))
