@@ -8,6 +8,7 @@ timid, where they get almost none too bold.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._recombine import Points, slopes, weigh
 from mocha_jax._server import REFRESH_EVERY, DualServer, DualState, Local
+from mocha_jax._spread import everywhere
 from mocha_jax.coupling import Coupling
 
 # The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it
@@ -64,6 +66,20 @@ class AdaptiveState(Pytree):
         return self.dual.model
 
 
+def _recombined(
+    data: TaskData, coupling: Coupling, task: Array, own: Array, dv: Array, older: Array, slope: Array, answered: Array
+) -> tuple[Array, Array]:
+    """On one device: the weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
+    data = data.replace(spread=None, task=task, num_tasks=data.num_tasks)
+
+    def apply(u: Array) -> Array:
+        return data.to_nodes(coupling.apply(data.to_tasks(u)))
+
+    v = jnp.concatenate([own[None], (own + dv)[None], older])
+    weights = weigh(v, slope, apply, data.to_nodes(coupling.diagonal()), answered)
+    return weights, jnp.einsum("pm,pmd->md", weights, v, precision=EXACT)
+
+
 class AdaptiveServer(Pytree):
     """Algorithm 1 with the aggregation that is best in hindsight."""
 
@@ -88,7 +104,7 @@ class AdaptiveServer(Pytree):
 
     def _known(self, data: TaskData, beta: Array) -> Points:
         """A point of every node and its dual vector."""
-        return Points(beta, node_vectors(data, beta))
+        return Points(beta, data.gathered(node_vectors(data, beta)))
 
     def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
         """Nothing remembered but where the nodes stand."""
@@ -104,24 +120,25 @@ class AdaptiveServer(Pytree):
         self, problem: Problem, state: AdaptiveState, round: Array, before: Array, local: Local, v: Array
     ) -> tuple[Array, Array, AdaptiveState]:
         data, loss, memory = problem.data, problem.loss, state.memory
-        answered = local.share > 0
-        stands, new = Points(before, state.own), Points(local.beta, state.own + local.dv)
-        points = jax.tree.map(lambda a, b, c: jnp.concatenate([a[None], b[None], c]), stands, new, memory)
-
-        def apply(u: Array) -> Array:
-            return data.to_nodes(state.dual.coupling.apply(data.to_tasks(u)))
-
-        curvature = data.to_nodes(state.dual.coupling.diagonal())
-        weights = weigh(points.v, slopes(problem, state.model, points.beta), apply, curvature, answered)
-        beta = loss.project(jnp.einsum("pm,pmn->mn", weights, points.beta, precision=EXACT), data.y)
+        betas = jnp.concatenate([before[None], local.beta[None], memory.beta])
+        # What the nodes send, in one message.
+        slope = slopes(problem, state.model, betas)
+        answers = (local.share > 0).astype(slope.dtype)
+        sent = data.gathered(jnp.concatenate([local.dv, slope.T, answers[:, None]], axis=1))
+        dv, slope, answered = sent[:, : -len(betas)], sent[:, -len(betas) : -1].T, sent[:, -1] > 0
+        server = partial(_recombined, data)
+        given = state.dual.coupling, data.task, state.own, dv, memory.v, slope, answered
+        weights, mixture = everywhere(data.spread, server, *given)
+        beta = loss.project(jnp.einsum("pm,pmn->mn", weights, betas, precision=EXACT), data.y)
         own = lax.cond(
             round % REFRESH_EVERY == 0,
-            lambda: node_vectors(data, beta),
-            lambda: jnp.einsum("pm,pmd->md", weights, points.v, precision=EXACT),
+            lambda: data.gathered(node_vectors(data, beta)),
+            lambda: mixture,
         )
         # A new point takes the place of the one that counts least.
         slot = jnp.argmin(weights[2:], axis=0).astype(jnp.int32)
         put = (jnp.arange(self.memory, dtype=jnp.int32)[:, None] == slot[None]) & answered[None]
+        new = Points(local.beta, state.own + dv)
         memory = jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(put, range(2, b.ndim)), a[None], b), new, memory)
         count = jnp.sum(answered).astype(own.dtype)
         weight = safe_ratio(jnp.sum(jnp.where(answered, weights[1], 0.0)), count)

@@ -109,6 +109,10 @@ class TaskData(Pytree):
             return self.place_tasks(jax.ops.segment_sum(per_node, self.task, self.num_tasks))
         return self.place_tasks(per_node[: self.num_tasks])
 
+    def gathered(self, array: Array) -> Array:
+        """The same array, whole on every device."""
+        return array if self.spread is None else lax.with_sharding_constraint(array, self.spread.everywhere)
+
     def place_tasks(self, per_task: Any) -> Any:
         """The same arrays where `spread` wants them: those with a row for every task, and others everywhere."""
         spread = self.spread

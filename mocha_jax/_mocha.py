@@ -158,6 +158,13 @@ class Mocha(SubproblemMethod):
         every = self.omega_every or OMEGA_EVERY
         return AdaptiveServer(DualServer("per_task", every, 1.0, self.smoothing), self.memory)
 
+    def prepare(self, problem: Problem, profile: Profile = ()) -> Problem:
+        spread = problem.data.spread
+        if spread is not None and isinstance(self._server(problem), AdaptiveServer):
+            # The weighing goes back and forth between all tasks: every device does all of it.
+            spread = dataclasses.replace(spread, tasks_too=False)
+        return super().prepare(problem.replace(data=problem.data.replace(spread=spread)), profile)
+
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes
         steps = jnp.round(self.local_epochs * sizes.astype(problem.data.dtype)).astype(jnp.int32)

@@ -59,6 +59,14 @@ def each_device(spread: Spread | None, work: Callable[..., Any], shared: Any, *b
     return jax.shard_map(work, mesh=spread.mesh, in_specs=specs, out_specs=cut, check_vma=False)(shared, *by_node)
 
 
+def everywhere(spread: Spread | None, work: Callable[..., Any], *whole: Any) -> Any:
+    """``work(*whole)``, done by every device for itself."""
+    if spread is None:
+        return work(*whole)
+    spec = PartitionSpec()
+    return jax.shard_map(work, mesh=spread.mesh, in_specs=spec, out_specs=spec, check_vma=False)(*whole)
+
+
 def fetched(array: Any) -> np.ndarray:
     """The whole array on the host; where processes share it, all of them have to ask for it together."""
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):

@@ -75,8 +75,9 @@ def test_the_same_on_any_number_of_devices(case, key):
 
 
 def collectives(compiled):
-    found = re.findall(r"= (\S+?)\{\S* (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)", compiled)
-    return sorted((kind, shape) for shape, kind in found)
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    found = re.findall(rf"= (\(?\S+\[.*) ({kinds})(?:-start)?\(", compiled)
+    return sorted((kind, re.sub(r"\{[^}]*\}", "", shape)) for shape, kind in found)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,17 @@ def test_a_round_moves_the_dual_vectors_once(regularizer, expected, key):
     work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
     compiled = jax.jit(algorithm.step).lower(key, state, problem, work).compile()
     assert collectives(compiled.as_text()) == expected
+
+
+def test_a_round_with_recombination_gathers_once_what_the_nodes_send(key):
+    algorithm = mj.Mocha(sigma_prime="adaptive", memory=3)
+    for regularizer in (regularizers.MeanRegularized(0.1, 0.1), regularizers.Graph(chain(16), 0.1, 0.1)):
+        problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
+        state = jax.jit(algorithm.init)(problem)
+        work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
+        compiled = jax.jit(algorithm.step).lower(key, state, problem, work).compile()
+        # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every 64th round.
+        assert collectives(compiled.as_text()) == [("all-gather", "f64[16,10]"), ("all-gather", "f64[16,5]")]
 
 
 def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
