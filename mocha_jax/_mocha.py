@@ -173,12 +173,18 @@ class Mocha(SubproblemMethod):
     def step_flops(self, problem: Problem) -> float:
         return STEP_FLOPS * problem.data.num_features
 
+    def fixed_flops(self, problem: Problem) -> Array | float:
+        if not isinstance(self._server(problem), AdaptiveServer):
+            return 0.0
+        # The predictions of all rows, for the slopes.
+        return 2.0 * problem.data.num_features * problem.data.sizes.astype(problem.data.dtype)
+
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
         request, server = super().request(problem, round), self._server(problem)
         if not isinstance(server, AdaptiveServer):
             return request
-        # Down come sigma' and a weight for every point, up go the phi of two points.
-        return request.replace(down=request.down + self.memory + 3.0, up=request.up + 2.0)
+        # Down come sigma' and a weight for every point, up go the slopes of all but the one where the node stands.
+        return request.replace(down=request.down + self.memory + 3.0, up=request.up + self.memory + 1.0)
 
     def _local(self, key: Array, state: MochaState, problem: Problem, work: Work) -> Local:
         sub, full, gamma = self.subproblems(state, problem), self.full_work(problem), self._gamma(problem)
@@ -187,5 +193,6 @@ class Mocha(SubproblemMethod):
             passes=math.ceil(self.local_epochs), share=gamma,
         )  # fmt: skip
         done = steps.astype(u.dtype)
-        info = Info(steps, done * self.step_flops(problem), jnp.zeros_like(work.active))
+        flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
+        info = Info(steps, flops, jnp.zeros_like(work.active))
         return Local(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)

@@ -168,11 +168,21 @@ def test_theta_is_of_what_was_found_before_it_was_recombined(key):
     assert np.nanmax(theta[:, [0, 2, 3, 4]]) <= 1e-6
 
 
-def test_messages_carry_the_weights_and_two_numbers(key):
+def test_messages_carry_weights_and_slopes(key):
     p = problem(m=5)
     _, h = mj.run(key, adaptive(memory=4), p, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
     d = p.data.num_features
-    np.testing.assert_allclose([h.bytes_down[-1], h.bytes_up[-1]], [2 * 5 * (d + 7), 2 * 5 * (d + 2)])
+    np.testing.assert_allclose([h.bytes_down[-1], h.bytes_up[-1]], [2 * 5 * (d + 7), 2 * 5 * (d + 5)])
+
+
+def test_the_predictions_for_the_slopes_are_charged(key):
+    p, algorithm, d = problem(m=5, low=6, high=6), adaptive(), 4
+    assert p.data.num_features == d
+    request = algorithm.request(p)
+    np.testing.assert_allclose(request.fixed_flops, 6 * 2 * d)
+    work = mj.systems.NeverAnswers((1,)).work(key, p.data, request)
+    _, info = algorithm.step(key, algorithm.init(p), p, work)
+    np.testing.assert_allclose(info.flops, np.where(np.arange(5) == 1, 0, 6 * (6 * d + 2 * d)))
 
 
 @pytest.mark.parametrize("other", [{"sigma_prime": "per_task"}, {"sigma_prime": "adaptive", "memory": 1}])
