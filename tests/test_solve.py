@@ -289,3 +289,29 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     with np.load(straight) as a, np.load(resumed) as b:
         for name in a.files:
             np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(sigma_prime="adaptive")], ids=["per_task", "adaptive"])
+def test_a_second_problem_of_the_same_shape_compiles_nothing(algorithm, key):
+    compiled = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def solve(seed, lam):
+        rng = np.random.default_rng(seed)
+        xs = [rng.normal(size=(n, 3)) for n in rng.permutation([20, 14, 17, 9])]
+        data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+        problem = mj.Problem(data, mj.losses.SmoothedHinge(lam), mj.regularizers.MeanRegularized(lam, 0.1))
+        return mj.solve(problem, algorithm, key=jax.random.key(seed), tol=10 * lam**4, systems=mj.systems.Dropout(lam))
+
+    solve(0, 0.2)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        solve(1, 0.3)
+        assert not compiled
+        jax.jit(lambda a: 3.0 * a)(1.0)
+        assert compiled  # it would have been heard
+    finally:
+        jax.monitoring.clear_event_listeners()
