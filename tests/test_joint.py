@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mocha_jax as mj
 from tests import oracles, zoo
@@ -412,19 +411,6 @@ def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
     np.testing.assert_allclose(continued.weights, straight.weights, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize("server", ["proximal", "dual"])
-def test_the_number_of_devices_does_not_matter_while_learning(server, key):
-    problem = make("probabilistic", m=6)
-    algorithm = mj.Mocha(server=server, omega_every=3, smoothing=0.01)
-    state, history = mj.run(key, algorithm, problem, num_rounds=20, systems=SYSTEMS)
-    mesh = jax.make_mesh((4,), ("nodes",), axis_types=(AxisType.Auto,))
-    by_node = NamedSharding(mesh, PartitionSpec("nodes"))
-    sharded = jax.tree.map(lambda leaf: jax.device_put(leaf, by_node), problem.data.pad(nodes=8))
-    other, record = mj.run(key, algorithm, problem.replace(data=sharded), num_rounds=20, systems=SYSTEMS)
-    np.testing.assert_allclose(state.w, other.w, rtol=1e-7, atol=1e-10)
-    np.testing.assert_allclose(history.joint_gap, record.joint_gap, rtol=1e-6)
-
-
 # ---- real data --------------------------------------------------------------------------------------------------
 
 
@@ -433,7 +419,7 @@ def landmine(load):
     return mj.pack_tasks(f["X"], f["y"], f["task"], loss_scaling="task_mean", intercept=True)
 
 
-@pytest.mark.parametrize("lam", [1e-3, 1e-2, 1e-1, 1.0])
+@pytest.mark.parametrize("lam", [1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("model", ["sigma2 = 10", "sigma2 = inf", "clustered"])
 def test_landmine_reaches_the_joint_optimum_in_few_rounds(lam, model, real_data):
     data = landmine(real_data)

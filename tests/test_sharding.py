@@ -65,7 +65,7 @@ def test_the_same_on_any_number_of_devices(case, key):
     systems = mj.systems.Dropout(0.2)
     state, history = mj.run(key, algorithm, problem, num_rounds=5, systems=systems)
     weights = algorithm.weights(state)
-    for count in (1, 2, 4, 8) if case == "algorithm 1, dense" else (8,):
+    for count in (2, 4, 8) if case == "algorithm 1, dense" else (8,):
         there = mj.shard(problem, mesh_of(count))
         state, records = mj.run(key, algorithm, there, num_rounds=5, systems=systems)
         assert len(state.beta.sharding.device_set) == count
