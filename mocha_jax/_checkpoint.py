@@ -114,7 +114,7 @@ def _feed(digest: Any, value: Any) -> None:
             _feed(digest, field)
         digest.update(b")")
     elif isinstance(value, Spread):
-        return  # where a problem was solved is no part of what it is
+        _feed(digest, None)  # where a problem is solved is no part of what it is
     elif isinstance(value, tuple | list):
         digest.update(f"[{len(value)}".encode())
         for item in value:

@@ -37,6 +37,9 @@ Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
 
+# Features of a sample up to which a block of 128 nodes fits on a TPU's chip.
+_LONGEST_ON_TPU = 3000
+
 
 def visiting_order(key: Array, count: int) -> Array:
     """A random permutation of ``0..count-1``; more padding does not reorder what was there."""
@@ -97,8 +100,9 @@ def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Arra
 
 def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:
     """All nodes of a bucket: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
-    far_from_auto = isinstance(loss, FromScalar) or state[0].dtype != jnp.float32
-    if backend == "xla" or (backend == "auto" and (jax.default_backend() == "cpu" or far_from_auto)):
+    # Any function may stand in a scalar loss, also one that kernels cannot hold.
+    unsuited = isinstance(loss, FromScalar) or state[0].dtype != jnp.float32
+    if backend == "xla" or (backend == "auto" and (jax.default_backend() == "cpu" or unsuited)):
         return _by_xla(orders, loss, bucket, *state)
     by_kernel = _by_kernel if backend == "pallas" else _by_kernel_where_there_is_one
     return by_kernel(orders, loss, bucket, *state)
@@ -153,8 +157,9 @@ def _by_kernel(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array,
 
 @jax.custom_jvp
 def _by_kernel_where_there_is_one(orders: Array, loss: Loss, bucket: Bucket, *state: Array) -> Result:
+    tpu = _by_kernel if bucket.x.shape[-1] <= _LONGEST_ON_TPU else _by_xla
     return lax.platform_dependent(
-        orders, loss, bucket, *state, cuda=_by_kernel, rocm=_by_kernel, tpu=_by_kernel, default=_by_xla
+        orders, loss, bucket, *state, cuda=_by_kernel, rocm=_by_kernel, tpu=tpu, default=_by_xla
     )
 
 

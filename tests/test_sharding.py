@@ -125,6 +125,17 @@ def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
     assert solution.silent_nodes == ()
 
 
+def test_a_checkpoint_of_some_devices_is_good_for_others(key, tmp_path):
+    problem = make(regularizers.MeanRegularized(0.1, 0.1))
+    there, file = mj.shard(problem, mesh_of(4)), tmp_path / "run.npz"
+    straight = mj.solve(problem, tol=None, max_rounds=6, key=key)
+    mj.solve(problem, tol=None, max_rounds=3, key=key, checkpoint=file)
+    solution = mj.solve(there, tol=None, max_rounds=6, key=key, checkpoint=file)
+    assert len(solution.state.beta.sharding.device_set) == 4
+    np.testing.assert_allclose(solution.history.gap, straight.history.gap, rtol=1e-9)
+    mj.solve(problem, tol=None, max_rounds=6, key=key, checkpoint=file)
+
+
 def test_settings_of_each_node_need_not_know_of_the_devices(key):
     problem, each = make(regularizers.MeanRegularized(0.1, 0.1), 13), np.linspace(1.0, 2.0, 13)
     cost = mj.costs.Cost(flops_per_second=1e4 * each)
