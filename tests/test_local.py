@@ -98,6 +98,12 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     factors = data.weight * beta
     np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)
 
+    def terms(given, z, y, beta):
+        return given * z**2 + y, z * beta
+
+    for a, b in zip(dealt.totals(data, terms, 3.0, w, beta), data.totals(terms, 3.0, w, beta), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
 
 def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
     rng = np.random.default_rng(1)
