@@ -8,6 +8,7 @@ timid, where they get almost none too bold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._data import TaskData
-from mocha_jax._math import EXACT, safe_ratio
+from mocha_jax._math import safe_ratio
 from mocha_jax._objective import Certificate, node_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
-from mocha_jax._recombine import Points, slopes, weigh
+from mocha_jax._recombine import Points, mixed, slopes, weigh
 from mocha_jax._server import REFRESH_EVERY, DualServer, DualState, Local
 from mocha_jax._spread import everywhere
 from mocha_jax.coupling import Coupling
@@ -67,7 +68,7 @@ class AdaptiveState(Pytree):
 
 
 def _recombined(
-    data: TaskData, coupling: Coupling, task: Array, own: Array, dv: Array, older: Array, slope: Array, answered: Array
+    data: TaskData, coupling: Coupling, task: Array, v: Sequence[Array], slope: Array, answered: Array
 ) -> tuple[Array, Array]:
     """On one device: the weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
     data = data.replace(spread=None, task=task, num_tasks=data.num_tasks)
@@ -75,9 +76,8 @@ def _recombined(
     def apply(u: Array) -> Array:
         return data.to_nodes(coupling.apply(data.to_tasks(u)))
 
-    v = jnp.concatenate([own[None], (own + dv)[None], older])
     weights = weigh(v, slope, apply, data.to_nodes(coupling.diagonal()), answered)
-    return weights, jnp.einsum("pm,pmd->md", weights, v, precision=EXACT)
+    return weights, mixed(weights, v)
 
 
 class AdaptiveServer(Pytree):
@@ -120,16 +120,17 @@ class AdaptiveServer(Pytree):
         self, problem: Problem, state: AdaptiveState, round: Array, before: Array, local: Local, v: Array
     ) -> tuple[Array, Array, AdaptiveState]:
         data, loss, memory = problem.data, problem.loss, state.memory
-        betas = jnp.concatenate([before[None], local.beta[None], memory.beta])
+        betas = before, local.beta, *memory.beta
         # What the nodes send, in one message.
         slope = slopes(problem, state.model, betas)
         answers = (local.share > 0).astype(slope.dtype)
         sent = data.gathered(jnp.concatenate([local.dv, slope.T, answers[:, None]], axis=1))
         dv, slope, answered = sent[:, : -len(betas)], sent[:, -len(betas) : -1].T, sent[:, -1] > 0
         server = partial(_recombined, data)
-        given = state.dual.coupling, data.task, state.own, dv, memory.v, slope, answered
+        points = state.own, state.own + dv, *memory.v
+        given = state.dual.coupling, data.task, points, slope, answered
         weights, mixture = everywhere(data.spread, server, *given)
-        beta = loss.project(jnp.einsum("pm,pmn->mn", weights, betas, precision=EXACT), data.y)
+        beta = loss.project(mixed(weights, betas), data.y)
         own = lax.cond(
             round % REFRESH_EVERY == 0,
             lambda: data.gathered(node_vectors(data, beta)),
@@ -138,7 +139,7 @@ class AdaptiveServer(Pytree):
         # A new point takes the place of the one that counts least.
         slot = jnp.argmin(weights[2:], axis=0).astype(jnp.int32)
         put = (jnp.arange(self.memory, dtype=jnp.int32)[:, None] == slot[None]) & answered[None]
-        new = Points(local.beta, state.own + dv)
+        new = Points(local.beta, points[1])
         memory = jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(put, range(2, b.ndim)), a[None], b), new, memory)
         count = jnp.sum(answered).astype(own.dtype)
         weight = safe_ratio(jnp.sum(jnp.where(answered, weights[1], 0.0)), count)

@@ -21,7 +21,7 @@ the dual lacks: to see an improvement as a difference of two values of the dual 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import jax
@@ -57,13 +57,13 @@ class Points(Pytree):
     v: Array  # [p, m, d] each node's dual vector
 
 
-def slopes(problem: Problem, model: Array, betas: Array) -> Array:
+def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
     r""":math:`\gamma` ``[p - 1, m]`` of all points but the first, where each node stands.
 
     Args:
       problem: the problem.
       model: the weights W ``[num_tasks, d]`` that the first points imply.
-      betas: the points ``[p, m, n]``.
+      betas: the p points, each ``[m, n]``.
     """
     return jnp.stack(problem.data.totals(_slopes, problem.loss, problem.data.to_nodes(model), *betas))
 
@@ -86,18 +86,18 @@ class Weighing(Pytree):
     done: Array  # [] bool
 
 
-def weigh(v: Array, slope: Array, apply: Callable[[Array], Array], curvature: Array, free: Array) -> Array:
+def weigh(v: Sequence[Array], slope: Array, apply: Callable[[Array], Array], curvature: Array, free: Array) -> Array:
     r"""The best weights ``[p, m]``, to within a tenth of what they gain or as good as some steps make them.
 
     Args:
-      v: the points' dual vectors ``[p, m, d]``; the first is where each node stands.
+      v: the points' dual vectors, each ``[m, d]``; the first is where each node stands.
       slope: of the others, ``[p - 1, m]``.
       apply: :math:`\bar M` on vectors per node ``[m, d]``.
       curvature: :math:`\bar M_{tt}` of every node ``[m]``.
       free: which nodes answered ``[m]``; the others stay where they are.
     """
     # Relative to the first point, so that nothing cancels near the optimum: f(a) = <a, slope> + R*(sum_j a_j along_j).
-    along = jnp.swapaxes(v[1:] - v[:1], 0, 1)  # [m, p - 1, d]: a node's points together
+    along = jnp.stack([point - v[0] for point in v[1:]], axis=1)  # [m, p - 1, d]: a node's points together
     flattest = _FLATTEST * jnp.max(jnp.abs(slope), axis=0, keepdims=True)
     metric, free = jnp.maximum(_metric(along, curvature), flattest), free[None]
 
@@ -161,17 +161,25 @@ def nearest_weights(x: Array, metric: Array) -> Array:
     It is :math:`a_j = [x_j - \tau / h_j]_+` with the least :math:`\tau \ge 0` that will do.
     """
     # A set S of points asks for at least tau_S = (sum_S x_j - 1) / (sum_S 1 / h_j), and the right one for tau itself:
-    # it is the largest. The right one holds the points no worse than a certain one. Sorting would take longer, and so
-    # would one array of all pairs.
-    worth, give, tau = x * metric, 1.0 / metric, jnp.zeros_like(x[:1])
-    for certain in worth:
-        among = worth >= certain[None]
-        asked = (_total(jnp.where(among, x, 0.0)) - 1.0) / _total(jnp.where(among, give, 0.0))
-        tau = jnp.maximum(tau, asked[None])
-    a = jnp.maximum(x - tau * give, 0.0)
-    return a / jnp.maximum(jnp.sum(a, axis=0, keepdims=True), 1.0)
+    # it is the largest. The right one holds the points no worse than a certain one. (Sorting would take longer.)
+    worth, give = x * metric, 1.0 / metric
+    among = (worth[:, None] >= worth[None]).astype(x.dtype)  # [point, certain one, m]
+    asked = (total(among * x[:, None]) - 1.0) / total(among * give[:, None])
+    tau = reduce(jnp.maximum, asked, jnp.zeros_like(x[0]))
+    a = jnp.maximum(x - tau[None] * give, 0.0)
+    return a / jnp.maximum(total(a), 1.0)[None]
 
 
-def _total(rows: Array) -> Array:
-    """The sum over the first axis, one row after another: XLA's own reduction over it is slow."""
+def mixed(weights: Array, points: Sequence[Array]) -> Array:
+    """Every node's mixture of points ``[m, ...]``, with weights ``[p, m]``."""
+    return total(expand(a, point) * point for a, point in zip(weights, points, strict=True))
+
+
+def expand(by_node: Array, like: Array) -> Array:
+    """``[m]`` to ``[m, 1, ...]``."""
+    return jnp.expand_dims(by_node, range(1, like.ndim))
+
+
+def total(rows: Iterable[Array]) -> Array:
+    """The sum of arrays, one after another: XLA's own reduction over a first axis is slow."""
     return reduce(jnp.add, rows)
