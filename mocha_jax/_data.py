@@ -150,6 +150,19 @@ class TaskData(Pytree):
             return self.layout.combine(self.x, factors)
         return combine(self.x, factors)
 
+    def each_row(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+        """Something for every sample, ``[m, n]``; for padding perhaps what the first array holds.
+
+        Args:
+          work: ``work(given, by_node, *by_row)``, for any nodes and any number of rows.
+          given: what else it depends on, e.g. a loss.
+          by_node: arrays ``[m, ...]``.
+          *by_row: arrays ``[m, n]``.
+        """
+        if self.layout is not None:
+            return self.layout.each_row(work, given, by_node, *by_row)
+        return work(given, by_node, *by_row)
+
     def totals(self, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
         """Each node's sum of c times something, ``[m]``.
 

@@ -64,6 +64,9 @@ class Lasso(Dense):
     def apply(self, v: Array) -> Array:
         return lasso(self.precision, v, self.lam1, super().apply(v))
 
+    def linear(self) -> Dense:
+        return Dense(self.matrix)
+
     def gradient(self, w: Array) -> Array:
         return matmul(self.precision, w) + self.lam1 * jnp.sign(w)
 

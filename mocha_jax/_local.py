@@ -90,9 +90,10 @@ def _ascend(shared: tuple[Array, Loss, Array], rows: Rows, beta: Array, w: Array
     keys, loss, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket in rows.buckets:
-        group, count = bucket.group, bucket.y.shape[1]
-        orders = jax.vmap(partial(visiting_order, count=count))(keys)
-        old, *rest = (group.take(a) for a in (beta[:, :count], w, q, steps))
+        group = bucket.group
+        orders = jax.vmap(partial(visiting_order, count=bucket.y.shape[1]))(keys)
+        # From the new duals: to read them from the old ones, which others overwrite, were a copy.
+        (old,), rest = bucket.take_rows(new), map(group.take, (w, q, steps))
         found, change, did = _ascend_bucket(orders, loss, bucket, old, *rest, backend=rows.backend)
         between = part_way(loss, share, old, found, jnp.swapaxes(bucket.y, 1, 2))
         new, u, done = group.put(new, between), group.put(u, share * change), group.put(done, did)

@@ -74,7 +74,7 @@ class SubproblemMethod(DualMethod):
         data, server = problem.data, self._server(problem)
         return Subproblems(
             data, problem.loss, state.beta,
-            w=data.to_nodes(state.server.broadcast), q=data.to_nodes(server.curvature(state.server, data)),
+            w=data.to_nodes(state.server.broadcast), q=server.curvature(state.server, data),
         )  # fmt: skip
 
     def measure_theta(
@@ -105,16 +105,16 @@ class Mocha(SubproblemMethod):
     together, close to where they were (see `mocha_jax._server`): on jointly convex problems it ends at the joint
     optimum, which plain alternation approaches ever more slowly or not at all.
 
-    The dual server by itself is Algorithm 1, with a :math:`\sigma'` that is safe whatever the nodes find, and so
-    pessimistic. With ``sigma_prime="adaptive"`` nodes take bolder steps and keep the last few dual points
-    they found, and the server weighs these anew in every round, so that the dual never gets worse: see
-    `mocha_jax._recombine`. Where many tasks are coupled that saves most of the rounds, for a few numbers more in each
-    message, `memory` vectors of dual variables on every node, and more work at the server.
+    Algorithm 1 as it stands is the dual server with a :math:`\sigma'` that is safe whatever the nodes find, and so
+    pessimistic, say ``sigma_prime="per_task"``. By default nodes take bolder steps and keep the last few dual points
+    they found, and the dual server weighs these anew in every round, so that the dual never gets worse: see
+    `mocha_jax._recombine`. Where a local epoch is far from solving a subproblem, or many tasks are coupled, that saves
+    most of the rounds, for a few numbers more in each message, `memory` vectors of dual variables on every node, and
+    more work at the server.
 
     Args:
       local_epochs: passes over a node's own data in a full round, > 0; need not be whole.
-      sigma_prime: for the dual server a safe rule, see `Coupling.sigma_prime`, for Algorithm 1 as it stands; or
-        ``"adaptive"``.
+      sigma_prime: for the dual server ``"adaptive"``, or a safe rule, see `Coupling.sigma_prime`.
       memory: older points that a node keeps with an adaptive :math:`\sigma'`, >= 1.
       gamma: aggregation parameter :math:`\gamma \in (0, 1]` (Appendix C); an array leaf.
       omega_every: rounds between updates of :math:`\Omega`; default 1 for the proximal server, 10 for the dual one. The
@@ -142,6 +142,7 @@ class Mocha(SubproblemMethod):
     """
 
     local_epochs: float = static(default=1.0)
+    sigma_prime: str = static(default="adaptive", kw_only=True)
     memory: int = static(default=3, kw_only=True)
 
     def __post_init__(self) -> None:

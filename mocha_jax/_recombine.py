@@ -50,11 +50,11 @@ _SHORTEST = 1e-6
 _FLATTEST = 1e-3
 
 
-class Points(Pytree):
-    """Some dual points of every node, with what the central node knows of them."""
+class Point(Pytree):
+    """A dual point of every node, with what the central node knows of it."""
 
-    beta: Array  # [p, m, n]
-    v: Array  # [p, m, d] each node's dual vector
+    beta: Array  # [m, n]
+    v: Array  # [m, d] each node's dual vector
 
 
 def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
@@ -170,14 +170,14 @@ def nearest_weights(x: Array, metric: Array) -> Array:
     return a / jnp.maximum(total(a), 1.0)[None]
 
 
-def mixed(weights: Array, points: Sequence[Array]) -> Array:
-    """Every node's mixture of points ``[m, ...]``, with weights ``[p, m]``."""
+def mixed(weights: Iterable[Array], points: Iterable[Array]) -> Array:
+    """Every node's mixture of p points ``[m, ...]``, with p weights ``[m]``."""
     return total(expand(a, point) * point for a, point in zip(weights, points, strict=True))
 
 
 def expand(by_node: Array, like: Array) -> Array:
     """``[m]`` to ``[m, 1, ...]``."""
-    return jnp.expand_dims(by_node, range(1, like.ndim))
+    return jnp.expand_dims(by_node, range(by_node.ndim, like.ndim))
 
 
 def total(rows: Iterable[Array]) -> Array:

@@ -56,6 +56,13 @@ class Group(Pytree):
             mine = by_node.at[self.node].get(mode="fill", fill_value=0)
         return mine.reshape(self.blocks, self.width, *by_node.shape[1:])
 
+    def take_rows(self, by_row: Array, count: int) -> Array:
+        """Of a number for every row the first ones: ``[m, n]`` to ``[k, b, count]``."""
+        if self.node is None:
+            return self.take(by_row[:, :count])
+        mine = by_row.at[self.node, :count].get(mode="fill", fill_value=0)
+        return mine.reshape(self.blocks, self.width, count)
+
     def put(self, into: Array, mine: Array) -> Array:
         """The reverse, ``[k, b, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
         mine = mine.reshape(-1, *mine.shape[2:])
@@ -76,6 +83,10 @@ class Bucket(Pytree):
     norm2: Array  # [k, n, b] squared length of each row
     samples: Array | None  # [k, b, n, d] the same as x, node by node; None: data.x is that already
 
+    def take_rows(self, *by_row: Array) -> tuple[Array, ...]:
+        """Of numbers for every row of every node, each ``[m, n]``, those of this bucket, each ``[k, b, n]``."""
+        return tuple(self.group.take_rows(a, self.y.shape[1]) for a in by_row)
+
 
 class Rows(Pytree):
     """The samples of all nodes."""
@@ -91,6 +102,10 @@ class Rows(Pytree):
     def combine(self, x: Array, factors: Array) -> Array:
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
         return self._everywhere(_combine, x, factors)
+
+    def each_row(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+        """See `TaskData.each_row`."""
+        return each_device(self.spread, partial(_each_row, work), given, self, by_node, *by_row)
 
     def totals(self, data: TaskData, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
         """See `TaskData.totals`."""
@@ -115,9 +130,20 @@ def _combine(rows: Rows, x: Array, factors: Array) -> Array:
     for bucket in rows.buckets:
         if bucket.samples is None:
             return combine(x, factors)
-        mine = bucket.group.take(factors[:, : bucket.y.shape[1]])
-        v = bucket.group.put(v, combine(bucket.samples, mine))
+        v = bucket.group.put(v, combine(bucket.samples, *bucket.take_rows(factors)))
     return v
+
+
+def _each_row(
+    work: Callable[..., Array], given: Any, rows: Rows, by_node: tuple[Array, ...], first: Array, *more: Array
+) -> Array:
+    for bucket in rows.buckets:
+        if bucket.samples is None:
+            return work(given, by_node, first, *more)
+        mine = tuple(map(bucket.group.take, by_node))
+        # The first array is read and written in turns: the buckets are disjoint, and to keep the old one were a copy.
+        first = bucket.group.put(first, work(given, mine, *bucket.take_rows(first, *more)))
+    return first
 
 
 def _totals(
@@ -127,9 +153,8 @@ def _totals(
     for bucket in rows.buckets:
         if bucket.samples is None:
             return totals(terms, given, x, y, weight, weights, *arrays)
-        take, count = bucket.group.take, bucket.y.shape[1]
         own = bucket.samples, *(jnp.swapaxes(a, 1, 2) for a in (bucket.y, bucket.weight))
-        mine = totals(terms, given, *own, take(weights), *(take(a[:, :count]) for a in arrays))
+        mine = totals(terms, given, *own, bucket.group.take(weights), *bucket.take_rows(*arrays))
         if found is None:
             found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
         found = jax.tree.map(bucket.group.put, found, mine)

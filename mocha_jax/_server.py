@@ -140,7 +140,7 @@ class DualServer(Pytree):
         return DualState(omega, coupling, sigma, coupling.apply(v), gap_before, change)
 
     def curvature(self, state: DualState, data: TaskData) -> Array:
-        return state.sigma * state.coupling.diagonal()
+        return data.to_nodes(state.sigma * state.coupling.diagonal())
 
     def respond(
         self, problem: Problem, state: DualState, round: Array, before: Array, local: Local, v: Array
@@ -228,7 +228,7 @@ class ProximalServer(Pytree):
 
     def curvature(self, state: ProximalState, data: TaskData) -> Array:
         # Nodes that share a task see one another's changes only after the round.
-        return jnp.maximum(data.nodes_per_task, 1.0) / state.rho
+        return data.to_nodes(jnp.maximum(data.nodes_per_task, 1.0) / state.rho)
 
     def respond(
         self, problem: Problem, state: ProximalState, round: Array, before: Array, local: Local, v: Array

@@ -52,6 +52,10 @@ class Coupling(Pytree):
     def gradient(self, w: Array) -> Array:
         r"""A subgradient of R at W: :math:`AW` with :math:`A = \bar M^{-1}`, on the range of :math:`\bar M`."""
 
+    def linear(self) -> Coupling:
+        r"""A linear one, B, with :math:`R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle`."""
+        return self
+
     def restrict(self, w: Array) -> Array:
         r"""W moved to the nearest weights of finite R: the range of :math:`\bar M`."""
         return w

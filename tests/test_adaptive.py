@@ -11,7 +11,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax import _recombine
 from mocha_jax._objective import node_vectors
-from mocha_jax._recombine import Points, _metric, nearest_weights, weigh
+from mocha_jax._recombine import Point, _metric, nearest_weights, weigh
 from mocha_jax.coupling import as_matrix
 from tests import zoo
 
@@ -199,8 +199,8 @@ def test_what_is_remembered_is_true(key):
     p = problem(m=5)
     state, _ = mj.run(key, adaptive(), p, num_rounds=30, systems=mj.systems.Dropout(0.3))
     c, x = np.asarray(p.data.weight), np.asarray(p.data.x)
-    memory = state.server.memory
-    np.testing.assert_allclose(memory.v, np.einsum("mn,pmn,mnd->pmd", c, memory.beta, x), atol=1e-12)
+    for point in state.server.memory:
+        np.testing.assert_allclose(point.v, np.einsum("mn,mn,mnd->md", c, point.beta, x), atol=1e-12)
     matrix = np.asarray(as_matrix(p.regularizer.coupling(5)))
     np.testing.assert_allclose(state.w, matrix @ np.einsum("mn,mnd->md", c * state.beta, x), atol=1e-10)
 
@@ -209,13 +209,14 @@ def test_the_old_point_that_counts_least_makes_room(key):
     p = problem("logistic", m=5)
     best = mj.solve(p, adaptive(), tol=1e-10, max_rounds=2000).state.beta
     state = adaptive().init(p)
-    memory = jax.vmap(lambda beta: Points(beta, node_vectors(p.data, beta)))(jnp.stack([state.beta, best, state.beta]))
+    memory = tuple(Point(beta, node_vectors(p.data, beta)) for beta in (state.beta, best, state.beta))
     state = state.replace(server=state.server.replace(memory=memory))
     after, _ = mj.run(key, adaptive(local_epochs=0.2), p, num_rounds=1, state=state)
     # The optimum is worth more than what a fifth of an epoch has found.
     assert np.abs(after.beta - best).max() < np.abs(state.beta - best).max() / 2
-    np.testing.assert_array_equal(after.server.memory.beta[1], best)
-    assert (np.abs(after.server.memory.beta - memory.beta).max(axis=(0, 2)) > 0).all()
+    np.testing.assert_array_equal(after.server.memory[1].beta, best)
+    new = [np.abs(now.beta - old.beta).max(axis=1) for now, old in zip(after.server.memory, memory, strict=True)]
+    assert (np.max(new, axis=0) > 0).all()
 
 
 @pytest.mark.parametrize("kind", ["graph", "independent", "mean"])

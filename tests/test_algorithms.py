@@ -13,11 +13,12 @@ import mocha_jax as mj
 from tests import zoo
 
 MOCHAS: dict[str, Any] = {
-    "mocha": mj.Mocha(),
+    "mocha": mj.Mocha(sigma_prime="per_task"),
     "mocha_partial": mj.Mocha(local_epochs=0.6, sigma_prime="lemma9"),
     "mocha_gamma": mj.Mocha(local_epochs=2.0, sigma_prime="spectral", gamma=0.7),
 }
 ALGORITHMS = MOCHAS | {
+    "mocha_adaptive": mj.Mocha(),
     "cocoa": mj.Cocoa(0.2),
     "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
     "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),

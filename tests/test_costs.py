@@ -21,14 +21,22 @@ def test_a_rounds_time_is_its_slowest_nodes(key):
     p = problem(low=10, high=60)
     rates, d, sizes = np.arange(1.0, 6.0), p.data.num_features, np.asarray(p.data.sizes)
     cost = mj.costs.Cost(rates, latency=0.5, download=64.0, upload=32.0, bytes_per_number=8)
-    _, h = mj.run(key, mj.Mocha(), p, num_rounds=4, systems=mj.systems.Trace(np.eye(4, 5)), cost=cost, watch=mj.Watch())
+    _, h = mj.run(
+        key,
+        mj.Mocha(sigma_prime="per_task"),
+        p,
+        num_rounds=4,
+        systems=mj.systems.Trace(np.eye(4, 5)),
+        cost=cost,
+        watch=mj.Watch(),
+    )
     seconds = sizes * 6 * d / rates + 0.5 + 8 * d / 64 + 8 * d / 32
     np.testing.assert_allclose(h.nodes.seconds, np.eye(4, 5) * seconds)
     np.testing.assert_allclose(h.simulated_time, np.cumsum(seconds[:4]))
     np.testing.assert_allclose(h.bytes_down, 8 * d * np.arange(1, 5))
     np.testing.assert_allclose(h.bytes_up, h.bytes_down)
     np.testing.assert_allclose(h.utilisation, 1 / 5)  # one of five nodes is busy at any time
-    _, h = mj.run(key, mj.Mocha(), p, num_rounds=3, cost=cost, watch=mj.Watch())
+    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=3, cost=cost, watch=mj.Watch())
     np.testing.assert_allclose(h.simulated_time, seconds.max() * np.arange(1, 4))
     np.testing.assert_allclose(h.utilisation, np.mean(seconds) / seconds.max())
 
@@ -41,7 +49,13 @@ class Terse(mj.Mocha):
 
 
 def test_each_direction_is_counted_for_itself(key):
-    _, h = mj.run(key, Terse(), problem(), num_rounds=1, cost=mj.costs.Cost(1e30, 0.0, download=64.0, upload=32.0))
+    _, h = mj.run(
+        key,
+        Terse(sigma_prime="per_task"),
+        problem(),
+        num_rounds=1,
+        cost=mj.costs.Cost(1e30, 0.0, download=64.0, upload=32.0),
+    )
     np.testing.assert_allclose([h.bytes_down[0], h.bytes_up[0]], [5 * 4 * problem().data.num_features, 5 * 4 * 2])
     np.testing.assert_allclose(h.simulated_time, 4 * problem().data.num_features / 64 + 4 * 2 / 32)
 
@@ -63,7 +77,7 @@ def test_a_round_lasts_at_least_a_clock_cycle(key):
 
 
 ALGORITHMS = {
-    "mocha": (mj.Mocha(2.0), 6.0),
+    "mocha": (mj.Mocha(2.0, sigma_prime="per_task"), 6.0),
     "sdca": (mj.MiniBatchSdca(batch=4, beta=8.0), 4.0),
     "sgd": (mj.MiniBatchSgd(batch=4), 4.0),
 }
@@ -104,7 +118,7 @@ def test_cocoa_is_charged_for_its_gaps(key):
 def test_relative_prices_count_per_feature(key):
     p = problem(low=10, high=60)
     for ratio in (10.0, 100.0, 1000.0):
-        _, h = mj.run(key, mj.Mocha(), p, num_rounds=1, cost=mj.costs.relative(ratio))
+        _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=1, cost=mj.costs.relative(ratio))
         want = 6 * int(p.data.sizes.max()) + ratio
         np.testing.assert_allclose(h.simulated_time[0] / p.data.num_features, want, rtol=1e-6)
 

@@ -107,7 +107,8 @@ def test_plain_alternation_never_raises_the_joint_objective(model):
 
 
 def test_the_gap_is_certified_before_and_after_an_update(key):
-    problem, algorithm = make("clustered"), mj.Mocha(server="dual", omega_every=5)
+    problem = make("clustered")
+    algorithm = mj.Mocha(server="dual", sigma_prime="per_task", omega_every=5)
     _, h = mj.run(key, algorithm, problem, num_rounds=25)
     assert np.isnan(h.gap_before[:4]).all()
     for r in (5, 10, 15):

@@ -185,9 +185,9 @@ def test_task_order_does_not_matter(key):
     order = np.random.default_rng(0).permutation(6)
     omega = zoo.laplacian(6)
     make = lambda data, omega: mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(omega, 0.2, 0.05))  # noqa: E731
-    a = mj.run(key, mj.Mocha(), make(mj.pack_tasks(xs, ys), omega), num_rounds=30)
+    a = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(mj.pack_tasks(xs, ys), omega), num_rounds=30)
     permuted = mj.pack_tasks([xs[t] for t in order], [ys[t] for t in order])
-    b = mj.run(key, mj.Mocha(), make(permuted, omega[np.ix_(order, order)]), num_rounds=30)
+    b = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(permuted, omega[np.ix_(order, order)]), num_rounds=30)
     np.testing.assert_allclose(a[0].w[order], b[0].w, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(a[1].gap, b[1].gap, rtol=1e-6)
 

@@ -40,13 +40,14 @@ def test_solve_and_run_are_the_same_rounds(problem, key):
 
 
 def test_a_run_continued_from_a_state_is_one_long_run(problem, key):
-    straight, history = mj.run(key, mj.Mocha(), problem, num_rounds=90, systems=SYSTEMS)
-    half, first = mj.run(key, mj.Mocha(), problem, num_rounds=50, systems=SYSTEMS)
-    end, second = mj.run(key, mj.Mocha(), problem, num_rounds=40, systems=SYSTEMS, state=half)
+    plain = mj.Mocha(sigma_prime="per_task")  # the adaptive server would make much of a last bit
+    straight, history = mj.run(key, plain, problem, num_rounds=90, systems=SYSTEMS)
+    half, first = mj.run(key, plain, problem, num_rounds=50, systems=SYSTEMS)
+    end, second = mj.run(key, plain, problem, num_rounds=40, systems=SYSTEMS, state=half)
     chex.assert_trees_all_close(straight, end, rtol=1e-11, atol=1e-14)  # two compiled programs
     for name in ("round", "gap", "primal", "steps"):
         np.testing.assert_allclose(getattr(history, name), [*getattr(first, name), *getattr(second, name)], rtol=1e-8)
-    more = mj.solve(problem, key=key, tol=None, max_rounds=40, systems=SYSTEMS, state=half)
+    more = mj.solve(problem, plain, key=key, tol=None, max_rounds=40, systems=SYSTEMS, state=half)
     assert more.rounds == 40
     np.testing.assert_allclose(more.weights, straight.w, rtol=1e-9)
 
@@ -59,8 +60,11 @@ def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(prob
     np.testing.assert_allclose(mj.objective(problem, warm.weights), warm.primal, rtol=1e-9)
     again = mj.solve(problem, tol=1e-6, max_rounds=5000, state=cold.state)
     assert again.rounds <= 2
-    scaled, _ = mj.run(jax.random.key(0), mj.Mocha(gamma=0.1), problem, num_rounds=2)
-    assert (mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=1, state=scaled)[0].server.sigma >= 1).all()
+    scaled, _ = mj.run(jax.random.key(0), mj.Mocha(gamma=0.1, sigma_prime="per_task"), problem, num_rounds=2)
+    assert (
+        mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem, num_rounds=1, state=scaled)[0].server.sigma
+        >= 1
+    ).all()
     other = mj.Problem(zoo.data(m=3), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
     with pytest.raises(ValueError, match="belongs to other data"):
         mj.solve(other, state=cold.state)
@@ -93,7 +97,7 @@ def test_callback_sees_the_history_and_can_stop(problem):
         seen.append((round, len(history.gap)))
         return round >= 30
 
-    solution = mj.solve(problem, tol=1e-9, chunk=10, callback=watch)
+    solution = mj.solve(problem, tol=None, chunk=10, callback=watch)
     assert seen == [(10, 10), (20, 20), (30, 30)]
     assert solution.status == mj.Status.STOPPED
     assert "callback" in solution.message
@@ -291,7 +295,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(sigma_prime="adaptive")], ids=["per_task", "adaptive"])
+@pytest.mark.parametrize("algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha()], ids=["per_task", "adaptive"])
 def test_a_second_problem_of_the_same_shape_compiles_nothing(algorithm, key):
     compiled = []
 

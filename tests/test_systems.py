@@ -35,7 +35,9 @@ def data():
 
 
 def asked(data, epochs=2.0):
-    return mj.Mocha(epochs).request(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)))
+    return mj.Mocha(epochs, sigma_prime="per_task").request(
+        mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    )
 
 
 @pytest.fixture
@@ -151,7 +153,9 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
     np.testing.assert_array_equal(busy.steps, np.clip(want, 0, full.steps))
     assert work.active.tolist() == [True, True, True, False, True]
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    _, history = mj.run(key, mj.Mocha(2.0), problem, num_rounds=3, systems=Deadline(2.0, cost), cost=cost)
+    _, history = mj.run(
+        key, mj.Mocha(2.0, sigma_prime="per_task"), problem, num_rounds=3, systems=Deadline(2.0, cost), cost=cost
+    )
     assert (np.diff(history.simulated_time, prepend=0) <= 2.0).all()  # a deadline is one
     assert history.active.tolist() == [4, 4, 4]
 

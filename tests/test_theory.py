@@ -54,7 +54,7 @@ def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
 
 def test_theta_agrees_with_equation_5_in_plain_numpy(key):
     p = problem("squared", "graph", loss_scaling="task_mean")
-    algorithm = mj.Mocha()
+    algorithm = mj.Mocha(sigma_prime="per_task")
     before, _ = mj.run(key, algorithm, p, num_rounds=1)
     work = mj.systems.Full().work(key, p.data, algorithm.request(p, 1))
     after, _ = algorithm.step(key, before, p, work)
@@ -81,7 +81,7 @@ def test_theta_counts_the_whole_step_where_gamma_takes_a_part(key):
     p = problem("squared", loss_scaling="task_mean")
     thetas = []
     for gamma in (1.0, 0.5):
-        algorithm = mj.Mocha(1000.0, gamma=gamma)
+        algorithm = mj.Mocha(1000.0, gamma=gamma, sigma_prime="per_task")
         state = algorithm.init(p)
         work = mj.systems.Full().work(key, p.data, algorithm.request(p))
         after, _ = algorithm.step(key, state, p, work)
@@ -91,9 +91,9 @@ def test_theta_counts_the_whole_step_where_gamma_takes_a_part(key):
 
 def test_nothing_to_gain_is_not_a_number(key):
     p = problem("squared", "independent")
-    solution = mj.solve(p, mj.Mocha(10.0), tol=1e-15, max_rounds=3000, chunk=500)
+    solution = mj.solve(p, mj.Mocha(10.0, sigma_prime="per_task"), tol=1e-15, max_rounds=3000, chunk=500)
     watch = mj.Watch(theta=1e-6)
-    _, h = mj.run(key, mj.Mocha(10.0), p, num_rounds=2, state=solution.state, watch=watch)
+    _, h = mj.run(key, mj.Mocha(10.0, sigma_prime="per_task"), p, num_rounds=2, state=solution.state, watch=watch)
     assert np.isnan(h.nodes.theta).all()
     seen = theory.assumption2(h.nodes.theta)
     assert not seen.holds  # nothing is known
@@ -177,7 +177,7 @@ def test_lemma_4_and_the_decrease_it_implies(loss, kind, seed, gamma, rule, drop
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_lemma_4_is_an_equality_where_nothing_couples(gamma, key):
     p = problem("hinge", "independent", loss_scaling="task_mean")
-    algorithm = mj.Mocha(2.0, gamma=gamma)
+    algorithm = mj.Mocha(2.0, gamma=gamma, sigma_prime="per_task")
     state = algorithm.init(p)
     for _ in range(2):  # from beta = 0, where the dual is 0, and from where it is not
         after = _round(key, algorithm, p, state, mj.systems.Full())
@@ -190,7 +190,7 @@ def test_lemma_4_can_fail_where_sigma_prime_is_too_small(key):
     p = problem("squared", "mean", loss_scaling="task_mean").replace(
         regularizer=mj.regularizers.MeanRegularized(9.0, 1e-3)
     )
-    algorithm = mj.Mocha(3.0, server="dual")
+    algorithm = mj.Mocha(3.0, server="dual", sigma_prime="per_task")
     state = algorithm.init(p)
     state = state.replace(server=state.server.replace(sigma=jnp.full(5, 0.2)))
     left, right = theory.lemma4(p, algorithm, state, _round(key, algorithm, p, state, mj.systems.Full()))
@@ -206,7 +206,9 @@ def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
     p = problem(loss, kind, seed, m=5, low=6, high=6, loss_scaling="task_mean")
     keys = jax.random.split(jax.random.key(seed), 8)
     duals, thetas = _ensemble(keys, p, mj.systems.Dropout(drop))
-    best = float(jnp.max(mj.run(keys[0], mj.Mocha(5.0), p, num_rounds=300, record_every=300)[1].dual))
+    best = float(
+        jnp.max(mj.run(keys[0], mj.Mocha(5.0, sigma_prime="per_task"), p, num_rounds=300, record_every=300)[1].dual)
+    )
     best = max(best, float(duals.max()))
     seen = theory.assumption2(thetas.reshape(-1, 5))
     hypothesis.assume(seen.holds)
@@ -224,7 +226,14 @@ def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
 @jax.jit
 def _ensemble(keys, p, systems):
     def one(key):
-        _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=25, systems=systems, watch=mj.Watch(theta=1e-4))
+        _, h = mj.run(
+            key,
+            mj.Mocha(server="dual", sigma_prime="per_task"),
+            p,
+            num_rounds=25,
+            systems=systems,
+            watch=mj.Watch(theta=1e-4),
+        )
         return h.dual, h.nodes.theta
 
     return jax.vmap(one)(keys)
@@ -235,14 +244,23 @@ def test_theorem_2_bounds_the_average(loss, key):
     p = problem(loss, loss_scaling="task_mean", low=6, high=6)
     p = p.replace(regularizer=mj.regularizers.MeanRegularized(3.0, 3.0))
     systems = mj.systems.Dropout(0.3)
-    _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=20, systems=systems, watch=mj.Watch(theta=1e-6))
+    _, h = mj.run(
+        key,
+        mj.Mocha(server="dual", sigma_prime="per_task"),
+        p,
+        num_rounds=20,
+        systems=systems,
+        watch=mj.Watch(theta=1e-6),
+    )
     bar = theory.assumption2(h.nodes.theta).theta_bar
     start = float(mj.certificate(p, 0 * p.data.y).gap)
-    best = float(mj.solve(p, mj.Mocha(5.0), tol=1e-8, max_rounds=20_000, record_every=10).primal)
+    best = float(
+        mj.solve(p, mj.Mocha(5.0, sigma_prime="per_task"), tol=1e-8, max_rounds=20_000, record_every=10).primal
+    )
     tol = 0.05 * start
     first, last = (int(a) for a in theory.theorem2(p, start, tol, bar))
     assert 0 < first < last < 100_000
-    _, h = mj.run(key, mj.Mocha(server="dual"), p, num_rounds=last, systems=systems)
+    _, h = mj.run(key, mj.Mocha(server="dual", sigma_prime="per_task"), p, num_rounds=last, systems=systems)
     # D is convex: at the average iterate it is at most the average of D.
     assert best - float(jnp.mean(h.dual[first:])) <= tol
 
@@ -279,11 +297,18 @@ def test_theorem_2_grows_as_the_paper_says():
 def test_a_silent_node_violates_assumption_2(key):
     p = problem("hinge", low=10, high=30)
     systems = mj.systems.NeverAnswers((3,)) & mj.systems.Dropout(0.2)
-    _, h = mj.run(key, mj.Mocha(), p, num_rounds=30, systems=systems, watch=mj.Watch(theta=1e-4))
+    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=30, systems=systems, watch=mj.Watch(theta=1e-4))
     seen = theory.assumption2(h.nodes.theta)
     assert not seen.holds
     assert seen.violators == [3]
-    _, h = mj.run(key, mj.Mocha(), p, num_rounds=30, systems=mj.systems.Dropout(0.2), watch=mj.Watch(theta=1e-4))
+    _, h = mj.run(
+        key,
+        mj.Mocha(sigma_prime="per_task"),
+        p,
+        num_rounds=30,
+        systems=mj.systems.Dropout(0.2),
+        watch=mj.Watch(theta=1e-4),
+    )
     seen = theory.assumption2(h.nodes.theta)
     assert seen.holds
     assert seen.violators == []

@@ -80,7 +80,7 @@ class Deadline(System):
     >>> data = mj.datasets.federation(jax.random.key(0), 2, 50, smallest=300, largest=400).data
     >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     >>> phones = mj.costs.Cost(flops_per_second=np.array([1e6, 1e5]), latency=0.1)  # one ten times slower
-    >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha().request(problem))
+    >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha(sigma_prime="per_task").request(problem))
     >>> work.steps.tolist()
     [300, 66]
     """
