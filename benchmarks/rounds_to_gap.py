@@ -1,9 +1,9 @@
 """How many rounds to a relative gap of 1e-3: ``python -m benchmarks.rounds_to_gap [--data landmine.npz har.npz ...]``.
 
 One update of W by rounds of one local epoch, for an Omega that (14) has learned and that is then held, or for tasks
-near their mean (11); all nodes answering, and every node missing a round with probability 0.3. Compared are
-Algorithm 1 with its safe rules for sigma', the adaptive one, and the proximal server, which is for learning Omega but
-takes a given one too. Draws the gaps without drops.
+near their mean (11), or each for itself; all nodes answering, and every node missing a round with probability 0.3.
+Compared are Algorithm 1 with its safe rules for sigma', the adaptive one, and the proximal server, which is for
+learning Omega but takes a given one too. Draws the gaps without drops.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def problems(files: list[Path]) -> Iterator[tuple[str, mj.Problem]]:
         if name in ("har", "clusters"):
             near = mj.regularizers.MeanRegularized(1e-2, 1e-2)
             yield f"{name}, mean, 0.01", mj.Problem(tasks.data, tasks.loss, near)
+            alone = mj.regularizers.Independent(0.005)
+            yield f"{name}, each alone, 0.01", mj.Problem(tasks.data, tasks.loss, alone)
         if name == "landmine":
             yield f"{name}, logistic, 0.01", held(tasks.data, mj.losses.Logistic(), 1e-2)
 

@@ -241,6 +241,26 @@ def test_sigma_prime_is_steered_and_stays_within_bounds(key):
     assert scales[1] != 1.0
 
 
+def test_each_node_leans_its_own_way_but_not_far(key):
+    p = problem("logistic", m=5)
+    state, _ = mj.run(key, adaptive(), p, num_rounds=40, systems=mj.systems.NeverAnswers((2,)))
+    lean = np.asarray(state.server.lean)
+    assert lean[2] == 1.0
+    assert ((lean >= 0.5) & (lean <= 2.0)).all()
+    assert len(set(np.delete(lean, 2))) > 1
+    q = adaptive().subproblems(state, p).q
+    np.testing.assert_allclose(q, state.server.scale * lean * p.regularizer.coupling(5).diagonal())
+
+
+@pytest.mark.parametrize("lam1", [0.0, 0.05])
+def test_the_dual_never_gets_worse_with_a_penalty_that_is_not_quadratic(lam1, key):
+    data = zoo.data(loss_scaling="task_mean", m=5)
+    p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.SparsePrecision(0.02, 5.0, lam1, 0.2))
+    _, h = mj.run(key, adaptive(omega_every=1000), p, num_rounds=60)
+    assert (np.diff(h.dual) >= -1e-12 * np.abs(h.dual[1:])).all()
+    assert h.relative_gap[-1] <= 1e-3
+
+
 def test_memory_must_be_a_number_of_points():
     with pytest.raises(ValueError, match="memory must be an integer >= 1, got 0"):
         mj.Mocha(memory=0)
