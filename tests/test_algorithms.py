@@ -122,7 +122,14 @@ def test_one_trace_for_all_hyperparameters(name, key):
 @each_algorithm
 def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
     problem = make_problem(loss_scaling="task_mean")
-    best = mj.solve(problem, mj.Mocha(local_epochs=5.0), tol=1e-9, max_rounds=50_000, chunk=5000, record_every=10)
+    best = mj.solve(
+        problem,
+        mj.Mocha(local_epochs=5.0, sigma_prime="per_task"),
+        tol=1e-9,
+        max_rounds=50_000,
+        chunk=5000,
+        record_every=10,
+    )
     _, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=150, systems=SYSTEMS)
     assert (history.gap >= 0).all()
     assert (history.primal >= best.primal * (1 - 1e-9)).all()
@@ -135,7 +142,7 @@ def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
     for loss in zoo.LOSSES.values():
         data = zoo.data(regression=not loss.binary, dtype=np.float32)
         problem = mj.Problem(data, loss, mj.regularizers.MeanRegularized(0.1, 0.05))
-        algorithm = mj.Mocha()
+        algorithm = mj.Mocha(sigma_prime="per_task")
         state = algorithm.init(problem)
 
         @jax.jit
@@ -177,7 +184,7 @@ def test_gradients_flow_through_a_run(key):
         problem = mj.Problem(
             data.replace(x=data.x * scale), mj.losses.Huber(0.7), mj.regularizers.MeanRegularized(lam, 0.1)
         )
-        return mj.run(key, mj.Mocha(), problem, num_rounds=5)[1].primal[-1]
+        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=5)[1].primal[-1]
 
     ours = jax.grad(final, argnums=(0, 1))(0.3, 1.0)
     for i in range(2):
@@ -188,9 +195,16 @@ def test_gradients_flow_through_a_run(key):
 @pytest.mark.parametrize("p", [0.5, np.linspace(0.0, 0.9, 5)])
 def test_drops_do_not_move_the_optimum(p, key):
     problem = make_problem()
-    plain = mj.solve(problem, mj.Mocha(local_epochs=4.0), tol=1e-8, max_rounds=50_000, record_every=10, chunk=1000)
+    plain = mj.solve(
+        problem,
+        mj.Mocha(local_epochs=4.0, sigma_prime="per_task"),
+        tol=1e-8,
+        max_rounds=50_000,
+        record_every=10,
+        chunk=1000,
+    )
     dropped = mj.solve(
-        problem, mj.Mocha(local_epochs=4.0), key=key, tol=1e-8, max_rounds=50_000, record_every=10, chunk=1000,
+        problem, mj.Mocha(local_epochs=4.0, sigma_prime="per_task"), key=key, tol=1e-8, max_rounds=50_000, record_every=10, chunk=1000,
         systems=mj.systems.Dropout(p),
     )  # fmt: skip
     assert dropped.status == mj.Status.CONVERGED

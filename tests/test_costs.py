@@ -70,7 +70,14 @@ def test_a_solution_says_how_busy_each_node_was():
 
 def test_a_round_lasts_at_least_a_clock_cycle(key):
     cost = mj.costs.lte().replace(cycle=3.0)
-    _, h = mj.run(key, mj.Mocha(), problem(), num_rounds=4, cost=cost, systems=mj.systems.Trace(np.zeros((1, 5))))
+    _, h = mj.run(
+        key,
+        mj.Mocha(sigma_prime="per_task"),
+        problem(),
+        num_rounds=4,
+        cost=cost,
+        systems=mj.systems.Trace(np.zeros((1, 5))),
+    )
     np.testing.assert_allclose(h.simulated_time, 3.0 * np.arange(1, 5))
     assert not h.active.any()
     assert h.bytes_up[-1] == 0.0
@@ -131,7 +138,7 @@ def test_slower_networks_cost_more():
 def test_costs_map_without_training_again(key):
     p = problem()
     networks = jax.tree.map(lambda *a: jnp.stack(a), *(mj.costs.relative(r) for r in (10.0, 100.0)))
-    h = jax.vmap(lambda c: mj.run(key, mj.Mocha(), p, num_rounds=3, cost=c)[1])(networks)
+    h = jax.vmap(lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=3, cost=c)[1])(networks)
     assert h.simulated_time.shape == (2, 3)
     np.testing.assert_array_equal(h.gap[0], h.gap[1])
 
@@ -145,7 +152,7 @@ BAD = {
         r"latency must be a number or one per node \[5\]",
     ),
     "not a cost": (
-        lambda: mj.run(jax.random.key(0), mj.Mocha(), problem(), num_rounds=1, cost=mj.costs.lte),  # type: ignore[arg-type]
+        lambda: mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=1, cost=mj.costs.lte),  # type: ignore[arg-type]
         "cost must be a Cost",
     ),
     "ratio": (lambda: mj.costs.relative(0.0), "ratio must be finite and > 0"),

@@ -56,7 +56,9 @@ def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
 def test_rounds_between_updates_only_slow_it_down(omega_every, key):
     problem = make("no ridge")
     often = mj.solve(problem, tol=1e-4, max_rounds=5000, key=key)
-    seldom = mj.solve(problem, mj.Mocha(omega_every=omega_every), tol=1e-4, max_rounds=5000, key=key)
+    seldom = mj.solve(
+        problem, mj.Mocha(omega_every=omega_every, sigma_prime="per_task"), tol=1e-4, max_rounds=5000, key=key
+    )
     np.testing.assert_allclose(float(seldom.certificate.joint_primal), float(often.certificate.joint_primal), rtol=2e-4)
 
 
@@ -77,7 +79,9 @@ def optimum_of(model):
     return joint_primal(mj.solve(make(model), tol=1e-7, max_rounds=50_000, record_every=50, chunk=5000))
 
 
-@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(server="dual", smoothing=0.1)])
+@pytest.mark.parametrize(
+    "algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha(server="dual", smoothing=0.1, sigma_prime="per_task")]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("model", ["no ridge", "clustered"])
 def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
@@ -96,7 +100,7 @@ def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model,
 def test_plain_alternation_never_raises_the_joint_objective(model):
     # Omega_every so large that every W-step is solved; then each outer step can only go down.
     problem = make(model, loss="logistic")
-    algorithm = mj.Mocha(server="dual", omega_every=400)
+    algorithm = mj.Mocha(server="dual", omega_every=400, sigma_prime="per_task")
     _, h = mj.run(jax.random.key(0), algorithm, problem, num_rounds=400 * 12, record_every=400)
     before = np.asarray(h.gap_before)  # how well each W-step was solved
     assert (before <= 1e-4).all()
@@ -128,7 +132,7 @@ def test_the_first_update_before_any_work_is_harmless(key):
     for model in [*(MODELS[name][0] for name in MODELS), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]:
         problem = make(model)
         for server in ("proximal", "dual") if model.jointly_convex else ("dual",):
-            algorithm = mj.Mocha(server=server, omega_every=1)
+            algorithm = mj.Mocha(server=server, omega_every=1, sigma_prime="per_task")
             nobody = mj.systems.NeverAnswers(tuple(range(5)))
             state, h = mj.run(key, algorithm, problem, num_rounds=3, systems=nobody)
             finite = jax.tree.leaves((state.w, h.primal, h.gap, algorithm.omega(state, problem)))
@@ -188,7 +192,14 @@ def test_joint_tolerance_and_what_a_solution_says():
 def test_sparse_precision_ends_where_neither_block_can_be_improved(lam1, loss):
     regularizer = R.SparsePrecision(0.05, 5.0, lam1, 0.2)
     problem = make(regularizer, loss, m=6)
-    solution = mj.solve(problem, mj.Mocha(omega_every=50), tol=1e-13, max_rounds=40_000, record_every=50, chunk=1000)
+    solution = mj.solve(
+        problem,
+        mj.Mocha(omega_every=50, sigma_prime="per_task"),
+        tol=1e-13,
+        max_rounds=40_000,
+        record_every=50,
+        chunk=1000,
+    )
     assert solution.status == mj.Status.CONVERGED
     w, omega = np.asarray(solution.weights), np.asarray(solution.omega)
     # Omega: the subgradient of the graphical lasso that is nearest to 0.
@@ -279,7 +290,7 @@ def test_a_warm_start_with_another_lam2_learns_omega_again():
 
 
 def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key):
-    dual = mj.Mocha(server="dual", omega_every=5)
+    dual = mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
     kinds = [R.Clustered(0.05, 0.1, 3.0), R.Probabilistic(0.05), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]
     kinds.append(R.MeanRegularized(0.1, 0.1))
     states = [mj.run(key, dual, make(kind), num_rounds=12)[0] for kind in kinds]
@@ -288,8 +299,8 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
         assert (h.gap >= 0).all()
         if j == 1:
             assert np.trace(mj.coupling.as_matrix(after.server.omega)) == pytest.approx(1.0, rel=1e-5)
-    state, _ = mj.run(key, mj.Mocha(), make(kinds[0]), num_rounds=12)
-    _, h = mj.run(key, mj.Mocha(), make(kinds[1], dtype=np.float32), num_rounds=3, state=state)
+    state, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(kinds[0]), num_rounds=12)
+    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(kinds[1], dtype=np.float32), num_rounds=3, state=state)
     assert h.joint_gap.dtype == np.float32
 
 
@@ -304,7 +315,7 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
 def test_a_new_task_joins(regularizer, server, m):
     data = zoo.data(m=m, loss_scaling="task_mean")
     new = zoo.data(m=1, seed=9, high=20, low=20, loss_scaling="task_mean")
-    algorithm = mj.Mocha(server=server)
+    algorithm = mj.Mocha(server=server, sigma_prime="per_task")
     options: dict[str, Any] = dict(tol=1e-3, max_rounds=400)
     first = mj.solve(mj.Problem(data, mj.losses.Hinge(), regularizer), algorithm, **options)
     larger = mj.Problem(data.append(new), mj.losses.Hinge(), regularizer)
@@ -327,11 +338,11 @@ def test_a_state_of_the_other_server_is_refused():
     problem = make()
     state = mj.solve(problem, max_rounds=3).state
     with pytest.raises(ValueError, match="ProximalState"):
-        mj.solve(problem, mj.Mocha(server="dual"), state=state)
+        mj.solve(problem, mj.Mocha(server="dual", sigma_prime="per_task"), state=state)
 
 
 def test_another_k_still_gets_a_feasible_omega(key):
-    problem, algorithm = make(R.Clustered(0.05, 0.1, 4)), mj.Mocha(server="dual", omega_every=5)
+    problem, algorithm = make(R.Clustered(0.05, 0.1, 4)), mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
     state, _ = mj.run(key, algorithm, problem, num_rounds=20)
     for k in (1, 2.5, 5):
         there = make(R.Clustered(0.05, 0.1, k))
@@ -348,7 +359,7 @@ def test_no_array_of_all_pairs_of_tasks_exists(server, name):
     x = jnp.ones((m, 2, d), jnp.float32)
     data = mj.TaskData(x, jnp.ones((m, 2), jnp.float32), jnp.ones((m, 2), jnp.float32), jnp.arange(m, dtype=jnp.int32))
     problem = mj.Problem(data, mj.losses.Hinge(), MODELS[name][0])
-    algorithm = mj.Mocha(server=server, omega_every=2)
+    algorithm = mj.Mocha(server=server, omega_every=2, sigma_prime="per_task")
     for rule in ("per_task", "spectral") if server == "dual" else ("per_task",):
         program = jax.jit(lambda key, a: mj.run(key, a, problem, num_rounds=4))
         text = str(program.lower(jax.random.key(0), algorithm.replace(sigma_prime=rule)).compile().as_text())
@@ -370,7 +381,7 @@ def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatc
 def test_gradients_flow_through_a_solve_that_learns_omega(key):
     def final(log_lam):
         problem = make("probabilistic", "logistic", m=6).replace(regularizer=R.Probabilistic(jnp.exp(log_lam), 5.0))
-        state, _ = mj.run(key, mj.Mocha(), problem, num_rounds=4, record_every=4)
+        state, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4, record_every=4)
         return jnp.sum(state.w**2)
 
     at, step = jnp.log(0.05), 1e-5
@@ -381,7 +392,7 @@ def test_gradients_flow_through_a_solve_that_learns_omega(key):
 
     def loss(lam):
         there = problem.replace(regularizer=R.Probabilistic(lam, 1.0))
-        return mj.run(key, mj.Mocha(), there, num_rounds=2, systems=nobody)[1].joint_primal[-1]
+        return mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=2, systems=nobody)[1].joint_primal[-1]
 
     assert jnp.isfinite(jax.grad(loss)(0.1))
 
@@ -391,14 +402,17 @@ def test_one_program_for_a_path(key):
 
     def final(lam):
         problem = make("no ridge").replace(regularizer=R.Probabilistic(lam))
-        return mj.run(key, mj.Mocha(), problem, num_rounds=30, systems=SYSTEMS)[1].joint_gap
+        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=30, systems=SYSTEMS)[1].joint_gap
 
     together = jax.vmap(final)(lams)
     for lam, gaps in zip(lams, together, strict=True):
         np.testing.assert_allclose(gaps, final(lam), rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.Mocha(server="dual", omega_every=7, smoothing=0.01)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [mj.Mocha(sigma_prime="per_task"), mj.Mocha(server="dual", omega_every=7, smoothing=0.01, sigma_prime="per_task")],
+)
 def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
     problem = make("no ridge")
     options: dict[str, Any] = dict(key=key, tol=None, chunk=8, systems=SYSTEMS)

@@ -114,7 +114,7 @@ def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
     assert half.y.dtype == half.weight.dtype == half.dtype == jnp.float64
     rounded = half.replace(x=half.x.astype(jnp.float64))
     assert float(jnp.abs(rounded.x - mj.pack_tasks(xs, ys).x).max()) > 1e-4
-    for algorithm in (mj.Mocha(), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
+    for algorithm in (mj.Mocha(sigma_prime="per_task"), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
         found = [
             mj.run(key, algorithm, mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1)),
                    num_rounds=20)[1].gap
@@ -168,10 +168,16 @@ def test_padding_rows_and_nodes_are_inert_bit_for_bit(key):
     data = zoo.data(loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.2, 0.05))
     systems = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
-    state, history = mj.run(key, mj.Mocha(local_epochs=1.5), problem, num_rounds=20, systems=systems)
+    state, history = mj.run(
+        key, mj.Mocha(local_epochs=1.5, sigma_prime="per_task"), problem, num_rounds=20, systems=systems
+    )
     for padded in (data.pad(rows=29), data.pad(nodes=8), data.pad(nodes=7, rows=31)):
         other, record = mj.run(
-            key, mj.Mocha(local_epochs=1.5), problem.replace(data=padded), num_rounds=20, systems=systems
+            key,
+            mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
+            problem.replace(data=padded),
+            num_rounds=20,
+            systems=systems,
         )
         np.testing.assert_array_equal(state.beta, other.beta[:5, : data.x.shape[1]])
         np.testing.assert_array_equal(state.w, other.w)
@@ -201,7 +207,11 @@ def test_ugly_tasks():
     for loss in zoo.LOSSES.values():
         problem = mj.Problem(mj.pack_tasks(xs, ys), loss, mj.regularizers.MeanRegularized(0.2, 0.1))
         state, history = mj.run(
-            jax.random.key(0), mj.Mocha(local_epochs=5.0), problem, num_rounds=4000, record_every=4000
+            jax.random.key(0),
+            mj.Mocha(local_epochs=5.0, sigma_prime="per_task"),
+            problem,
+            num_rounds=4000,
+            record_every=4000,
         )
         assert history.relative_gap[-1] <= 1e-6, loss
         assert np.isfinite(state.w).all()

@@ -21,7 +21,9 @@ MODELS = {
 
 
 def solved(problem, algorithm=None, **options):
-    solution = mj.solve(problem, algorithm or mj.Mocha(local_epochs=4.0), **{**TIGHT, **options})
+    solution = mj.solve(
+        problem, algorithm or mj.Mocha(local_epochs=4.0, sigma_prime="per_task"), **{**TIGHT, **options}
+    )
     assert solution.status == mj.Status.CONVERGED, solution
     assert (solution.history.gap >= 0).all()
     assert (solution.task_gaps >= 0).all()
@@ -177,7 +179,9 @@ def test_landmine(model, lam, real_data):
     data = mj.pack_tasks(raw["X"], raw["y"], raw["task"], loss_scaling="task_mean", intercept=True)
     regularizer, oracle = (make(data.num_tasks, lam) for make in LANDMINE[model])
     problem = mj.Problem(data, mj.losses.Hinge(), regularizer)
-    solution = solved(problem, mj.Mocha(), tol=8e-6, max_rounds=400_000, record_every=100, chunk=20_000)
+    solution = solved(
+        problem, mj.Mocha(sigma_prime="per_task"), tol=8e-6, max_rounds=400_000, record_every=100, chunk=20_000
+    )
     best, _ = oracles.optimum(data, "hinge", oracle)
     assert abs(solution.primal - best) <= 1e-5 * best
     assert solution.dual <= best * (1 + 1e-8)

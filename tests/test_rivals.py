@@ -81,7 +81,7 @@ def test_cocoa_with_theta_0_solves_its_subproblems(key):
 def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
     # With squared loss: u of the optimum of (4) in closed form, node by node.
     p = problem(loss="squared", loss_scaling="task_mean")
-    algorithm = mj.Mocha()
+    algorithm = mj.Mocha(sigma_prime="per_task")
     state, _ = mj.run(key, algorithm, p, num_rounds=1)
     sub = algorithm.subproblems(state, p)
     found = solve_to(key, sub, jnp.asarray(1e-14), jnp.full(5, 10**8, jnp.int32), passes=5000)
@@ -99,7 +99,7 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
 def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
     p = problem(loss=loss, loss_scaling="task_mean")
-    algorithm = mj.Mocha()
+    algorithm = mj.Mocha(sigma_prime="per_task")
     sub = algorithm.subproblems(mj.run(key, algorithm, p, num_rounds=1)[0], p)
     found = solve_to(key, sub, jnp.asarray(0.3), jnp.full(5, 10**8, jnp.int32), passes=50)
     gained = np.asarray(sub.value(sub.beta) - sub.value(found.beta))
@@ -248,7 +248,7 @@ def test_every_rival_solves_every_model(name, key):
     # Learned and given Omega alike; what SGD and SDCA end at agrees with MOCHA's alternation.
     p = problem(name, "squared", loss_scaling="task_mean")
     eps = 0.05  # (14) alternates towards where it began without; with it there is one optimum
-    mocha = mj.Mocha(local_epochs=3.0, server="dual", omega_every=10, smoothing=eps)
+    mocha = mj.Mocha(local_epochs=3.0, server="dual", omega_every=10, smoothing=eps, sigma_prime="per_task")
     want = mj.run(key, mocha, p, num_rounds=400, record_every=400)[1]
     for algorithm in (
         mj.Cocoa(0.1, server="dual", omega_every=10, smoothing=eps),
@@ -283,9 +283,13 @@ def test_cocoa_keeps_a_deadline_gaps_included(key):
 def test_grids_of_what_a_function_makes(key):
     networks = mj.grid(mj.costs.relative, ratio=[10.0, 100.0, 1000.0])
     assert np.shape(networks.download) == (3,)
-    times = jax.vmap(lambda c: mj.run(key, mj.Mocha(), problem(), num_rounds=2, cost=c)[1].simulated_time[-1])(networks)
+    times = jax.vmap(
+        lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=2, cost=c)[1].simulated_time[-1]
+    )(networks)
     alone = [
-        mj.run(key, mj.Mocha(), problem(), num_rounds=2, cost=mj.costs.relative(r))[1].simulated_time[-1]
+        mj.run(key, mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=2, cost=mj.costs.relative(r))[
+            1
+        ].simulated_time[-1]
         for r in (10.0, 100.0, 1000.0)
     ]
     np.testing.assert_allclose(times, alone)
@@ -314,7 +318,9 @@ def test_settings_of_different_kinds_map(key):
     ]
     np.testing.assert_allclose(together, alone, rtol=1e-9)
     networks = mj.grid(mj.costs.Cost, latency=[0.1, 1.0])
-    times = jax.vmap(lambda c: mj.run(key, mj.Mocha(), p, num_rounds=2, cost=c)[1].simulated_time)(networks)
+    times = jax.vmap(
+        lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=2, cost=c)[1].simulated_time
+    )(networks)
     assert (times[1] > times[0]).all()
 
 

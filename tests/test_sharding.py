@@ -50,10 +50,19 @@ CASES = {
     "algorithm 1, dense": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(16), 0.1, 0.1))),
     "algorithm 1, uneven": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(13), 0.1, 0.1), 13)),
     "adaptive": (mj.Mocha(sigma_prime="adaptive"), make(regularizers.MeanRegularized(0.1, 0.1))),
-    "proximal": (mj.Mocha(), make(regularizers.Probabilistic(0.1), 13)),
-    "learned by alternation": (mj.Mocha(server="dual", omega_every=2), make(regularizers.Probabilistic(0.1))),
-    "sizes that differ": (mj.Mocha(local_epochs=1.5), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
-    "several nodes a task": (mj.Mocha(), make(regularizers.MeanRegularized(0.1, 0.1), task=SHARED)),
+    "proximal": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Probabilistic(0.1), 13)),
+    "learned by alternation": (
+        mj.Mocha(server="dual", omega_every=2, sigma_prime="per_task"),
+        make(regularizers.Probabilistic(0.1)),
+    ),
+    "sizes that differ": (
+        mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
+        make(regularizers.MeanRegularized(0.1, 0.1), largest=900),
+    ),
+    "several nodes a task": (
+        mj.Mocha(sigma_prime="per_task"),
+        make(regularizers.MeanRegularized(0.1, 0.1), task=SHARED),
+    ),
     "cocoa": (mj.Cocoa(0.3), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
     "mini-batch": (mj.MiniBatchSdca(batch=3), make(regularizers.MeanRegularized(0.1, 0.1), 13)),
 }
@@ -148,7 +157,7 @@ def test_settings_of_each_node_need_not_know_of_the_devices(key):
     )
 
     def record(problem):
-        return mj.run(key, mj.Mocha(), problem, num_rounds=6, systems=systems, cost=cost)[1]
+        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=6, systems=systems, cost=cost)[1]
 
     there, here = record(mj.shard(problem, mesh_of(8))), record(problem)
     assert 0 < here.active.max() < 13
@@ -159,10 +168,12 @@ def test_settings_of_each_node_need_not_know_of_the_devices(key):
 def test_an_axis_of_a_larger_mesh(key):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
-    expected = mj.run(key, mj.Mocha(), problem, num_rounds=4)[1].gap
+    expected = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4)[1].gap
     for axes in ("data", ("data", "model"), None):
         there = mj.shard(problem, mesh, axes)
-        np.testing.assert_allclose(mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap, expected, rtol=1e-9)
+        np.testing.assert_allclose(
+            mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap, expected, rtol=1e-9
+        )
 
 
 def test_a_path_of_lambdas_over_devices(key):
@@ -170,7 +181,7 @@ def test_a_path_of_lambdas_over_devices(key):
 
     def last_gap(problem, lam):
         there = problem.replace(regularizer=regularizers.MeanRegularized(lam, 0.1))
-        return mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap[-1]
+        return mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap[-1]
 
     lams = jnp.asarray([0.05, 0.5])
     expected = [last_gap(problem, lam) for lam in lams]
@@ -182,8 +193,10 @@ def test_data_placed_by_hand_works_too(key):
     problem = make(regularizers.Graph(chain(16), 0.1, 0.1))
     by_node = NamedSharding(mesh_of(4), PartitionSpec("nodes"))
     there = problem.replace(data=jax.tree.map(lambda leaf: jax.device_put(leaf, by_node), problem.data))
-    expected = mj.run(key, mj.Mocha(), problem, num_rounds=4)[1].gap
-    np.testing.assert_allclose(mj.run(key, mj.Mocha(), there, num_rounds=4)[1].gap, expected, rtol=1e-9)
+    expected = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4)[1].gap
+    np.testing.assert_allclose(
+        mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap, expected, rtol=1e-9
+    )
 
 
 def test_mistakes_are_named():

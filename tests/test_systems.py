@@ -168,9 +168,9 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
 )  # fmt: skip
 def test_a_cut_run_draws_what_a_whole_one_does(system, data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    whole, _ = mj.run(key, mj.Mocha(), problem, num_rounds=9, systems=system)
-    part, _ = mj.run(key, mj.Mocha(), problem, num_rounds=4, systems=system)
-    rest, _ = mj.run(key, mj.Mocha(), problem, num_rounds=5, systems=system, state=part)
+    whole, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=9, systems=system)
+    part, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4, systems=system)
+    rest, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=5, systems=system, state=part)
     np.testing.assert_allclose(rest.beta, whole.beta, rtol=1e-9, atol=1e-12)
 
 
@@ -186,7 +186,7 @@ def test_systems_combine(data, full, key):
 
 def test_dropped_nodes_do_nothing_and_the_others_do_what_they_are_given(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    algorithm = mj.Mocha()
+    algorithm = mj.Mocha(sigma_prime="per_task")
     state = algorithm.init(problem)
     work = Work(jnp.array([3, 5, 0, 1000, 2], jnp.int32), jnp.array([True, False, True, True, True]))
     after, info = algorithm.step(key, state, problem, work)
@@ -200,7 +200,13 @@ def test_dropped_nodes_do_nothing_and_the_others_do_what_they_are_given(data, ke
 def test_a_node_that_never_answers_is_named(data):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.2, 0.1))
     with pytest.warns(UserWarning, match=r"1 node\(s\) never answered, so the gap of task\(s\) 3 is not closed"):
-        solution = mj.solve(problem, mj.Mocha(local_epochs=4.0), tol=1e-6, max_rounds=400, systems=NeverAnswers((3,)))
+        solution = mj.solve(
+            problem,
+            mj.Mocha(local_epochs=4.0, sigma_prime="per_task"),
+            tol=1e-6,
+            max_rounds=400,
+            systems=NeverAnswers((3,)),
+        )
     assert solution.status == mj.Status.MAX_ROUNDS
     assert solution.silent_nodes == (3,)
     gaps = np.asarray(solution.task_gaps)
@@ -210,8 +216,8 @@ def test_a_node_that_never_answers_is_named(data):
 
 def test_history_counts_time_and_steps(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    _, each = mj.run(key, mj.Mocha(), problem, num_rounds=7, systems=Dropout(0.4))
-    _, some = mj.run(key, mj.Mocha(), problem, num_rounds=7, systems=Dropout(0.4), record_every=3)
+    _, each = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=7, systems=Dropout(0.4))
+    _, some = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=7, systems=Dropout(0.4), record_every=3)
     assert each.round.tolist() == list(range(1, 8))
     assert some.round.tolist() == [3, 6, 7]
     np.testing.assert_allclose(some.simulated_time, each.simulated_time[np.array([2, 5, 6])])
@@ -225,7 +231,7 @@ KEY = jax.random.key(0)
 
 def test_no_work_exceeds_a_full_round(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    for algorithm in (mj.Mocha(0.5), mj.Mocha(1.5)):
+    for algorithm in (mj.Mocha(0.5, sigma_prime="per_task"), mj.Mocha(1.5, sigma_prime="per_task")):
         work = Work(jnp.full(5, 10_000, jnp.int32), jnp.ones(5, bool))
         _, info = algorithm.step(key, algorithm.init(problem), problem, work)
         np.testing.assert_array_equal(info.steps, algorithm.full_work(problem))
@@ -234,7 +240,9 @@ def test_no_work_exceeds_a_full_round(data, key):
 def test_a_long_clock_keeps_its_seconds(key):
     problem = mj.Problem(zoo.data(m=1, d=1, dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     cost = mj.costs.Cost(1e12, latency=0.1, download=1e12, upload=1e12)
-    _, h = mj.run(key, mj.Mocha(0.1), problem, num_rounds=100_000, record_every=100_000, cost=cost)
+    _, h = mj.run(
+        key, mj.Mocha(0.1, sigma_prime="per_task"), problem, num_rounds=100_000, record_every=100_000, cost=cost
+    )
     np.testing.assert_allclose(h.simulated_time[-1], 1e4, rtol=1e-6)
     assert h.utilisation[-1] <= 1
 
@@ -252,7 +260,7 @@ BAD = {
     "a class": (
         lambda data, full: mj.run(
             KEY,
-            mj.Mocha(),
+            mj.Mocha(sigma_prime="per_task"),
             mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)),
             num_rounds=1,
             systems=Full,  # type: ignore[arg-type]

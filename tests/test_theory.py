@@ -38,7 +38,9 @@ def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
     watch = mj.Watch(theta=1e-10)
 
     def theta(epochs, **kwargs):
-        h = mj.run(key, mj.Mocha(epochs, server=server), p, num_rounds=2, watch=watch, **kwargs)[1]
+        h = mj.run(
+            key, mj.Mocha(epochs, server=server, sigma_prime="per_task"), p, num_rounds=2, watch=watch, **kwargs
+        )[1]
         assert np.nanmax(h.nodes.theta_error) <= 1e-10
         return np.asarray(h.nodes.theta)
 
@@ -101,8 +103,15 @@ def test_nothing_to_gain_is_not_a_number(key):
 
 def test_watching_changes_nothing_else(key):
     p = problem()
-    plain_state, plain = mj.run(key, mj.Mocha(), p, num_rounds=4, systems=mj.systems.Dropout(0.3))
-    state, h = mj.run(key, mj.Mocha(), p, num_rounds=4, systems=mj.systems.Dropout(0.3), watch=mj.Watch(theta=1e-3))
+    plain_state, plain = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=4, systems=mj.systems.Dropout(0.3))
+    state, h = mj.run(
+        key,
+        mj.Mocha(sigma_prime="per_task"),
+        p,
+        num_rounds=4,
+        systems=mj.systems.Dropout(0.3),
+        watch=mj.Watch(theta=1e-3),
+    )
     np.testing.assert_allclose(state.beta, plain_state.beta, rtol=1e-12)
     np.testing.assert_allclose(h.primal, plain.primal, rtol=1e-12)
     np.testing.assert_array_equal(np.asarray(h.nodes.steps).sum(1), h.steps)
@@ -349,7 +358,7 @@ BAD = {
     "p": (lambda: theory.corollary8(np.ones((2, 2))), "4 rounds or more"),
     "watch": (lambda: mj.Watch(theta=0.0), "theta must be finite and > 0"),
     "what to watch": (
-        lambda: mj.run(jax.random.key(0), mj.Mocha(), problem(), num_rounds=1, watch=True),  # type: ignore[arg-type]
+        lambda: mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=1, watch=True),  # type: ignore[arg-type]
         "watch must be a Watch",
     ),
 }
