@@ -98,6 +98,12 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     factors = data.weight * beta
     np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)
 
+    def scaled(given, by_node, beta, y):
+        return given * by_node[0][..., None] * beta + y
+
+    there = [rows.each_row(scaled, 2.0, (q,), beta, data.y) * real for rows in (plain, dealt)]
+    np.testing.assert_allclose(there[1], there[0], rtol=1e-12)
+
     def terms(given, z, y, beta):
         return given * z**2 + y, z * beta
 
@@ -114,7 +120,7 @@ def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
     assert half.y.dtype == half.weight.dtype == half.dtype == jnp.float64
     rounded = half.replace(x=half.x.astype(jnp.float64))
     assert float(jnp.abs(rounded.x - mj.pack_tasks(xs, ys).x).max()) > 1e-4
-    for algorithm in (mj.Mocha(sigma_prime="per_task"), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
+    for algorithm in (mj.Mocha(), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
         found = [
             mj.run(key, algorithm, mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1)),
                    num_rounds=20)[1].gap

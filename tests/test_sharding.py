@@ -50,19 +50,13 @@ CASES = {
     "algorithm 1, dense": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(16), 0.1, 0.1))),
     "algorithm 1, uneven": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(13), 0.1, 0.1), 13)),
     "adaptive": (mj.Mocha(sigma_prime="adaptive"), make(regularizers.MeanRegularized(0.1, 0.1))),
-    "proximal": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Probabilistic(0.1), 13)),
+    "proximal": (mj.Mocha(), make(regularizers.Probabilistic(0.1), 13)),
     "learned by alternation": (
         mj.Mocha(server="dual", omega_every=2, sigma_prime="per_task"),
         make(regularizers.Probabilistic(0.1)),
     ),
-    "sizes that differ": (
-        mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
-        make(regularizers.MeanRegularized(0.1, 0.1), largest=900),
-    ),
-    "several nodes a task": (
-        mj.Mocha(sigma_prime="per_task"),
-        make(regularizers.MeanRegularized(0.1, 0.1), task=SHARED),
-    ),
+    "sizes that differ": (mj.Mocha(local_epochs=1.5), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
+    "several nodes a task": (mj.Mocha(), make(regularizers.MeanRegularized(0.1, 0.1), task=SHARED)),
     "cocoa": (mj.Cocoa(0.3), make(regularizers.MeanRegularized(0.1, 0.1), largest=900)),
     "mini-batch": (mj.MiniBatchSdca(batch=3), make(regularizers.MeanRegularized(0.1, 0.1), 13)),
 }
