@@ -14,6 +14,11 @@ from mocha_jax import regularizers as regularizers
 from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
+from mocha_jax._adjoint import Adjoint as Adjoint
+from mocha_jax._adjoint import Hypergradient as Hypergradient
+from mocha_jax._adjoint import Implicit as Implicit
+from mocha_jax._adjoint import Unrolled as Unrolled
+from mocha_jax._adjoint import hypergradient as hypergradient
 from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info
 from mocha_jax._checkpoint import CheckpointError as CheckpointError
@@ -36,8 +41,8 @@ from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._pytree import grid as grid
 from mocha_jax._run import run as run
 from mocha_jax._sharding import shard as shard
-from mocha_jax._solve import Solution as Solution
-from mocha_jax._solve import Status as Status
+from mocha_jax._solution import Solution as Solution
+from mocha_jax._solution import Status as Status
 from mocha_jax._solve import solve as solve
 
 __version__ = "0.1.0"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 # Accelerators multiply float32 matrices in lower precision unless told otherwise, and a
@@ -40,3 +43,10 @@ def uniform_bits(key: Array, count: int) -> Array:
     JAX draws so as long as its option ``jax_threefry_partitionable`` is on, as it is by default.
     """
     return jax.random.bits(key, (count,), jnp.uint32)
+
+
+def zero_tangent(a: Array) -> Any:
+    """No change of an array, as derivative rules want it: of whole numbers there is none."""
+    if jnp.issubdtype(jnp.result_type(a), jnp.inexact):
+        return jnp.zeros_like(a)
+    return np.zeros(jnp.shape(a), jax.dtypes.float0)

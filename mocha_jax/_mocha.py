@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,11 +15,12 @@ from mocha_jax._adaptive import AdaptiveServer
 from mocha_jax._algorithm import Info
 from mocha_jax._dual import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._local import STEP_FLOPS, ascend
-from mocha_jax._math import safe_ratio
+from mocha_jax._math import safe_ratio, zero_tangent
+from mocha_jax._objective import node_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, static
 from mocha_jax._rows import BACKENDS, Profile, time_major
-from mocha_jax._server import DualServer, Local, ProximalServer
+from mocha_jax._server import DualServer, DualState, Local, ProximalServer
 from mocha_jax._subproblem import Subproblems, theta_of
 from mocha_jax._work import Request, Work
 from mocha_jax.coupling import SIGMA_PRIME_RULES
@@ -159,6 +161,11 @@ class Mocha(SubproblemMethod):
         every = self.omega_every or OMEGA_EVERY
         return AdaptiveServer(DualServer("per_task", every, 1.0, self.smoothing), self.memory)
 
+    def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
+        if not isinstance(self._server(problem), AdaptiveServer):
+            return super().step(key, state, problem, work)
+        return _adaptive_step(self, key, state, problem, work)
+
     def prepare(self, problem: Problem, profile: Profile = ()) -> Problem:
         spread = problem.data.spread
         if spread is not None and isinstance(self._server(problem), AdaptiveServer):
@@ -197,3 +204,34 @@ class Mocha(SubproblemMethod):
         flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
         info = Info(steps, flops, jnp.zeros_like(work.active))
         return Local(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)
+
+
+@jax.custom_jvp
+def _adaptive_step(
+    algorithm: Mocha, key: Array, state: MochaState, problem: Problem, work: Work
+) -> tuple[MochaState, Info]:
+    """A round whose derivative is that of a round with a safe sigma' from the same point.
+
+    Both have the same fixed point, but only the second is a contraction: once the duals stand still the weights of
+    points that hardly differ are arbitrary, and derivatives of rounds with too small a sigma' grow without bound.
+    """
+    return DualMethod.step(algorithm, key, state, problem, work)
+
+
+@_adaptive_step.defjvp
+def _adaptive_step_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    algorithm, key, state, problem, work = primals
+    d_algorithm, _, d_state, d_problem, _ = tangents
+
+    def safe(algorithm: Mocha, beta: Array, v: Array, dual: DualState, problem: Problem) -> tuple[Array, ...]:
+        plain = MochaState(state.round, beta, v, dual)
+        after, _ = algorithm.replace(sigma_prime="per_task").step(key, plain, problem, work)
+        return after.beta, after.v, after.server, node_vectors(problem.data, after.beta)
+
+    at = algorithm, state.beta, state.v, state.server.dual, problem
+    along = d_algorithm, d_state.beta, d_state.v, d_state.server.dual, d_problem
+    d_beta, d_v, d_dual, d_own = jax.jvp(safe, at, along)[1]
+    after, info = _adaptive_step(*primals)
+    still, d_info = jax.tree.map(zero_tangent, (after, info))
+    d_server = still.server.replace(dual=d_dual, own=d_own)
+    return (after, info), (still.replace(beta=d_beta, v=d_v, server=d_server), d_info)

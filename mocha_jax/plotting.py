@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mocha_jax._history import History
-from mocha_jax._solve import Solution
+from mocha_jax._solution import Solution
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

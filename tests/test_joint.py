@@ -267,7 +267,7 @@ def test_a_path_of_lambdas_is_quicker_from_the_previous_solution():
         problem = make(R.Probabilistic(lam, 5.0))
         cold = mj.solve(problem, **options)
         warm = mj.solve(problem, state=state, **options)
-        cold_rounds, warm_rounds, state = cold_rounds + cold.rounds, warm_rounds + warm.rounds, warm.state
+        cold_rounds, warm_rounds, state = cold_rounds + int(cold.rounds), warm_rounds + int(warm.rounds), warm.state
         np.testing.assert_allclose(joint_primal(warm), joint_primal(cold), rtol=2e-4)
     assert warm_rounds < cold_rounds
 
@@ -372,7 +372,7 @@ def test_no_array_of_all_pairs_of_tasks_exists(server, name):
 
 def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatch):
     solution = mj.solve(make(), max_rounds=2)
-    monkeypatch.setattr("mocha_jax._solve._LARGEST_MATRIX", 4)
+    monkeypatch.setattr("mocha_jax._solution._LARGEST_MATRIX", 4)
     with pytest.raises(ValueError, match=r"solution\.relation keeps Omega"):
         _ = solution.omega
     assert solution.relation.factor.shape == (5, 4)

@@ -6,10 +6,11 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax import coupling as couplings
 from mocha_jax._pytree import Pytree
+from mocha_jax._stationary import Proximal, Stationary
 from mocha_jax.coupling import Coupling
 
 
@@ -74,6 +75,10 @@ class Regularizer(Pytree):
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         r"""The size of :math:`\bar M` in the directions that matter; a starting value for step sizes."""
         return jnp.mean(self.coupling(num_tasks).diagonal())
+
+    def stationary(self, num_tasks: int, num_features: int) -> Stationary:
+        """The conditions for an optimum, to be differentiated."""
+        return Proximal(self, lax.stop_gradient(1.0 / self.typical_curvature(num_tasks, num_features)))
 
     def check_tasks(self, num_tasks: int) -> None:
         """Raise where the hyperparameters do not fit that many tasks."""

@@ -13,6 +13,7 @@ from mocha_jax._graphical_lasso import graphical_lasso
 from mocha_jax._lasso import Lasso
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Hyperparameter
+from mocha_jax._stationary import Stationary
 from mocha_jax.coupling import Coupling
 from mocha_jax.regularizers._base import Regularizer
 
@@ -94,5 +95,50 @@ class SparsePrecision(Regularizer):
         return self.initial_omega(num_tasks, 1) if omega is None else omega
 
     def covariance(self, num_tasks: int, omega: Any = None) -> Array:
-        omega = self.relationship(num_tasks, omega)
-        return jsl.cho_solve(jsl.cho_factor(omega), jnp.eye(num_tasks, dtype=omega.dtype))
+        return _inverse(self.relationship(num_tasks, omega))
+
+    def stationary(self, num_tasks: int, num_features: int) -> _BothBlocks:
+        return _BothBlocks(self)
+
+
+class _BothBlocks(Stationary):
+    """The conditions for W and Omega, each given the other, where they differ from 0; see `Stationary`.
+
+    The derivative is symmetric, for both are derivatives of one function; not definite, for it is not convex.
+    """
+
+    regularizer: Any
+
+    def unknown(self, weights: Array, v: Array, omega: Array) -> tuple[Array, Array]:
+        return weights, omega
+
+    def weights(self, unknown: tuple[Array, Array]) -> Array:
+        return jnp.where(self._free(unknown)[0], unknown[0], 0.0)
+
+    def omega(self, unknown: tuple[Array, Array]) -> Array:
+        omega = jnp.where(self._free(unknown)[1], unknown[1], 0.0)
+        return 0.5 * (omega + omega.T)
+
+    def residual(self, unknown: tuple[Array, Array], v: Array) -> tuple[Array, Array]:
+        r, w, omega = self.regularizer, self.weights(unknown), self.omega(unknown)
+        lam, sigma2, lam1, lam2 = (jnp.asarray(a) for a in (r.lam, r.sigma2, r.lam1, r.lam2))
+        of_w = 2.0 * lam * (matmul(omega, w) + w / sigma2) + lam1 * jnp.sign(w) - v
+        of_omega = lam * (matmul(w, w.T) - w.shape[1] * _inverse(omega)) + lam2 * jnp.sign(omega)
+        free = self._free(unknown)
+        return jnp.where(free[0], of_w, 0.0), jnp.where(free[1], of_omega, 0.0)
+
+    def stiffness(self, unknown: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, omega = unknown
+        lam, sigma2 = jnp.asarray(self.regularizer.lam), jnp.asarray(self.regularizer.sigma2)
+        of_w = 2.0 * lam * (jnp.diagonal(omega) + 1.0 / sigma2)
+        variance = jnp.diagonal(_inverse(omega))
+        return jnp.broadcast_to(of_w[:, None], w.shape), lam * w.shape[1] * variance[:, None] * variance[None, :]
+
+    def _free(self, unknown: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Where a small change of the hyperparameters changes the entry."""
+        w, omega = unknown
+        return (w != 0) | (jnp.asarray(self.regularizer.lam1) == 0), omega != 0
+
+
+def _inverse(positive: Array) -> Array:
+    return jsl.cho_solve(jsl.cho_factor(positive), jnp.eye(len(positive), dtype=positive.dtype))

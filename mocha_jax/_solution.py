@@ -1,0 +1,162 @@
+"""What a solve returns."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from mocha_jax._objective import Certificate
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Pytree, static
+from mocha_jax._spread import fetched
+from mocha_jax.coupling import correlation
+
+# Tasks up to which a matrix over all pairs is built on request.
+_LARGEST_MATRIX = 20_000
+
+
+class Status(enum.IntEnum):
+    """Why a solve ended."""
+
+    CONVERGED = 0
+    MAX_ROUNDS = 1
+    NON_FINITE = 2
+    STOPPED = 3
+
+
+class Solution(Pytree):
+    """What `solve` found, and how good it provably is.
+
+    Inside a transformation its numbers are traced arrays, and `history` holds the last record alone. A mapped solve
+    returns one `Solution` whose arrays have a leading axis.
+    """
+
+    problem: Problem
+    weights: Array  # [num_tasks, d]
+    state: Any
+    relation: Any  # Omega as the regularizer keeps it, e.g. factored; None where it is given
+    certificate: Certificate
+    history: Any  # `History` of NumPy arrays, one entry per recorded round
+    code: Array | int  # [] the status as a number
+    rounds: Array | int  # [] rounds of this solve
+    answered: Array  # [m] int32 rounds in which each node took part
+    busy: Array  # [m] simulated seconds in which each node was busy
+    time: Array  # [] simulated seconds
+    tol: float | None = static(default=None)
+
+    @property
+    def status(self) -> Status:
+        """Why the solve ended."""
+        return Status(int(self.code))
+
+    @property
+    def message(self) -> str:
+        """The same in a sentence, with what was reached."""
+        regularizer = self.problem.regularizer
+        name = "relative gap" if not regularizer.learned else "relative joint gap"
+        name = name if regularizer.jointly_convex else "residual"
+        residual, rounds = float(self.certificate.residual), int(self.rounds)
+        text = {
+            Status.CONVERGED: f"converged: {name} {residual:.2g} <= {self.tol} after {rounds} rounds",
+            Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with {name} {residual:.2g}",
+            Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the data's scale and step "
+            f"sizes",
+            Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
+        }[self.status]
+        if silent := self.silent_nodes:
+            task = fetched(self.problem.data.task)
+            tasks = sorted(set(task[list(silent)].tolist()))
+            which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
+            if self.status != Status.CONVERGED and rounds >= PATIENCE:
+                text += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
+        return text
+
+    @property
+    def silent_nodes(self) -> tuple[int, ...]:
+        """Nodes with data that never did any work."""
+        answered, sizes = fetched(self.answered), fetched(self.problem.data.sizes)
+        silent = np.flatnonzero((answered == 0) & (sizes > 0)) if int(self.rounds) else np.zeros(0, int)
+        return tuple(silent.tolist())
+
+    @property
+    def utilisation(self) -> np.ndarray:
+        """Share of the simulated time in which each node was busy, ``[m]``."""
+        return np.minimum(fetched(self.busy) / max(float(self.time), np.finfo(np.float32).tiny), 1.0)
+
+    @property
+    def omega(self) -> Array:
+        """The relationship matrix of the model, ``[num_tasks, num_tasks]``."""
+        return self.problem.regularizer.relationship(self._num_tasks_squared(), self.relation)
+
+    @property
+    def covariance(self) -> Array:
+        """How the tasks' weights vary together, up to scale, ``[num_tasks, num_tasks]``."""
+        return self.problem.regularizer.covariance(self._num_tasks_squared(), self.relation)
+
+    @property
+    def correlation(self) -> Array:
+        """The covariance with unit diagonal: what to read as similarity of tasks, from -1 to 1."""
+        return correlation(self.covariance)
+
+    def _num_tasks_squared(self) -> int:
+        """The number of tasks, where a matrix over pairs of them is a thing to build."""
+        m = self.problem.data.num_tasks
+        if m > _LARGEST_MATRIX:
+            raise ValueError(
+                f"{m} tasks have {m:,}^2 pairs; no matrix of them was or will be built. solution.relation keeps Omega "
+                f"as base * I + factor @ factor.T."
+            )
+        return m
+
+    @property
+    def primal(self) -> Any:
+        """Objective at `weights`."""
+        return _number(self.certificate.primal)
+
+    @property
+    def dual(self) -> Any:
+        """A lower bound on the optimum."""
+        return _number(self.certificate.dual)
+
+    @property
+    def gap(self) -> Any:
+        """Bound on the distance of `primal` from the optimum."""
+        return _number(self.certificate.gap)
+
+    @property
+    def relative_gap(self) -> Any:
+        """The gap over the size of the objective."""
+        return _number(self.certificate.relative_gap)
+
+    @property
+    def task_gaps(self) -> Array:
+        """Each task's share of the gap, ``[num_tasks]``."""
+        return self.certificate.task_gaps
+
+    @property
+    def joint_gap(self) -> Any:
+        """Bound on the distance from the optimum over W and Omega; None where that problem is not convex."""
+        return _number(self.certificate.joint_gap) if self.problem.regularizer.jointly_convex else None
+
+    @property
+    def relative_joint_gap(self) -> Any:
+        """The joint gap over the size of the objective."""
+        return _number(self.certificate.relative_joint_gap) if self.problem.regularizer.jointly_convex else None
+
+    def __repr__(self) -> str:
+        if isinstance(self.code, jax.core.Tracer) or np.ndim(self.code):
+            return f"Solution({np.shape(self.weights)} weights)"
+        return f"Solution({self.message})"
+
+
+# A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
+PATIENCE = 10
+
+
+def _number(value: Array) -> Any:
+    """A Python number; inside a transformation, or of many solutions, the array."""
+    return value if isinstance(value, jax.core.Tracer) or np.ndim(value) else float(value)

@@ -1,0 +1,239 @@
+"""Derivatives of a solve: implicit and unrolled against central differences, closed forms and one another."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from mocha_jax._minres import minres
+from tests import zoo
+
+R = mj.regularizers
+M, D = 4, 3
+
+# Every loss and every regularizer with all its parameters; a few pairs of them stand for all.
+CASES = {
+    "ridge": ("squared", R.Independent(np.array([0.1, 0.2, 0.05, 0.4]))),
+    "logistic near the mean": ("logistic", R.MeanRegularized(0.2, 0.05)),
+    "svm on a graph": ("hinge", R.Graph(zoo.laplacian(M), 0.1, 0.05)),
+    "smoothed svm in clusters": ("smoothed_hinge", R.Clustered(0.05, 0.3, 1.5)),
+    "svm, learned": ("hinge", R.Probabilistic(0.02, 3.0)),
+    "huber, learned": ("huber", R.Probabilistic(0.02)),
+    "tube, clusters": ("epsilon_insensitive", R.Clustered(0.02, 0.3, 1.5)),
+    "quantile near the mean": ("quantile", R.MeanRegularized(0.2, 0.05)),
+    "median": ("absolute", R.Independent(0.05)),
+    "squared hinge, learned": ("squared_hinge", R.Probabilistic(0.1, 2.0)),
+    "smoothed svm, learned": ("smoothed_hinge", R.Probabilistic(0.05, 2.0)),
+    "ridge, sparse precision": ("squared", R.SparsePrecision(0.05, 2.0, 0.02, 0.05)),
+    "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
+}
+TARGET = np.random.default_rng(7).normal(size=(M, D))
+
+
+def make(loss, regularizer):
+    data = zoo.data(
+        seed=3, m=M, d=D, low=6, high=14, loss_scaling="task_mean", regression=loss in zoo.REGRESSION_LOSSES
+    )
+    return mj.Problem(data, zoo.LOSSES[loss], regularizer)
+
+
+def score(weights):
+    return jnp.sum((weights - TARGET) ** 2) + 0.3 * jnp.sum(weights**3)
+
+
+def solved(problem, adjoint=None, rounds=120, algorithm=None):
+    if algorithm is None:
+        every = None if problem.regularizer.jointly_convex else 2
+        algorithm = mj.Mocha(3.0, sigma_prime="per_task", omega_every=every)
+    return mj.solve(problem, algorithm, tol=0.0, max_rounds=rounds, record_every=rounds, adjoint=adjoint)
+
+
+def direction_of(problem, seed=0):
+    """Relative changes of all parameters, weights of samples, samples and (where real) labels; a plain pytree."""
+    rng = np.random.default_rng(seed)
+
+    def one(path, leaf):
+        where, a = jax.tree_util.keystr(path), np.asarray(leaf)
+        if not np.isfinite(a).all() or a.dtype.kind != "f" or (problem.loss.binary and where == ".data.y"):
+            return np.zeros_like(a)
+        u = a * rng.normal(size=a.shape)
+        return u + u.T if where == ".regularizer.omega" else u  # it must stay symmetric
+
+    return jax.tree_util.tree_map_with_path(one, problem)
+
+
+def moved(problem, direction, step):
+    return jax.tree.map(lambda a, u: a + step * u if np.asarray(a).dtype.kind == "f" else a, problem, direction)
+
+
+def along(gradient, direction):
+    """The directional derivative."""
+    pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+    return sum(float(np.sum(np.asarray(g) * u)) for g, u in pairs if g.dtype != jax.dtypes.float0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_implicit_gradients_of_everything_equal_central_differences(name):
+    problem = make(*CASES[name])
+    found = mj.hypergradient(score, solved(problem))
+    assert found.residual < 1e-8
+    direction, step = direction_of(problem), 1e-4
+    high, low = (float(score(solved(moved(problem, direction, s)).weights)) for s in (step, -step))
+    want = (high - low) / (2 * step)
+    assert abs(want) > 1e-2  # there is something to find
+    assert along(found.gradient, direction) == pytest.approx(want, rel=1e-5)
+
+
+def test_implicit_gradients_of_ridge_equal_those_of_its_closed_form():
+    problem = make("squared", R.Independent(np.array([0.1, 0.2, 0.05, 0.4])))
+    data = problem.data
+
+    def closed(lam, x, y, weight):
+        def one(lam, x, y, c):
+            return jnp.linalg.solve((x.T * c[None]) @ x + 2 * lam * jnp.eye(D), (x.T * c[None]) @ y)
+
+        return score(jax.vmap(one)(lam, x, y, weight))
+
+    want = jax.grad(closed, argnums=(0, 1, 2, 3))(problem.regularizer.lam, data.x, data.y, data.weight)
+    got = mj.hypergradient(score, solved(problem, algorithm=mj.Mocha(10.0))).gradient
+    real = data.weight > 0
+    ours = got.regularizer.lam, got.data.x, got.data.y, jnp.where(real, got.data.weight, 0.0)
+    for a, b in zip(ours, (*want[:3], jnp.where(real, want[3], 0.0)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+    assert not np.any(np.where(real, 0.0, got.data.weight))  # padding takes no part
+
+
+def unrolled(problem, algorithm, rounds, checkpoint=True):
+    """Through the rounds: the gradient with respect to regularizer, loss and samples."""
+
+    def value(regularizer, loss, x):
+        there = mj.Problem(problem.data.replace(x=x), loss, regularizer)
+        return score(solved(there, mj.Unrolled(checkpoint), rounds, algorithm).weights)
+
+    return jax.jit(jax.grad(value, argnums=(0, 1, 2)))(problem.regularizer, problem.loss, problem.data.x)
+
+
+@pytest.mark.parametrize("name", ["ridge", "svm on a graph", "smoothed svm, learned", "svm, learned"])
+def test_unrolled_gradients_equal_implicit_ones(name):
+    problem = make(*CASES[name])
+    got = unrolled(problem, mj.Mocha(3.0, sigma_prime="per_task"), 120)
+    want = mj.hypergradient(score, solved(problem)).gradient
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves((want.regularizer, want.loss, want.data.x)), strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7 * float(jnp.abs(theirs).max()))
+
+
+def test_rounds_with_an_adaptive_sigma_have_the_derivative_of_safe_ones():
+    # Logistic: weights that weigh nothing and sigma' below the safe one would make derivatives diverge.
+    problem = make("logistic", R.MeanRegularized(0.2, 0.05))
+    got = unrolled(problem, mj.Mocha(3.0), 120, checkpoint=False)
+    want = mj.hypergradient(score, solved(problem)).gradient
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves((want.regularizer, want.loss, want.data.x)), strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(jnp.abs(theirs).max()))
+
+
+def test_a_solve_inside_a_transformation_is_the_same_solve():
+    problem, lams = make("hinge", R.MeanRegularized(0.2, 0.05)), jnp.array([0.01, 0.1, 1.0])
+
+    def at(lam, adjoint=None):
+        there = problem.replace(regularizer=R.MeanRegularized(0.2, lam))
+        return mj.solve(there, tol=1e-6, max_rounds=500, record_every=2, adjoint=adjoint)
+
+    many = jax.jit(jax.vmap(at))(lams)
+    for i, lam in enumerate(lams):
+        one = at(lam)
+        assert (int(many.code[i]), int(many.rounds[i])) == (one.status, one.rounds)
+        np.testing.assert_allclose(many.weights[i], one.weights, rtol=1e-4, atol=1e-7)
+        assert many.certificate.relative_gap[i] <= 1e-6
+    # Forward and backward, one by one and mapped, through the implicit rule.
+    whole = jax.jit(jax.jacfwd(lambda lam: jax.vmap(at)(lam).weights))(lams)
+    each = jax.jit(jax.vmap(jax.grad(lambda lam: score(at(lam).weights))))(lams)
+    for i in range(3):
+        assert not jnp.any(jnp.delete(whole[i], i, axis=-1))
+        pulled = jnp.sum(jax.grad(score)(many.weights[i]) * whole[i, ..., i])
+        assert float(each[i]) == pytest.approx(float(pulled), rel=1e-6)
+
+
+def test_everything_a_solution_reports_of_the_optimum_has_derivatives():
+    problem = make("logistic", R.Probabilistic(0.02, 3.0))
+
+    def report(lam):
+        s = mj.solve(problem.replace(regularizer=R.Probabilistic(lam, 3.0)), mj.Mocha(3.0), tol=1e-13, max_rounds=300,
+                     record_every=20)  # fmt: skip
+        return s.primal, s.omega[0, 1], s.weights[1, 2]
+
+    step = 1e-4
+    tangents = jax.jvp(jax.jit(report), (0.02,), (1.0,))[1]
+    for got, high, low in zip(tangents, report(0.02 + step), report(0.02 - step), strict=True):
+        assert float(got) == pytest.approx(float((high - low) / (2 * step)), rel=1e-3)
+
+
+def test_a_failed_linear_system_is_reported_and_never_a_number():
+    problem = make("hinge", R.MeanRegularized(0.2, 0.05))
+    hasty = mj.Implicit(max_steps=2, worst=1e-3)
+    assert mj.hypergradient(score, solved(problem), adjoint=hasty).residual > 1e-3
+
+    def value(lam, adjoint):
+        return score(solved(problem.replace(regularizer=R.MeanRegularized(0.2, lam)), adjoint).weights)
+
+    assert jnp.isnan(jax.grad(value)(0.05, hasty))
+    good = mj.hypergradient(score, solved(problem))
+    assert float(jax.grad(value)(0.05, mj.Implicit())) == pytest.approx(float(good.gradient.regularizer.lam2), rel=1e-8)
+    assert 0 < int(good.free) < int(problem.data.sizes.sum())
+
+
+def test_what_has_no_dual_variables_or_no_host_is_refused():
+    problem = make("hinge", R.MeanRegularized(0.2, 0.05))
+    sgd = mj.solve(problem, mj.MiniBatchSgd(batch=2), max_rounds=2)
+    with pytest.raises(ValueError, match="no dual variables"):
+        mj.hypergradient(score, sgd)
+    with pytest.raises(ValueError, match="need a host"):
+        jax.jit(lambda p: mj.solve(p, progress=True).weights)(problem)
+    for bad in (dict(tol=0.0), dict(max_steps=0), dict(worst=-1.0)):
+        with pytest.raises(ValueError, match="Implicit"):
+            mj.Implicit(**bad)
+
+
+def test_memory_of_an_unrolled_gradient_grows_like_the_root_of_the_rounds():
+    problem = make("squared", R.MeanRegularized(0.2, 0.05))
+
+    def temporary(rounds, checkpoint):
+        def value(lam):
+            there = problem.replace(regularizer=R.MeanRegularized(0.2, lam))
+            adjoint, algorithm = mj.Unrolled(checkpoint), mj.Mocha(sigma_prime="per_task")
+            return score(solved(there, adjoint, rounds, algorithm).weights)
+
+        analysis: Any = jax.jit(jax.grad(value)).lower(0.05).compile().memory_analysis()
+        return analysis.temp_size_in_bytes
+
+    few, many = temporary(64, True), temporary(4096, True)
+    assert many < 10 * few  # 64 times the rounds
+    assert temporary(256, False) > 2 * many
+
+
+def test_minres_solves_indefinite_and_singular_systems():
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.normal(size=(40, 40)))[0]
+    values = np.r_[np.linspace(-3, -0.1, 15), np.zeros(5), np.linspace(0.1, 10, 20)]
+    a = jnp.asarray((q * values) @ q.T)
+    b, scale = a @ rng.normal(size=40), jnp.asarray(0.5 + rng.random(40))
+    parts = {"p": b[:13], "q": b[13:]}
+
+    def apply(x):
+        y = a @ jnp.concatenate([x["p"], x["q"]])
+        return {"p": y[:13], "q": y[13:]}
+
+    def precondition(r):
+        return {"p": r["p"] / scale[:13], "q": r["q"] / scale[13:]}
+
+    found = minres(apply, parts, precondition, tol=1e-10, max_steps=200)
+    x = np.concatenate([found.x["p"], found.x["q"]])
+    np.testing.assert_allclose(a @ x, b, atol=1e-8)
+    assert found.residual < 1e-9
+    assert found.steps < 100
+    nothing = minres(apply, jax.tree.map(jnp.zeros_like, parts), precondition, tol=1e-10, max_steps=200)
+    assert (nothing.steps, float(nothing.residual)) == (0, 0.0)
