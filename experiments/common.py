@@ -1,4 +1,4 @@
-"""What the figures share: task sets, networks, tuning by simulated time, CSV and axes."""
+"""What the figures share: networks, tuning by simulated time, CSV and axes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import mocha_jax as mj
+from experiments.tasksets import TaskSet, load, synthetic
 from mocha_jax import plotting
 
 NETWORKS = {
@@ -28,41 +29,6 @@ NETWORKS = {
 }
 
 METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
-
-# Of HAR's activities, the one that the paper tells from the rest.
-_SITTING = 4
-
-
-class TaskSet(NamedTuple):
-    """Tasks of one file, and the loss that suits their labels."""
-
-    name: str
-    data: mj.TaskData
-    loss: mj.losses.Loss
-
-
-def load(path: Path) -> TaskSet:
-    """An ``.npz`` of flat ``X``, ``y`` and ``task`` (or ``subject``); task means and an intercept, as in the paper.
-
-    Labels -1 and +1 are classes; the activities of HAR become sitting against the rest; any other labels are
-    standardised and regressed.
-    """
-    file = np.load(path, allow_pickle=False)
-    x, y = file["X"].astype(np.float32), file["y"].astype(np.float32)
-    task = file["task" if "task" in file.files else "subject"]
-    if "subject" in file.files:
-        y = np.where(y == _SITTING, 1.0, -1.0).astype(np.float32)
-    classes = set(np.unique(y).tolist()) <= {-1.0, 1.0}
-    if not classes:
-        y = (y - y.mean()) / y.std()
-    data = mj.pack_tasks(x, y, task, loss_scaling="task_mean", intercept=True)
-    return TaskSet(path.stem, data, mj.losses.Hinge() if classes else mj.losses.Squared())
-
-
-def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:
-    """A federation of four groups with very unequal sizes."""
-    data = mj.datasets.federation(key, tasks, 60, smallest=20, largest=400).data
-    return TaskSet("synthetic", data, mj.losses.Hinge())
 
 
 def command_line(prog: str, description: str | None) -> argparse.Namespace:

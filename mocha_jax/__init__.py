@@ -40,6 +40,10 @@ from mocha_jax._problem import Problem as Problem
 from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._pytree import grid as grid
 from mocha_jax._run import run as run
+from mocha_jax._selection import CrossValidation as CrossValidation
+from mocha_jax._selection import Path as Path
+from mocha_jax._selection import cross_validate as cross_validate
+from mocha_jax._selection import lambda_path as lambda_path
 from mocha_jax._sharding import shard as shard
 from mocha_jax._solution import Solution as Solution
 from mocha_jax._solution import Status as Status

@@ -44,6 +44,10 @@ class Algorithm(Pytree):
     def adopt(self, state: Any, problem: Problem) -> Any:
         """Continue a state, perhaps of another problem of the same shape, on this one."""
 
+    def carry(self, state: Any, problem: Problem) -> Any:
+        """Begin this problem from the solution of one with other hyperparameters."""
+        return self.adopt(state, problem)
+
     @abstractmethod
     def step(self, key: Array, state: Any, problem: Problem, work: Work) -> tuple[Any, Info]:
         """One round; the key is consumed."""

@@ -176,7 +176,7 @@ class TaskData(Pytree):
             return self.layout.totals(self, terms, given, weights, *rows)
         return totals(terms, given, self.x, self.y, self.weight, weights, *rows)
 
-    def split(self, key: Array, fraction: float) -> tuple[TaskData, TaskData]:
+    def split(self, key: Array, fraction: float, *, stratify: bool = True) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.
 
         Each label value of a node is divided in the same proportion as nearly as whole
@@ -188,6 +188,7 @@ class TaskData(Pytree):
         Args:
           key: a JAX random key. The draw of a sample depends on its node and row only.
           fraction: share of the first part, in (0, 1).
+          stratify: divide each label value alike; otherwise a node's samples are divided whatever their labels.
 
         >>> import jax, numpy as np, mocha_jax as mj
         >>> data = mj.pack_tasks([np.eye(4, dtype=np.float32)], [np.array([1.0, 1, -1, -1])])
@@ -196,10 +197,9 @@ class TaskData(Pytree):
         ([-1.0, 1.0], [-1.0, 1.0])
         """
         _check.in_unit_interval("TaskData.split", open_left=True, open_right=True, fraction=fraction)
-        keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(self.num_nodes))
-        bits = np.asarray(jax.vmap(lambda k: uniform_bits(k, self.x.shape[1]))(keys))
-        real = np.asarray(self.weight) > 0
-        first = _stratified(np.asarray(self.y), bits, real, fraction)
+        bits, real = self._draws(key), np.asarray(self.weight) > 0
+        labels = np.asarray(self.y) if stratify else np.zeros(self.y.shape)
+        first = _stratified(labels, bits, real, fraction)
         return self._select(first), self._select(real & ~first)
 
     def pooled(self) -> TaskData:
@@ -259,6 +259,48 @@ class TaskData(Pytree):
             num_tasks=self.num_tasks + other.num_tasks,
             shared=self.shared or other.shared,
         )
+
+    def folds(self, key: Array, count: int, groups: Any = None) -> Array:
+        """Deal every node's samples into parts of nearly equal size, for cross-validation.
+
+        Each label value of a node is spread over the parts as evenly as whole samples allow; real-valued labels are
+        dealt at random. Nodes begin with different parts, so that those with few samples do not all fill the same one.
+
+        Args:
+          key: a JAX random key. The draw of a sample depends on its node and row only.
+          count: how many parts, >= 2.
+          groups: ``[m, n]`` integers; samples of a node with the same number stay together, e.g. of one
+            recording. Labels are then not balanced.
+
+        Returns:
+          The part of every sample ``[m, n]`` int32; -1 for padding.
+
+        >>> import jax, numpy as np, mocha_jax as mj
+        >>> data = mj.pack_tasks([np.eye(6, dtype=np.float32)], [np.array([1.0, 1, 1, -1, -1, -1])])
+        >>> part = data.folds(jax.random.key(0), 3)
+        >>> [sorted(data.y[part == f].tolist()) for f in range(3)]
+        [[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]]
+        """
+        _check.integer("TaskData.folds", 2, count=count)
+        if groups is not None:
+            groups = np.asarray(groups)
+            if groups.shape != self.y.shape or groups.dtype.kind not in "iu":
+                raise ValueError(
+                    f"TaskData.folds: groups must be integers [m, n] = {self.y.shape}, got {groups.shape}."
+                )
+        bits, real = self._draws(key), np.asarray(self.weight) > 0
+        return jnp.asarray(_dealt(np.asarray(self.y), bits, real, count, groups))
+
+    def keep(self, rows: Array) -> TaskData:
+        """The same rows, but only those marked ``[m, n]`` are samples; the weights follow `loss_scaling`."""
+        relative = safe_ratio(self.weight, self.base_weight())
+        part = self.replace(weight=jnp.where(rows & (self.weight > 0), jnp.ones_like(self.weight), 0.0))
+        return part.replace(weight=part.base_weight() * relative)
+
+    def _draws(self, key: Array) -> np.ndarray:
+        """A random number for every row, which depends on the key, the node and the row only."""
+        keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(self.num_nodes))
+        return np.asarray(jax.vmap(lambda k: uniform_bits(k, self.x.shape[1]))(keys))
 
     def _select(self, keep: np.ndarray) -> TaskData:
         """Keep some rows of each node, packed to the front."""
@@ -333,6 +375,29 @@ def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: flo
     chosen = rank < share[group]
     first[node[chosen], row[chosen]] = True
     return first
+
+
+def _dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups: np.ndarray | None) -> np.ndarray:
+    """The part of each row: a node's rows in random order, class by class or group by group, dealt in turns."""
+    node, row = np.nonzero(real)
+    draw = bits[node, row]
+    if groups is None:
+        order = np.lexsort((draw, y[node, row], node))
+        turn = np.arange(len(node))
+    else:
+        # The draw of a group is that of its first row.
+        owner = np.unique(np.stack([node, groups[node, row]]), axis=1, return_inverse=True, return_index=True)
+        first, member = owner[1], owner[2].ravel()
+        draw = draw[first][member]
+        order = np.lexsort((row, member, draw, node))
+        turn = np.r_[0, np.cumsum(np.diff(member[order]) != 0)] if len(order) else np.zeros(0, int)
+    node, row = node[order], row[order]
+    begins = np.r_[0, np.flatnonzero(np.diff(node)) + 1].astype(int)
+    lengths = np.diff(np.r_[begins, len(node)])
+    within = turn - np.repeat(turn[begins], lengths) if len(node) else turn
+    part = np.full(real.shape, -1, np.int32)
+    part[node, row] = (within + node) % count
+    return part
 
 
 def _expect_ndim(name: str, value: Any, ndim: int) -> tuple[int, ...]:

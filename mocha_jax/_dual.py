@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
-from mocha_jax._objective import Certificate, dual_vectors, node_vectors
+from mocha_jax._objective import Certificate, conjugates, dual_vectors, node_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._server import REFRESH_EVERY, DualServer, Local, ProximalServer, ProximalState
@@ -25,6 +25,9 @@ from mocha_jax._work import Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
 OMEGA_EVERY = 10
+
+# How often duals may be halved to suit another problem.
+_HALVINGS = 24
 
 
 class MochaState(Pytree):
@@ -84,6 +87,26 @@ class DualMethod(Algorithm):
         beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
         v = dual_vectors(data, beta)
         return MochaState(state.round, beta, v, server.adopt(state.server, problem, beta, v))
+
+    def carry(self, state: MochaState, problem: Problem) -> MochaState:
+        r"""The duals shrunk by the power of two that is best for this problem.
+
+        With a regularizer ten times weaker nearly the same weights belong to a tenth of the duals; to start from all
+        of them is worse than to start from none.
+        """
+        data, loss, regularizer = problem.data, problem.loss, problem.regularizer
+        state = self.adopt(state, problem)
+        if regularizer.learned and regularizer.jointly_convex:
+            quadratic = regularizer.conjugate(state.v)
+        else:
+            quadratic = regularizer.coupling(data.num_tasks, self.omega(state, problem)).linear().conjugate(state.v)
+
+        def dual(scale: Array) -> Array:
+            return -jnp.sum(conjugates(data, loss, loss.project(scale * state.beta, data.y))) - scale**2 * quadratic
+
+        scales = 0.5 ** jnp.arange(_HALVINGS, dtype=data.dtype)
+        best = scales[jnp.argmax(lax.map(dual, scales))]
+        return self.adopt(state.replace(beta=best * state.beta), problem)
 
     def extend(self, state: MochaState, problem: Problem) -> MochaState:
         """Continue the state of a trained federation on a problem with new tasks after the old ones.

@@ -1,0 +1,322 @@
+"""Choosing hyperparameters by search: paths of solutions and cross-validation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import AxisType
+
+from mocha_jax import _check, metrics
+from mocha_jax._algorithm import Algorithm
+from mocha_jax._data import TaskData
+from mocha_jax._mocha import Mocha
+from mocha_jax._objective import Certificate
+from mocha_jax._problem import Problem
+from mocha_jax._progress import Bar
+from mocha_jax._pytree import Pytree, static
+from mocha_jax._solution import Solution
+from mocha_jax._solve import solve
+from mocha_jax._spread import Spread, each_device
+from mocha_jax.regularizers import Regularizer
+
+Metric = Callable[..., Array]  # metric(weights, data, per_task=True), as in `metrics`
+
+
+class Budget(Pytree):
+    """How well to solve each problem of a search."""
+
+    algorithm: Algorithm
+    tol: float = static()
+    max_rounds: int = static()
+    record_every: int = static()
+
+    def solve(self, key: Array, problem: Problem, state: Any) -> Solution:
+        """From a state, or from nothing."""
+        return solve(
+            problem, self.algorithm, key=key, tol=self.tol, max_rounds=self.max_rounds,
+            record_every=self.record_every, state=state,
+        )  # fmt: skip
+
+
+class Path(Pytree):
+    """Solutions along a list of hyperparameters; every field has a leading axis, one entry for each."""
+
+    regularizer: Regularizer
+    weights: Array  # [c, num_tasks, d]
+    relation: Any  # Omega as the regularizer keeps it; None where it is given
+    certificate: Certificate
+    rounds: Array  # [c] int32
+
+    def __getitem__(self, i: int) -> Path:
+        """One of them, without the leading axis."""
+        return jax.tree.map(lambda leaf: leaf[i], self)
+
+
+def lambda_path(
+    problem: Problem,
+    candidates: Regularizer,
+    algorithm: Algorithm | None = None,
+    *,
+    key: Array | None = None,
+    tol: float = 1e-4,
+    max_rounds: int = 1000,
+    record_every: int = 5,
+) -> Path:
+    """Solve for one regularizer after the other, each from where the last one ended; one compiled call.
+
+    Args:
+      problem: data and loss; its own regularizer does not matter.
+      candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap at which to go on to the next.
+      max_rounds: for each at most.
+      record_every: rounds between looks at the gap.
+
+    >>> import numpy as np, mocha_jax as mj
+    >>> rng = np.random.default_rng(0)
+    >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+    >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    >>> path = mj.lambda_path(problem, mj.grid(mj.regularizers.Probabilistic, lam=[1.0, 0.1, 0.01]), tol=1e-3)
+    >>> path.weights.shape, bool((path.certificate.relative_joint_gap <= 1e-3).all())
+    ((3, 4, 3), True)
+    """
+    budget, _ = _budget("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
+    return _path(jax.random.key(0) if key is None else key, problem, candidates, budget)
+
+
+@jax.jit
+def _path(key: Array, problem: Problem, candidates: Regularizer, budget: Budget) -> Path:
+    def entry(regularizer: Regularizer, s: Solution) -> Path:
+        return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
+
+    return _along(key, problem, candidates, budget, entry)
+
+
+def _along(
+    key: Array, problem: Problem, candidates: Regularizer, budget: Budget, entry: Callable[[Regularizer, Solution], Any]
+) -> Any:
+    """Something of the solution for every candidate, each begun from the one before."""
+
+    def at(regularizer: Regularizer) -> Problem:
+        return Problem(problem.data, problem.loss, regularizer)
+
+    def one(state: Any, regularizer: Regularizer) -> tuple[Any, Any]:
+        problem = at(regularizer)
+        solution = budget.solve(key, problem, budget.algorithm.carry(state, problem))
+        return solution.state, entry(regularizer, solution)
+
+    first = at(jax.tree.map(lambda leaf: leaf[0], candidates))
+    return lax.scan(one, budget.algorithm.init(first), candidates)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossValidation:
+    """What `cross_validate` found."""
+
+    candidates: Regularizer  # with a leading axis [c]
+    task_scores: np.ndarray  # [trials, folds, c, num_tasks] NaN where a task has no sample in a fold
+    residuals: np.ndarray  # [trials, folds, c] relative gaps at which the solves ended
+    rounds: np.ndarray  # [trials, folds, c]
+    best: int  # of the candidates
+    regularizer: Regularizer  # the best one
+    solution: Solution | None  # for all data with it; None with ``refit=False``
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Mean over tasks, ``[trials, folds, c]``."""
+        return _mean(self.task_scores, 3)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean over tasks, folds and trials of every candidate, ``[c]``."""
+        return _mean(self.scores, (0, 1))
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """Of `mean`, from the spread over folds and trials, ``[c]``; folds share samples, so it is optimistic."""
+        flat = self.scores.reshape(-1, self.scores.shape[2])
+        return flat.std(0, ddof=1) / np.sqrt(len(flat))
+
+    def __repr__(self) -> str:
+        return f"CrossValidation(best={self.best}, mean={np.array2string(self.mean, precision=4)})"
+
+
+def cross_validate(
+    problem: Problem,
+    candidates: Regularizer,
+    algorithm: Algorithm | None = None,
+    *,
+    key: Array | None = None,
+    folds: int = 5,
+    trials: int = 1,
+    groups: Any = None,
+    metric: Metric | str = "error_rate",
+    maximise: bool | None = None,
+    scored_as: TaskData | None = None,
+    tol: float = 1e-3,
+    max_rounds: int = 200,
+    record_every: int = 5,
+    chunk: int | None = None,
+    refit: bool = True,
+    progress: bool = False,
+) -> CrossValidation:
+    """Choose a regularizer by cross-validation within every task.
+
+    All candidates for one or more folds are one compiled call: the samples are in memory once, a fold is no more than
+    other weights, and each candidate starts from the solution of the one before.
+
+    Args:
+      problem: data and loss; its own regularizer does not matter.
+      candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``. The folds depend on it, on nodes and rows only: with
+        the same key all models of the same data are compared on the same folds.
+      folds: parts of each node's samples, of which each is held out once.
+      trials: how often to do that, each time with other parts.
+      groups: ``[m, n]`` integers, see `TaskData.folds`.
+      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, or any function like those of `metrics`.
+      maximise: whether more is better; default for ``"auc"`` only.
+      scored_as: the same rows as other tasks: a global model, fitted to ``data.pooled()``, is compared with others on
+        the tasks of ``data``.
+      tol: relative gap at which a solve ends.
+      max_rounds: of each solve at most. What was reached is reported.
+      record_every: rounds between looks at the gap.
+      chunk: fits that a device does at the same time; more need more memory. Default one on a CPU, all folds of a
+        trial elsewhere. With several devices each does its own fits.
+      refit: solve for all data, through the candidates up to the chosen one.
+      progress: show a bar.
+
+    >>> import jax, mocha_jax as mj
+    >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    >>> found = mj.cross_validate(problem, mj.grid(mj.regularizers.Probabilistic, lam=[10.0, 0.1, 0.001]), folds=3)
+    >>> found.scores.shape, found.solution.weights.shape
+    ((1, 3, 3), (6, 5))
+    """
+    name = "cross_validate"
+    budget, count = _budget(name, problem, candidates, algorithm, tol, max_rounds, record_every)
+    _check.integer(name, 1, trials=trials)
+    key, data = jax.random.key(0) if key is None else key, problem.data
+    score, more_is_better = _metric(metric)
+    more_is_better = more_is_better if maximise is None else maximise
+    seen_as = data if scored_as is None else scored_as
+    if seen_as.y.shape != data.y.shape:
+        raise ValueError(f"{name}: scored_as must have the rows of the problem's data, {data.y.shape}.")
+    # On a CPU one fit keeps a core busy, and several at once only push one another out of its cache.
+    chunk = (1 if jax.default_backend() == "cpu" else folds) if chunk is None else chunk
+    _check.integer(name, 1, chunk=chunk)
+    # Each device does its own fits, unless all of them share the samples already.
+    devices = 1 if data.spread is not None else min(jax.local_device_count(), -(-trials * folds // chunk))
+    parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
+    found = []
+    with Bar(progress, total=trials * folds, done=0) as bar:
+        for trial, fold in _chunks(trials * folds, folds, chunk * devices):
+            out = _scores(key, problem, candidates, budget, parts[trial], fold, seen_as, score=score, devices=devices)
+            found.append(jax.tree.map(np.asarray, out))
+            bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))
+    scores, residuals, rounds = (
+        np.concatenate(a)[: trials * folds].reshape(trials, folds, count, *a[0].shape[2:])
+        for a in zip(*found, strict=True)
+    )
+    mean = _mean(_mean(scores, 3), (0, 1))
+    best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
+    regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
+    solution = _refitted(key, problem, candidates, budget, best) if refit else None
+    return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution)
+
+
+def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: Budget, best: int) -> Solution:
+    """For all data and by the same way as in the folds: through the candidates before it."""
+    state = None
+    for i in range(best + 1):
+        regularizer = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
+        there = Problem(problem.data, problem.loss, regularizer)
+        solution = budget.solve(key, there, state if state is None else _carried(budget.algorithm, state, there))
+        state = solution.state
+    return solution
+
+
+@jax.jit
+def _carried(algorithm: Algorithm, state: Any, problem: Problem) -> Any:
+    return algorithm.carry(state, problem)
+
+
+@partial(jax.jit, static_argnames=("score", "devices"))
+def _scores(
+    key: Array, problem: Problem, candidates: Regularizer, budget: Budget, parts: Array, fold: Array, seen_as: TaskData,
+    *, score: Metric, devices: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Of some folds at once: scores of tasks, residuals and rounds of all candidates."""
+
+    def one(given: Any, part: Array, fold: Array) -> Any:
+        key, problem, candidates, budget, seen_as = given
+        held_out = seen_as.keep(part == fold)
+
+        def entry(_: Regularizer, s: Solution) -> tuple[Array, Array, Array]:
+            return score(s.weights, held_out, per_task=True), s.certificate.residual, jnp.asarray(s.rounds)
+
+        return _along(key, problem.replace(data=problem.data.keep(part != fold)), candidates, budget, entry)
+
+    def some(given: Any, parts: Array, fold: Array) -> Any:
+        if len(fold) == 1:  # without the cost of mapping
+            return jax.tree.map(lambda a: a[None], one(given, parts[0], fold[0]))
+        return jax.vmap(partial(one, given))(parts, fold)
+
+    spread = None
+    if devices > 1:
+        mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+        spread = Spread(mesh, ("fits",), False, len(fold))
+    given = key, problem, candidates, budget, seen_as
+    found: tuple[Array, Array, Array] = each_device(spread, some, given, parts, fold)
+    return found
+
+
+def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
+    """Trial and fold of each fit, so many at a time; the last ones are repeated where a chunk would be shorter."""
+    for start in range(0, total, size):
+        which = np.minimum(np.arange(start, start + size), total - 1)
+        yield jnp.asarray(which // folds), jnp.asarray(which % folds)
+
+
+def _metric(metric: Metric | str) -> tuple[Metric, bool]:
+    """The function, and whether more of it is better."""
+    if callable(metric):
+        return metric, False
+    known = {"error_rate": metrics.error_rate, "rmse": metrics.rmse, "auc": metrics.auc}
+    _check.one_of("cross_validate", "metric", metric, tuple(known))
+    return known[metric], metric == "auc"
+
+
+def _mean(a: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
+    """The mean of what is a number."""
+    known = ~np.isnan(a)
+    total = np.sum(np.where(known, a, 0.0), axis=axis)
+    return np.where(known.any(axis), total / np.maximum(known.sum(axis), 1), np.nan)
+
+
+def _budget(
+    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm | None, tol: float, max_rounds: int,
+    record_every: int,
+) -> tuple[Budget, int]:  # fmt: skip
+    """What to spend on each candidate, and how many there are."""
+    _check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    _check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
+    _check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
+    _check.nonnegative(owner, tol=tol)
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            f"{owner}: all numbers of the candidates need one leading axis, as those of grid(...) have; "
+            f"got {candidates}."
+        )
+    algorithm = Mocha() if algorithm is None else algorithm
+    return Budget(algorithm, float(tol), int(max_rounds), int(record_every)), int(sizes.pop()[0])
