@@ -2,8 +2,8 @@
 
 Every trial splits each task's samples at random, 75 % for training; chooses lambda of each model by 5-fold
 cross-validation on these; trains with it, and scores the mean over tasks on the rest. Multi-task is (14) without ridge,
-lambda / 2 tr(W inv(Omega) W'), as in the authors' code; local and global are lambda / 2 |w|^2. All losses are means over a
-task's samples, of the global model over all. A CSV keeps every trial; a run that was interrupted goes on where it was.
+lambda / 2 tr(W inv(Omega) W'), as in the authors' code; local and global are lambda / 2 |w|^2. All losses are means
+over a task's samples, of the global model over all. A CSV keeps every trial; a run that was interrupted goes on.
 """
 
 from __future__ import annotations

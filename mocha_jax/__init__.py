@@ -48,5 +48,7 @@ from mocha_jax._sharding import shard as shard
 from mocha_jax._solution import Solution as Solution
 from mocha_jax._solution import Status as Status
 from mocha_jax._solve import solve as solve
+from mocha_jax._tuning import Tuned as Tuned
+from mocha_jax._tuning import tune as tune
 
 __version__ = "0.1.0"

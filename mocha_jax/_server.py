@@ -46,6 +46,9 @@ REFRESH_EVERY = 64
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
 _RHO_DAMPING, _RHO_HORIZON, _RHO_FACTOR = 0.5, 10.0, 30.0
 
+# So many steps count on another problem, of those that found rho on the last one.
+_RHO_KNOWN = 50
+
 
 def _cast(record: Any, dtype: Any) -> Any:
     """Every real number in the given precision."""
@@ -204,12 +207,13 @@ class ProximalServer(Pytree):
 
     def adopt(self, state: ProximalState, problem: Problem, beta: Array, v: Array) -> ProximalState:
         # Any centre will do, and what is certified is derived from model and V afresh. The step size is set
-        # again where the regularizer is another one.
+        # in proportion where the regularizer is another one.
         state, curvature = _cast(state, v.dtype), self._typical_curvature(problem, v)
         same = curvature == state.curvature
         return state.replace(
             rho=jnp.where(same, state.rho, state.rho * state.curvature / curvature),
-            steps=jnp.where(same, state.steps, 0),
+            # On another problem that step size is a good guess, and the first few rounds say little about it.
+            steps=jnp.where(same, state.steps, jnp.minimum(state.steps, _RHO_KNOWN)),
             curvature=curvature,
         )
 

@@ -13,6 +13,7 @@ from jax import Array
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._objective import predictions
+from mocha_jax.losses import Loss
 
 
 def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
@@ -36,6 +37,18 @@ def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
     z = _predict(weights, data)
     return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), per_task)
+
+
+def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+    """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
+    losses = loss.value(_predict(weights, data), data.y)
+    counts = data.to_tasks(jnp.sum(data.weight > 0, axis=1, dtype=jnp.int32)).astype(losses.dtype)
+    totals = data.to_tasks(jnp.sum(jnp.where(data.weight > 0, losses, 0.0), axis=1))
+    means = safe_ratio(totals, counts)
+    if per_task:
+        return jnp.where(counts > 0, means, jnp.nan)
+    # Not by way of NaN, whose derivative is NaN.
+    return jnp.sum(means) / jnp.maximum(jnp.sum(counts > 0), 1).astype(losses.dtype)
 
 
 def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:

@@ -24,6 +24,7 @@ class Regularizer(Pytree):
 
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
+    not_tuned: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
 
     @abstractmethod
     def value(self, weights: Array, omega: Any = None) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -37,6 +37,8 @@ class Clustered(TraceLimited):
     >>> r.relationship(2, r.update_omega(None, w)).round(3).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
+
+    not_tuned: ClassVar[tuple[str, ...]] = ("k",)
 
     lam: Hyperparameter
     eta: Hyperparameter

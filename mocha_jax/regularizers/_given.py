@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,8 @@ class Graph(Regularizer):
       lam1: weight of the relationship, >= 0.
       lam2: ridge, > 0.
     """
+
+    not_tuned: ClassVar[tuple[str, ...]] = ("omega",)
 
     omega: Array | np.ndarray
     lam1: Hyperparameter

@@ -1,0 +1,182 @@
+"""Choosing hyperparameters by gradient descent on a validation loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from mocha_jax import _check, metrics
+from mocha_jax._adjoint import Hypergradient, Implicit, hypergradient
+from mocha_jax._algorithm import Algorithm
+from mocha_jax._data import TaskData
+from mocha_jax._mocha import Mocha
+from mocha_jax._problem import Problem
+from mocha_jax._pytree import Pytree, fields_of
+from mocha_jax._selection import Budget
+from mocha_jax._solution import Solution
+
+# Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
+_RATE = 0.7
+
+
+class Trace(Pytree):
+    """What `tune` saw; every field has a leading axis, one entry per step."""
+
+    value: Array  # validation loss
+    hyperparameters: Any  # at which it was taken
+    gradient: Any  # with respect to their logarithms
+    residual: Array  # of the linear system behind the gradient
+    gap: Array  # relative gap at which the training ended
+    rounds: Array  # of the training
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What `tune` found."""
+
+    hyperparameters: Any  # the best ones seen
+    problem: Problem  # with them
+    solution: Solution
+    value: float  # their validation loss
+    best: int  # the step at which they were seen
+    history: Trace
+
+    def __repr__(self) -> str:
+        return f"Tuned(value={self.value:.6g}, hyperparameters={self.hyperparameters})"
+
+
+def tune(
+    problem: Problem,
+    validation: TaskData,
+    *,
+    make: Callable[[Any], Problem] | None = None,
+    start: Any = None,
+    score: Callable[[Array, TaskData], Array] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    steps: int = 25,
+    algorithm: Algorithm | None = None,
+    key: Array | None = None,
+    tol: float = 1e-4,
+    max_rounds: int = 500,
+    record_every: int = 5,
+    adjoint: Implicit | None = None,
+    callback: Callable[[int, float], Any] | None = None,
+) -> Tuned:
+    r"""Gradient descent on the validation loss over the logarithms of any number of hyperparameters.
+
+    A step trains from the solution of the last one, differentiates the validation loss through the optimum
+    (`hypergradient`) and moves all hyperparameters at once. The best ones seen are returned, so the result is never
+    worse than the start. The loss need not be convex in them: start where a coarse grid says.
+
+    By default all positive numbers of the regularizer are tuned, but for counts and matrices. Any others by `make`: one
+    :math:`\lambda` for each cluster of tasks,
+
+        >>> import jax, jax.numpy as jnp, mocha_jax as mj
+        >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+        >>> train, validation = data.split(jax.random.key(1), 0.7)
+        >>> problem = mj.Problem(train, mj.losses.Logistic(), mj.regularizers.Independent(1.0))
+        >>> cluster = jnp.array([0, 0, 1, 1, 2, 2])
+        >>> def with_ridges(lam):
+        ...     return problem.replace(regularizer=mj.regularizers.Independent(lam[cluster]))
+        >>> tuned = mj.tune(problem, validation, make=with_ridges, start=jnp.ones(3), steps=5, tol=1e-3)
+        >>> tuned.hyperparameters.shape, bool(tuned.value <= tuned.history.value[0])
+        ((3,), True)
+
+    or how much each task's samples count, ``data.replace(weight=data.weight * h[:, None])``.
+
+    Args:
+      problem: where to start; with `make`, only for its data and loss.
+      validation: samples of the same tasks that are not trained on.
+      make: the problem for given hyperparameters, a pure function.
+      start: the first hyperparameters, any pytree of positive arrays; needed with `make`.
+      score: ``score(weights, validation)``, differentiable; default `metrics.mean_loss` with the problem's loss.
+      optimizer: of logarithms; default Adam with a rate that falls from 0.7 to 0.
+      steps: how many trainings.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap of the trainings.
+      max_rounds: of each training.
+      record_every: rounds between looks at the gap.
+      adjoint: how exactly to solve for the gradient.
+      callback: called as ``callback(step, validation_loss)`` after each step; a true return value stops.
+    """
+    name = "tune"
+    _check.instance(name, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    _check.instance(name, "validation", validation, TaskData, "data.split(key, 0.75)[1]")
+    _check.integer(name, 1, steps=steps, max_rounds=max_rounds, record_every=record_every)
+    if (make is None) != (start is None):
+        raise ValueError(
+            "tune: make and start belong together: the problem for given hyperparameters, and the first ones."
+        )
+    if make is None:
+        make, start = _of_regularizer(problem)
+    start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)
+    if not jax.tree.leaves(start) or not all(
+        (_np(a) > 0).all() and np.isfinite(_np(a)).all() for a in jax.tree.leaves(start)
+    ):
+        raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
+    score = partial(metrics.mean_loss, loss=problem.loss) if score is None else score
+    optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, steps)) if optimizer is None else optimizer
+    budget = Budget(Mocha() if algorithm is None else algorithm, float(tol), int(max_rounds), int(record_every))
+    adjoint = Implicit() if adjoint is None else adjoint
+    key = jax.random.key(0) if key is None else key
+
+    @jax.jit
+    def step(logs: Any, progress: Any, state: Any, validation: TaskData) -> tuple[Any, Any, Any, Trace]:
+        values = jax.tree.map(jnp.exp, logs)
+        there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
+        solution = budget.solve(key, there, state if state is None else budget.algorithm.carry(state, there))
+        found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
+        (gradient,) = pull(found.gradient)
+        updates, progress = optimizer.update(gradient, progress, logs)
+        seen = Trace(
+            found.value, values, gradient, found.residual, solution.certificate.residual, jnp.asarray(solution.rounds)
+        )
+        return optax.apply_updates(logs, updates), progress, solution.state, seen
+
+    seen: list[Trace] = []
+    logs, state = jax.tree.map(jnp.log, start), None
+    progress = optimizer.init(logs)
+    for i in range(steps):
+        logs, progress, state, now = step(logs, progress, state, validation)
+        if not np.isfinite(_np(now.value)) or not all(np.isfinite(_np(g)).all() for g in jax.tree.leaves(now.gradient)):
+            if not seen:
+                raise ValueError(
+                    f"tune: the validation loss or its gradient is not a number at the start, {start}; the linear "
+                    f"system's residual is {float(now.residual):.1e}, the training's gap {float(now.gap):.1e}."
+                )
+            break  # what was seen before still counts
+        seen.append(jax.tree.map(np.asarray, now))
+        if callback is not None and callback(i, float(now.value)):
+            break
+    history = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
+    best = int(np.argmin(history.value))
+    chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
+    final = make(chosen)
+    # As it was trained when its loss was seen, but for the warm start.
+    solution = budget.solve(key, final, budget.algorithm.carry(state, final))
+    return Tuned(chosen, final, solution, float(history.value[best]), best, history)
+
+
+def _of_regularizer(problem: Problem) -> tuple[Callable[[Any], Problem], dict[str, Any]]:
+    """All its positive numbers, by name, but for those that it says to leave alone."""
+    regularizer = problem.regularizer
+    fields = {k: v for k, v in fields_of(regularizer).items() if k not in regularizer.not_tuned}
+    start = {k: v for k, v in fields.items() if np.isfinite(_np(v)).all() and (_np(v) > 0).all()}
+
+    def make(values: dict[str, Any]) -> Problem:
+        return problem.replace(regularizer=regularizer.replace(**values))
+
+    return make, start
+
+
+def _np(a: Any) -> np.ndarray:
+    return np.asarray(a)
