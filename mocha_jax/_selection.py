@@ -284,7 +284,7 @@ def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
     """Trial and fold of each fit, so many at a time; the last ones are repeated where a chunk would be shorter."""
     for start in range(0, total, size):
         which = np.minimum(np.arange(start, start + size), total - 1)
-        yield jnp.asarray(which // folds), jnp.asarray(which % folds)
+        yield jnp.asarray(which // folds, jnp.int32), jnp.asarray(which % folds, jnp.int32)
 
 
 def _metric(metric: Metric | str) -> tuple[Metric, bool]:

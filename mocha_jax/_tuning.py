@@ -136,11 +136,13 @@ def tune(
         solution = budget.solve(key, there, state if state is None else budget.algorithm.carry(state, there))
         found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
         (gradient,) = pull(found.gradient)
-        updates, progress = optimizer.update(gradient, progress, logs)
+        with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
+            updates, progress = optimizer.update(gradient, progress, logs)
+            moved = optax.apply_updates(logs, updates)
         seen = Trace(
             found.value, values, gradient, found.residual, solution.certificate.residual, jnp.asarray(solution.rounds)
         )
-        return optax.apply_updates(logs, updates), progress, solution.state, seen
+        return moved, progress, solution.state, seen
 
     seen: list[Trace] = []
     logs, state = jax.tree.map(jnp.log, start), None

@@ -1,0 +1,203 @@
+"""Folds, paths, cross-validation and tuning."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+
+import mocha_jax as mj
+from tests import zoo
+
+R = mj.regularizers
+LAMS = [3.0, 0.3, 0.03, 0.003]
+
+
+@given(sizes=st.lists(st.integers(1, 17), min_size=3, max_size=3), count=st.integers(2, 5), seed=st.integers(0, 9))
+def test_folds_deal_every_sample_once_and_evenly(sizes, count, seed):
+    rng = np.random.default_rng(seed)
+    data = mj.pack_tasks([rng.normal(size=(n, 2)) for n in sizes], [np.sign(rng.normal(size=n)) for n in sizes])
+    data = data.pad(rows=17)
+    part = np.asarray(data.folds(jax.random.key(seed), count))
+    real = np.asarray(data.weight) > 0
+    assert (part[~real] == -1).all()
+    assert ((part[real] >= 0) & (part[real] < count)).all()
+    for t in range(3):
+        held = np.bincount(part[t, real[t]], minlength=count)
+        assert held.max() - held.min() <= 1
+        for label in (-1.0, 1.0):  # each class as evenly as whole samples allow
+            of_class = np.bincount(part[t, real[t] & (np.asarray(data.y[t]) == label)], minlength=count)
+            assert of_class.max() - of_class.min() <= 1
+    more = data.pad(rows=20)
+    np.testing.assert_array_equal(more.folds(jax.random.key(seed), count)[:, : real.shape[1]], part)
+
+
+def test_groups_stay_together_and_are_dealt_evenly(key):
+    data = zoo.data(m=3, low=20, high=20)
+    groups = np.arange(20)[None] // 4 + np.zeros((3, 1), int)
+    part = np.asarray(data.folds(key, 5, groups))
+    for t in range(3):
+        assert sorted(part[t, ::4].tolist()) == [0, 1, 2, 3, 4]
+        assert (part[t].reshape(5, 4) == part[t, ::4][:, None]).all()
+    assert (part != np.asarray(data.folds(jax.random.key(1), 5, groups))).any()
+    with pytest.raises(ValueError, match=r"groups must be integers \[m, n\]"):
+        data.folds(key, 5, np.zeros(3, int))
+    with pytest.raises(ValueError, match="count"):
+        data.folds(key, 1)
+
+
+def test_kept_rows_are_the_problem_of_those_rows(key):
+    # The weights follow task means; other weights stay in proportion; padding changes nothing.
+    for scaling in ("sum", "task_mean"):
+        data = zoo.data(m=3, d=2, low=8, high=12, loss_scaling=scaling)
+        part = data.folds(key, 4)
+        kept = data.keep(part != 1)
+        rows = [np.asarray(part[t] != 1) & (np.asarray(data.weight[t]) > 0) for t in range(3)]
+        packed = mj.pack_tasks([data.x[t][r] for t, r in enumerate(rows)], [data.y[t][r] for t, r in enumerate(rows)],
+                               loss_scaling=scaling)  # fmt: skip
+        problems = (mj.Problem(d, mj.losses.Hinge(), R.MeanRegularized(0.1, 0.1)) for d in (kept, packed))
+        a, b = (mj.solve(p, tol=1e-9) for p in problems)
+        np.testing.assert_allclose(a.weights, b.weights, atol=1e-4)
+        assert a.primal == pytest.approx(b.primal, rel=1e-8)
+    double = data.replace(weight=data.weight * 2.0).keep(part != 1)
+    np.testing.assert_allclose(double.weight, 2.0 * kept.weight)
+
+
+def test_unstratified_splits_ignore_labels(key):
+    data = mj.pack_tasks([np.ones((40, 1))], [np.repeat([-1.0, 1.0], 20)])
+    counts = {int((data.split(jax.random.key(s), 0.5, stratify=False)[0].y > 0).sum()) for s in range(8)}
+    assert len(counts) > 1
+    assert data.split(key, 0.5, stratify=False)[0].sizes.tolist() == [20]
+
+
+@pytest.mark.parametrize("make", [R.Probabilistic, R.Independent, lambda lam: R.MeanRegularized(lam, 0.1 * lam)])
+def test_a_path_is_the_same_as_separate_solves(make):
+    problem = mj.Problem(
+        zoo.data(m=5, d=4, low=15, high=30, loss_scaling="task_mean"), mj.losses.Hinge(), R.Independent(1.0)
+    )
+    path = mj.lambda_path(problem, mj.grid(make, lam=LAMS), tol=1e-6, max_rounds=3000)
+    alone = [
+        mj.solve(problem.replace(regularizer=make(lam)), tol=1e-6, max_rounds=3000, record_every=5) for lam in LAMS
+    ]
+    for i, one in enumerate(alone):
+        assert path.certificate.residual[i] <= 1e-6
+        assert float(path[i].certificate.joint_primal) == pytest.approx(float(one.certificate.joint_primal), rel=3e-6)
+
+
+@pytest.mark.parametrize("make", [R.Probabilistic, R.Independent, lambda lam: R.SparsePrecision(lam, 1.0, 0.01, lam)])
+def test_what_is_carried_over_is_better_than_all_and_than_nothing(make):
+    data = zoo.data(m=4, d=3, loss_scaling="task_mean")
+    algorithm = mj.Mocha(sigma_prime="per_task")
+    strong, weak = (mj.Problem(data, mj.losses.Hinge(), make(lam)) for lam in (3.0, 0.03))
+    state = mj.solve(strong, algorithm, tol=1e-3).state
+
+    def dual(state):
+        c = algorithm.certify(state, weak)
+        return float(c.joint_dual if weak.regularizer.jointly_convex and weak.regularizer.learned else c.dual)
+
+    carried, whole = dual(algorithm.carry(state, weak)), dual(algorithm.adopt(state, weak))
+    assert carried >= whole - 1e-9
+    assert carried > dual(algorithm.init(weak))
+
+
+def test_cross_validation_of_ridge_equals_scikit_learn(key):
+    data = zoo.data(m=3, d=3, low=20, high=25, regression=True)
+    problem = mj.Problem(data, mj.losses.Squared(), R.Independent(1.0))
+    found = mj.cross_validate(problem, mj.grid(R.Independent, lam=LAMS), key=key, folds=4, trials=2, metric="rmse",
+                              tol=1e-12, max_rounds=2000, chunk=3)  # fmt: skip
+    assert found.task_scores.shape == (2, 4, 4, 3)
+    for trial in range(2):
+        part = np.asarray(data.folds(jax.random.fold_in(key, trial), 4))
+        for fold in range(4):
+            for i, lam in enumerate(LAMS):
+                for t in range(3):
+                    real = np.asarray(data.weight[t]) > 0
+                    x, y = np.asarray(data.x[t]), np.asarray(data.y[t])
+                    fit, held = real & (part[t] != fold), real & (part[t] == fold)
+                    ridge = Ridge(alpha=2.0 * lam, fit_intercept=False).fit(x[fit], y[fit])
+                    want = np.sqrt(np.mean((ridge.predict(x[held]) - y[held]) ** 2))
+                    assert found.task_scores[trial, fold, i, t] == pytest.approx(want, rel=1e-5)
+    assert found.best == int(np.argmin(found.mean))
+    chosen: Any = found.regularizer
+    assert chosen.lam == LAMS[found.best]
+    assert found.solution is not None
+    assert found.solution.relative_gap <= 1e-12
+    again = mj.cross_validate(problem, mj.grid(R.Independent, lam=LAMS), key=key, folds=4, trials=2, metric="rmse",
+                              tol=1e-12, max_rounds=2000, chunk=1, refit=False)  # fmt: skip
+    np.testing.assert_allclose(again.task_scores, found.task_scores, rtol=1e-6)
+    assert again.solution is None
+    assert "CrossValidation(best=" in repr(again)
+
+
+def test_models_are_compared_on_the_same_folds_and_tasks(key):
+    data = zoo.data(m=4, d=3, low=12, high=20, loss_scaling="task_mean")
+    shape = (1, 3, 2, 4)
+    local = mj.Problem(data, mj.losses.Hinge(), R.Independent(1.0))
+    pooled = mj.Problem(data.pooled(), mj.losses.Hinge(), R.Independent(1.0))
+    grid, options = mj.grid(R.Independent, lam=[1.0, 0.1]), dict(key=key, folds=3, refit=False, max_rounds=50)
+    assert mj.cross_validate(local, grid, **options).task_scores.shape == shape
+    assert mj.cross_validate(pooled, grid, scored_as=data, **options).task_scores.shape == shape
+    # AUC is maximised, and a function of one's own may be as well.
+    by_name = mj.cross_validate(local, grid, metric="auc", **options)
+    assert by_name.best == int(np.nanargmax(by_name.mean))
+    mine = mj.cross_validate(local, grid, metric=mj.metrics.auc, maximise=True, **options)
+    np.testing.assert_array_equal(mine.task_scores, by_name.task_scores)
+    assert by_name.standard_error.shape == (2,)
+
+
+def test_a_search_names_what_is_wrong():
+    problem = mj.Problem(zoo.data(), mj.losses.Hinge(), R.Independent(1.0))
+    with pytest.raises(ValueError, match="one leading axis"):
+        mj.lambda_path(problem, R.Independent(1.0))
+    with pytest.raises(ValueError, match="metric"):
+        mj.cross_validate(problem, mj.grid(R.Independent, lam=[1.0]), metric="accuracy")
+    with pytest.raises(ValueError, match="scored_as must have the rows"):
+        mj.cross_validate(problem, mj.grid(R.Independent, lam=[1.0]), scored_as=zoo.data(m=2))
+    with pytest.raises(ValueError, match="make and start belong together"):
+        mj.tune(problem, problem.data, start=1.0)
+    with pytest.raises(ValueError, match="positive and finite"):
+        mj.tune(problem, problem.data, make=lambda h: problem, start=-1.0)
+
+
+def test_tuning_finds_the_best_ridge():
+    # Against a fine grid of closed forms.
+    train, validation = zoo.data(m=4, d=3, low=20, high=30, regression=True).split(jax.random.key(3), 0.6)
+    problem = mj.Problem(train, mj.losses.Squared(), R.Independent(5.0))
+    tuned = mj.tune(problem, validation, tol=1e-9, max_rounds=300)
+
+    def loss(lam):
+        def one(x, y, c):
+            return jnp.linalg.solve((x.T * c[None]) @ x + 2 * lam * jnp.eye(3), (x.T * c[None]) @ y)
+
+        return mj.metrics.mean_loss(jax.vmap(one)(train.x, train.y, train.weight), validation, mj.losses.Squared())
+
+    grid = np.geomspace(1e-3, 10.0, 400)
+    values = np.asarray(jax.lax.map(loss, jnp.asarray(grid)))
+    assert tuned.value <= values.min() * (1 + 1e-4)
+    assert float(tuned.hyperparameters["lam"]) == pytest.approx(grid[values.argmin()], rel=0.15)
+    assert tuned.value == pytest.approx(tuned.history.value.min())
+    regularizer: Any = tuned.solution.problem.regularizer
+    np.testing.assert_allclose(regularizer.lam, tuned.hyperparameters["lam"])
+    assert tuned.history.residual.max() < 1e-6
+
+
+def test_sample_weights_of_a_spoilt_task_are_tuned_away():
+    # Task 0's labels are noise; it pulls the others by their common mean.
+    covariance = jnp.ones((6, 6)) + 0.01 * jnp.eye(6)
+    truth = mj.datasets.federation(jax.random.key(0), 6, 4, covariance=covariance, smallest=40, largest=40)
+    train, validation = truth.data.split(jax.random.key(1), 0.5)
+    noise = jnp.sign(jax.random.normal(jax.random.key(2), train.y.shape, train.dtype))
+    spoilt = train.replace(y=jnp.where(jnp.arange(6)[:, None] == 0, noise, train.y))
+    problem = mj.Problem(spoilt, mj.losses.Logistic(), R.MeanRegularized(1.0, 0.05))
+    clean = validation.keep(jnp.arange(6)[:, None] > 0)
+
+    def make(share):
+        return problem.replace(data=spoilt.replace(weight=spoilt.weight * share[:, None]))
+
+    tuned = mj.tune(problem, clean, make=make, start=jnp.ones(6), steps=10, tol=1e-5)
+    assert tuned.value < tuned.history.value[0]
+    assert float(tuned.hyperparameters[0]) < 0.5 * float(jnp.median(tuned.hyperparameters))
