@@ -46,6 +46,10 @@ REFRESH_EVERY = 64
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
 _RHO_DAMPING, _RHO_HORIZON, _RHO_FACTOR = 0.5, 10.0, 30.0
 
+# The least rho, times the regularizer's typical curvature: below it W swings so widely that the ratio is of the swings
+# alone and rho falls for ever (measured: from 0.25 to 1 never worse than without, on four task sets and five lambdas).
+_RHO_LEAST = 0.5
+
 # So many steps count on another problem, of those that found rho on the last one.
 _RHO_KNOWN = 50
 
@@ -269,7 +273,7 @@ class ProximalServer(Pytree):
             broadcast=model + step,
             moved=jnp.zeros_like(state.moved),
             share=jnp.zeros_like(state.share),
-            rho=state.rho * jnp.exp(damping * log_ratio),
+            rho=jnp.maximum(state.rho * jnp.exp(damping * log_ratio), _RHO_LEAST / state.curvature),
             steps=state.steps + 1,
             curvature=state.curvature,
         )
