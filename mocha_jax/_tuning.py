@@ -149,11 +149,13 @@ def tune(
     progress = optimizer.init(logs)
     for i in range(steps):
         logs, progress, state, now = step(logs, progress, state, validation)
-        if not np.isfinite(_np(now.value)) or not all(np.isfinite(_np(g)).all() for g in jax.tree.leaves(now.gradient)):
+        numbers = now.value, *jax.tree.leaves(now.gradient)
+        if not all(np.isfinite(_np(a)).all() for a in numbers) or not now.residual <= adjoint.worst:
             if not seen:
                 raise ValueError(
-                    f"tune: the validation loss or its gradient is not a number at the start, {start}; the linear "
-                    f"system's residual is {float(now.residual):.1e}, the training's gap {float(now.gap):.1e}."
+                    f"tune: there is no gradient at the start, {start}: validation loss {float(now.value):.3g}, "
+                    f"residual of the linear system {float(now.residual):.1e} (at most {adjoint.worst:g}), gap of the "
+                    f"training {float(now.gap):.1e}. Train to a smaller tol, or start elsewhere."
                 )
             break  # what was seen before still counts
         seen.append(jax.tree.map(np.asarray, now))
