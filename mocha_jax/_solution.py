@@ -12,7 +12,6 @@ from jax import Array
 from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
-from mocha_jax._spread import fetched
 from mocha_jax.coupling import correlation
 
 # Tasks up to which a matrix over all pairs is built on request.
@@ -43,9 +42,9 @@ class Solution(Pytree):
     history: Any  # `History` of NumPy arrays, one entry per recorded round
     code: Array | int  # [] the status as a number
     rounds: Array | int  # [] rounds of this solve
-    answered: Array  # [m] int32 rounds in which each node took part
-    busy: Array  # [m] simulated seconds in which each node was busy
-    time: Array  # [] simulated seconds
+    silent: Any  # [m] bool nodes with data that never did any work
+    owner: Any  # [m] the task of each node
+    utilisation: Any  # [m] share of the simulated time in which each node was busy
     tol: float | None = static(default=None)
 
     @property
@@ -68,8 +67,7 @@ class Solution(Pytree):
             Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
         }[self.status]
         if silent := self.silent_nodes:
-            task = fetched(self.problem.data.task)
-            tasks = sorted(set(task[list(silent)].tolist()))
+            tasks = sorted(set(np.asarray(self.owner)[list(silent)].tolist()))
             which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
             if self.status != Status.CONVERGED and rounds >= PATIENCE:
                 text += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
@@ -78,14 +76,7 @@ class Solution(Pytree):
     @property
     def silent_nodes(self) -> tuple[int, ...]:
         """Nodes with data that never did any work."""
-        answered, sizes = fetched(self.answered), fetched(self.problem.data.sizes)
-        silent = np.flatnonzero((answered == 0) & (sizes > 0)) if int(self.rounds) else np.zeros(0, int)
-        return tuple(silent.tolist())
-
-    @property
-    def utilisation(self) -> np.ndarray:
-        """Share of the simulated time in which each node was busy, ``[m]``."""
-        return np.minimum(fetched(self.busy) / max(float(self.time), np.finfo(np.float32).tiny), 1.0)
+        return tuple(np.flatnonzero(self.silent).tolist()) if int(self.rounds) else ()
 
     @property
     def omega(self) -> Array:

@@ -166,10 +166,19 @@ def _solution(
     problem: Problem, run: Setting, where: Progress, history: History, status: Status, tol: float | None, rounds: int
 ) -> Solution:
     state, certificate, relation = settled(run, where)
+    # Brought together here, where all processes are: who reads a solution may be one of them alone.
+    silent, owner, busy = (fetched(a) for a in _of_nodes(where, problem))
     return Solution(
         problem, run.algorithm.weights(state), state, relation, certificate, history, int(status), rounds,
-        where.answered, where.busy, where.time, tol=tol,
+        silent, owner, busy, tol,
     )  # fmt: skip
+
+
+def _of_nodes(where: Progress, problem: Problem) -> tuple[Array, Array, Array]:
+    """Which nodes were silent, the task of each, and how busy it was."""
+    data = problem.data
+    busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
+    return (where.answered == 0) & (data.sizes > 0), data.task, busy
 
 
 def _within_a_transformation(
@@ -183,10 +192,10 @@ def _within_a_transformation(
     code = jnp.where(
         finite, jnp.where(reached, Status.CONVERGED.value, Status.MAX_ROUNDS.value), Status.NON_FINITE.value
     )
-    where = found.progress
+    silent, owner, busy = _of_nodes(found.progress, run.problem)
     return Solution(
         run.problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
-        where.state.round - first, where.answered, where.busy, where.time, tol=tol,
+        found.state.round - first, silent, owner, busy, tol,
     )  # fmt: skip
 
 

@@ -24,20 +24,29 @@ CASES = {
     "huber, learned": ("huber", R.Probabilistic(0.02)),
     "tube, clusters": ("epsilon_insensitive", R.Clustered(0.02, 0.3, 1.5)),
     "quantile near the mean": ("quantile", R.MeanRegularized(0.2, 0.05)),
+    "a scalar loss": ("fair", R.MeanRegularized(0.2, 0.05)),
     "median": ("absolute", R.Independent(0.05)),
     "squared hinge, learned": ("squared_hinge", R.Probabilistic(0.1, 2.0)),
     "smoothed svm, learned": ("smoothed_hinge", R.Probabilistic(0.05, 2.0)),
     "ridge, sparse precision": ("squared", R.SparsePrecision(0.05, 2.0, 0.02, 0.05)),
     "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
 }
+# Each loss and regularizer is in one that is not slow, but for those that take the way of another.
+SLOW = {"ridge", "huber, learned", "tube, clusters", "median", "squared hinge, learned", "svm, sparse precision"}
 TARGET = np.random.default_rng(7).normal(size=(M, D))
 
 
+def fair(z, y):
+    return jnp.abs(z - y) - jnp.log1p(jnp.abs(z - y))
+
+
+LOSSES = zoo.LOSSES | {"fair": mj.losses.from_scalar(fair, smoothness=1.0, lipschitz=1.0)}
+
+
 def make(loss, regularizer):
-    data = zoo.data(
-        seed=3, m=M, d=D, low=6, high=14, loss_scaling="task_mean", regression=loss in zoo.REGRESSION_LOSSES
-    )
-    return mj.Problem(data, zoo.LOSSES[loss], regularizer)
+    classes = loss in zoo.CLASSIFICATION_LOSSES
+    data = zoo.data(seed=3, m=M, d=D, low=6, high=14, loss_scaling="task_mean", regression=not classes)
+    return mj.Problem(data, LOSSES[loss], regularizer)
 
 
 def score(weights):
@@ -75,7 +84,7 @@ def along(gradient, direction):
     return sum(float(np.sum(np.asarray(g) * u)) for g, u in pairs if g.dtype != jax.dtypes.float0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_implicit_gradients_of_everything_equal_central_differences(name):
     problem = make(*CASES[name])
     found = mj.hypergradient(score, solved(problem))
@@ -116,7 +125,15 @@ def unrolled(problem, algorithm, rounds, checkpoint=True):
     return jax.jit(jax.grad(value, argnums=(0, 1, 2)))(problem.regularizer, problem.loss, problem.data.x)
 
 
-@pytest.mark.parametrize("name", ["ridge", "svm on a graph", "smoothed svm, learned", "svm, learned"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("ridge", marks=pytest.mark.slow),
+        "svm on a graph",
+        "smoothed svm, learned",
+        pytest.param("svm, learned", marks=pytest.mark.slow),
+    ],
+)
 def test_unrolled_gradients_equal_implicit_ones(name):
     problem = make(*CASES[name])
     got = unrolled(problem, mj.Mocha(3.0, sigma_prime="per_task"), 120)

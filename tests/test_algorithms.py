@@ -51,6 +51,7 @@ def test_a_step_keeps_the_structure_of_the_state(name, key):
 
 @each_algorithm
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.slow
 def test_the_data_sets_the_dtype(name, dtype, key):
     problem = make_problem(dtype=dtype)
     state, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=2, systems=SYSTEMS)
@@ -69,6 +70,7 @@ def test_jit_changes_nothing(name, key):
 
 
 @pytest.mark.parametrize("name", ["mocha_gamma", "cocoa", "sgd"])
+@pytest.mark.slow
 def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
     problem, lams = make_problem(), jnp.array([0.03, 0.1, 0.5])
 

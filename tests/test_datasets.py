@@ -47,6 +47,7 @@ def test_labels_follow_the_weights(key):
     assert abs(float(mj.metrics.rmse(weights, targets, per_task=True)[int(np.argmax(sizes))]) - 0.3) < 0.03
 
 
+@pytest.mark.slow
 def test_related_tasks_are_learned_better_together():
     truth = datasets.federation(jax.random.key(0))
     train, test = truth.data.split(jax.random.key(1), 0.75)

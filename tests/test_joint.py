@@ -128,6 +128,7 @@ def test_the_gap_is_certified_before_and_after_an_update(key):
     np.testing.assert_allclose(state.server.sigma, coupling.sigma_prime("per_task"), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_first_update_before_any_work_is_harmless(key):
     for model in [*(MODELS[name][0] for name in MODELS), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]:
         problem = make(model)
@@ -141,6 +142,7 @@ def test_the_first_update_before_any_work_is_harmless(key):
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2), (6, 1)])
+@pytest.mark.slow
 def test_few_tasks_and_few_features(shape):
     m, d = shape
     ridges = (R.Probabilistic(0.05, sigma2) for sigma2 in (1e-6, 1.0, 1e6, np.inf))
@@ -220,6 +222,7 @@ def test_sparse_precision_ends_where_neither_block_can_be_improved(lam1, loss):
     assert (np.diff(primal)[1:] <= 1e-6).all()
 
 
+@pytest.mark.slow
 def test_planted_clusters_and_rivals_are_found(key):
     plotting = pytest.importorskip("mocha_jax.plotting")
     shuffled = np.random.default_rng(0).permutation(12)
@@ -289,6 +292,7 @@ def test_a_warm_start_with_another_lam2_learns_omega_again():
     np.testing.assert_allclose(warm.primal, cold.primal, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key):
     dual = mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
     kinds = [R.Clustered(0.05, 0.1, 3.0), R.Probabilistic(0.05), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]
@@ -354,6 +358,7 @@ def test_another_k_still_gets_a_feasible_omega(key):
 
 @pytest.mark.parametrize("server", ["proximal", "dual"])
 @pytest.mark.parametrize("name", ["probabilistic", "clustered"])
+@pytest.mark.slow
 def test_no_array_of_all_pairs_of_tasks_exists(server, name):
     m, d = 5003, 3
     x = jnp.ones((m, 2, d), jnp.float32)
@@ -378,6 +383,7 @@ def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatc
     assert solution.relation.factor.shape == (5, 4)
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_a_solve_that_learns_omega(key):
     def final(log_lam):
         problem = make("probabilistic", "logistic", m=6).replace(regularizer=R.Probabilistic(jnp.exp(log_lam), 5.0))
@@ -436,6 +442,7 @@ def landmine(load):
 
 @pytest.mark.parametrize("lam", [1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("model", ["sigma2 = 10", "sigma2 = inf", "clustered"])
+@pytest.mark.slow
 def test_landmine_reaches_the_joint_optimum_in_few_rounds(lam, model, real_data):
     data = landmine(real_data)
     regularizer, oracle = {

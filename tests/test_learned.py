@@ -168,6 +168,7 @@ def everything(regularizer, w):
 @pytest.mark.parametrize("name", ["probabilistic, no ridge", "clustered", "sparse"])
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2), (4, 1), (3, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.slow
 def test_ugly_weights(name, shape, dtype):
     regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), LEARNED[name])
     if isinstance(regularizer, R.Clustered) and regularizer.k > shape[0]:

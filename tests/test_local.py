@@ -224,6 +224,7 @@ def test_ugly_tasks():
 
 
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.slow
 def test_smallest_problems(m, d):
     problem = mj.Problem(zoo.data(m=m, d=d), mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.2, 0.1))
     assert mj.solve(problem, tol=1e-6, max_rounds=5000).status == mj.Status.CONVERGED

@@ -148,6 +148,7 @@ def test_relationships_agree_where_they_coincide():
 
 
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.slow
 def test_float32_reaches_a_relative_gap_of_1e_5(loss):
     data = zoo.data(regression=not zoo.LOSSES[loss].binary, dtype=np.float32, loss_scaling="task_mean", intercept=True)
     for regularizer in (mj.regularizers.MeanRegularized(0.2, 0.05), mj.regularizers.Graph(zoo.laplacian(5), 0.2, 0.05)):
@@ -174,6 +175,7 @@ LANDMINE = {
 
 @pytest.mark.parametrize("lam", [1e-3, 1e-1, 1.0])
 @pytest.mark.parametrize("model", LANDMINE)
+@pytest.mark.slow
 def test_landmine(model, lam, real_data):
     raw = real_data("landmine")
     data = mj.pack_tasks(raw["X"], raw["y"], raw["task"], loss_scaling="task_mean", intercept=True)

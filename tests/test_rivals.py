@@ -244,6 +244,7 @@ def test_sgd_descends_with_a_learned_omega(sigma2, key):
 
 
 @pytest.mark.parametrize("name", ["mean", "probabilistic", "sparse"])
+@pytest.mark.slow
 def test_every_rival_solves_every_model(name, key):
     # Learned and given Omega alike; what SGD and SDCA end at agrees with MOCHA's alternation.
     p = problem(name, "squared", loss_scaling="task_mean")

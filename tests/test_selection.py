@@ -185,6 +185,7 @@ def test_tuning_finds_the_best_ridge():
     assert tuned.history.residual.max() < 1e-6
 
 
+@pytest.mark.slow
 def test_sample_weights_of_a_spoilt_task_are_tuned_away():
     # Task 0's labels are noise; it pulls the others by their common mean.
     covariance = jnp.ones((6, 6)) + 0.01 * jnp.eye(6)

@@ -202,6 +202,7 @@ def test_a_checkpoint_of_another_run_is_refused(problem, tmp_path, change):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_scalar_losses_are_told_apart_by_what_they_compute(problem, tmp_path):
     make = lambda a: mj.losses.from_scalar(lambda z, y: a * jax.nn.softplus(-y * z), binary=True)  # noqa: E731
     path = tmp_path / "run.npz"

@@ -211,6 +211,7 @@ def test_lemma_4_can_fail_where_sigma_prime_is_too_small(key):
     loss=st.just("smoothed_hinge"), kind=st.sampled_from(["mean", "graph"]),
     seed=st.integers(0, 10**6), drop=st.floats(0.0, 0.8),
 )  # fmt: skip
+@pytest.mark.slow
 def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
     p = problem(loss, kind, seed, m=5, low=6, high=6, loss_scaling="task_mean")
     keys = jax.random.split(jax.random.key(seed), 8)
@@ -249,6 +250,7 @@ def _ensemble(keys, p, systems):
 
 
 @pytest.mark.parametrize("loss", LIPSCHITZ)
+@pytest.mark.slow
 def test_theorem_2_bounds_the_average(loss, key):
     p = problem(loss, loss_scaling="task_mean", low=6, high=6)
     p = p.replace(regularizer=mj.regularizers.MeanRegularized(3.0, 3.0))

@@ -65,7 +65,16 @@ class FromScalar(Loss):
                 z = g + kappa * (b - beta)
                 return b + slope(z, y), 1.0 + kappa * curve(z, y)
 
-            return _increasing_root(residual, beta)
+            root = lax.stop_gradient(_increasing_root(residual, beta))
+            # The root by its equation, for derivatives: bisection has none. Where fn has a kink, the root is where the
+            # prediction meets the kink, and the equation holds for some slope between those on its sides.
+            value, slope_there = residual(root)
+            there = g + kappa * (root - beta)
+            tolerance = jnp.sqrt(jnp.finfo(root.dtype).eps) * (1.0 + jnp.abs(root))
+            moved = value / lax.stop_gradient(slope_there)
+            at_kink = (jnp.abs(value) > tolerance) & (kappa > 0)
+            moved = jnp.where(at_kink, there / lax.stop_gradient(jnp.where(kappa > 0, kappa, 1.0)), moved)
+            return root - (moved - lax.stop_gradient(moved))
 
         return self.project(jnp.vectorize(one)(beta, g, y, kappa), y)
 
