@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,7 @@ def skewed(key: jax.Array, data: mj.TaskData) -> mj.TaskData:
     wanted[largest], wanted[smallest] = sizes[largest], min(least, sizes[smallest])
     rank = jax.random.uniform(jax.random.fold_in(key, 1), data.y.shape)
     rank = jnp.argsort(jnp.argsort(jnp.where(data.weight > 0, rank, 2.0), axis=1), axis=1)
-    return data.keep(rank < jnp.minimum(wanted, sizes)[:, None])
+    return data.keep(rank < jnp.asarray(np.minimum(wanted, sizes), rank.dtype)[:, None])
 
 
 def command_line(prog: str, description: str | None, folder: str) -> argparse.Namespace:
@@ -204,8 +204,7 @@ def _read(path: Path) -> list[Row]:
         lines = list(csv.reader(file))
     if lines and tuple(lines[0]) != Row._fields:
         raise ValueError(f"{path}: has other columns than those of this version; move it away.")
-    kinds: Any = Row.__annotations__
-    casts = [{"str": str, "int": int, "float": float}[kinds[name]] for name in Row._fields]
+    casts = list(get_type_hints(Row).values())
     whole = [line for line in lines[1:] if len(line) == len(casts)]
     return [Row(*(cast(value) for cast, value in zip(casts, line, strict=True))) for line in whole]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 from mocha_jax._history import History
 from mocha_jax._solution import Solution
+from mocha_jax._tuning import Tuned
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -64,6 +66,32 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
         image = similarity(ax, w, title=name)
     axes[1].set_ylabel("task")
     figure.colorbar(image, ax=list(axes[1:]), shrink=0.75, label="cosine of weights")
+    return figure
+
+
+def tuning(tuned: Tuned) -> Figure:
+    """The validation loss at every step of `tune`, and the hyperparameters on a log scale; the best step is marked."""
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = np.arange(len(tuned.history.value))
+    left.plot(steps, tuned.history.value, "o-", color=COLOURS[0], ms=4)
+    left.set_ylabel("validation loss")
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tuned.history.hyperparameters)
+    for (path, values), colour in zip(leaves, COLOURS * len(leaves), strict=False):
+        rows = np.asarray(values).reshape(len(steps), -1)
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+        right.plot(
+            steps, rows[:, :1], color=colour, lw=1.6, label=name if rows.shape[1] == 1 else f"{name} ({rows.shape[1]})"
+        )
+        right.plot(steps, rows[:, 1:], color=colour, lw=0.8, alpha=0.6)
+    right.set_yscale("log")
+    right.set_ylabel("hyperparameters")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.axvline(tuned.best, color="0.6", lw=0.8, ls=":")
+        axes.set_xlabel("steps of descent")
+        axes.grid(alpha=0.25, which="major")
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -220,6 +220,7 @@ def test_the_old_point_that_counts_least_makes_room(key):
 
 
 @pytest.mark.parametrize("kind", ["graph", "independent", "mean"])
+@pytest.mark.slow
 def test_in_single_precision_nothing_levels_off(kind):
     data = mj.datasets.federation(jax.random.key(0), 8, 5, smallest=10, largest=30).data
     data = data.replace(**{f: getattr(data, f).astype(jnp.float32) for f in ("x", "y", "weight")})

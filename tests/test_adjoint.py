@@ -175,6 +175,7 @@ def test_a_solve_inside_a_transformation_is_the_same_solve():
         assert float(each[i]) == pytest.approx(float(pulled), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_everything_a_solution_reports_of_the_optimum_has_derivatives():
     problem = make("logistic", R.Probabilistic(0.02, 3.0))
 

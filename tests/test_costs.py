@@ -91,6 +91,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow
 def test_operations_are_those_of_the_steps(name, key):
     algorithm, per_feature = ALGORITHMS[name]
     p = problem()

@@ -62,7 +62,7 @@ def test_rounds_between_updates_only_slow_it_down(omega_every, key):
     np.testing.assert_allclose(float(seldom.certificate.joint_primal), float(often.certificate.joint_primal), rtol=2e-4)
 
 
-@pytest.mark.parametrize("model", ["no ridge", "sharp clusters"])
+@pytest.mark.parametrize("model", ["no ridge", pytest.param("sharp clusters", marks=pytest.mark.slow)])
 def test_stragglers_and_drops_change_the_path_not_the_end(model, key):
     problem = make(model)
     still = mj.solve(problem, tol=1e-5, max_rounds=20_000, record_every=20)
@@ -82,7 +82,7 @@ def optimum_of(model):
 @pytest.mark.parametrize(
     "algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha(server="dual", smoothing=0.1, sigma_prime="per_task")]
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", ["no ridge", "clustered"])
 def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
     optimum = optimum_of(model)
@@ -313,7 +313,7 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
     [
         (R.Probabilistic(0.02), "proximal", 3),
         (R.Clustered(0.05, 0.1, 2), "dual", 6),
-        (R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3),
+        pytest.param(R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_new_task_joins(regularizer, server, m):
@@ -419,6 +419,7 @@ def test_one_program_for_a_path(key):
     "algorithm",
     [mj.Mocha(sigma_prime="per_task"), mj.Mocha(server="dual", omega_every=7, smoothing=0.01, sigma_prime="per_task")],
 )
+@pytest.mark.slow
 def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
     problem = make("no ridge")
     options: dict[str, Any] = dict(key=key, tol=None, chunk=8, systems=SYSTEMS)

@@ -103,6 +103,7 @@ def test_logistic_regression():
 
 
 @pytest.mark.parametrize("loss", ["hinge", "squared"])
+@pytest.mark.slow
 def test_tasks_shared_by_nodes_are_the_tasks_of_their_union(loss):
     xs, ys = zoo.ragged(m=6, regression=loss == "squared")
     owner = [0, 0, 1, 2, 2, 2]

@@ -67,6 +67,7 @@ def custom_calls(platform, function, *arguments):
     ("loss", "variant"),
     [(loss, "gpu") for loss in zoo.LOSSES] + [(loss, "tpu") for loss in ("hinge", "logistic")],  # the sum is the same
 )
+@pytest.mark.slow
 def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
     loss = zoo.LOSSES[loss]
     data = zoo.data(regression=not loss.binary, loss_scaling="task_mean")

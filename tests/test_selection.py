@@ -183,6 +183,10 @@ def test_tuning_finds_the_best_ridge():
     regularizer: Any = tuned.solution.problem.regularizer
     np.testing.assert_allclose(regularizer.lam, tuned.hyperparameters["lam"])
     assert tuned.history.residual.max() < 1e-6
+    plotting = pytest.importorskip("mocha_jax.plotting")
+    figure = plotting.tuning(tuned)
+    assert figure.axes[1].get_yscale() == "log"
+    assert len(figure.axes[0].lines[0].get_xdata()) == len(tuned.history.value)
 
 
 @pytest.mark.slow

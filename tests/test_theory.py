@@ -32,7 +32,9 @@ def problem(loss="hinge", kind="mean", seed=0, **kwargs):
 # theta
 
 
-@pytest.mark.parametrize(("loss", "server"), [("hinge", "dual"), ("squared", "proximal")])
+@pytest.mark.parametrize(
+    ("loss", "server"), [("hinge", "dual"), pytest.param("squared", "proximal", marks=pytest.mark.slow)]
+)
 def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
     p = problem(loss, loss_scaling="task_mean")
     watch = mj.Watch(theta=1e-10)

@@ -1,0 +1,96 @@
+"""The protocol of the tables: loading, skewing, resuming."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the tests run away from the repository")
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from experiments import protocol, tasksets
+
+    return argparse.Namespace(protocol=protocol, tasksets=tasksets)
+
+
+def flat(tasks=4, n=24, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(tasks * n, d)).astype(np.float32)
+    y = np.where(x[:, 0] + 0.3 * rng.normal(size=len(x)) > 0, 1.0, -1.0)
+    return x, y, np.repeat(np.arange(tasks), n)
+
+
+def options(folder, data, trials=2):
+    return argparse.Namespace(data=data, trials=trials, rounds=10, tol=1e-2, metric=None, seed=0, out=folder)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_trials_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
+    protocol = experiments.protocol
+    x, y, task = flat()
+    np.savez(tmp_path / "small.npz", X=x, y=y, task=task)
+    monkeypatch.setattr(protocol, "LAMBDAS", (1.0, 0.01))
+    paper = {"small": {"MTL": "0.46 (0.11)"}}
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"], trials=1), False, paper)
+    path = tmp_path / "trials.csv"
+    first = path.read_text()
+    assert len(first.splitlines()) == 4
+    path.write_text(first + "small,rounds=10 tol=0.01 se")  # cut off by a kill
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), False, paper)
+    rows = [row for row in protocol._read(path) if row.tasks == "small"]
+    assert [(r.trial, r.model) for r in rows] == [(t, m) for t in range(2) for m in protocol.MODELS]
+    assert path.read_text().startswith(first)
+    table = (tmp_path / "table.md").read_text()
+    assert "| MTL | " in table
+    assert "0.46 (0.11) |" in table
+    assert r"\begin{tabular}" in (tmp_path / "table.tex").read_text()
+    assert "trial 1" in capsys.readouterr().out
+    capsys.readouterr()
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), False, paper)  # nothing is left to do
+    assert "trial" not in capsys.readouterr().out.splitlines()[1]
+
+
+def test_skewed_sizes_differ_by_two_orders_of_magnitude(experiments, key):
+    rng = np.random.default_rng(0)
+    sizes = [300, 250, 280, 310, 260, 290]
+    data = mj.pack_tasks([rng.normal(size=(n, 2)) for n in sizes], [np.sign(rng.normal(size=n)) for n in sizes])
+    skewed = np.asarray(experiments.protocol.skewed(key, data).sizes)
+    assert (skewed.min(), skewed.max()) == (3, 310)
+    assert (skewed <= sizes).all()
+    assert len(set(skewed.tolist())) > 3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_same_tasks_from_all_formats(experiments, tmp_path):
+    scipy_io = pytest.importorskip("scipy.io")
+    x, y, task = flat()
+    load = experiments.tasksets.load
+    np.savez(tmp_path / "tasks.npz", X=x, y=y, task=task)
+    cells = {"X": np.empty((1, 4), object), "Y": np.empty((1, 4), object)}
+    for t in range(4):
+        cells["X"][0, t], cells["Y"][0, t] = x[task == t], y[task == t][:, None]
+    scipy_io.savemat(tmp_path / "tasks.mat", cells)
+    activities, folder = np.where(y > 0, 4, 1), tmp_path / "UCI HAR"
+    for part, rows in (("train", task < 2), ("test", task >= 2)):
+        (folder / part).mkdir(parents=True)
+        for name, values in (("X", x), ("y", activities), ("subject", task)):
+            np.savetxt(folder / part / f"{name}_{part}.txt", values[rows])
+    want = load(tmp_path / "tasks.npz").data
+    for path in (tmp_path / "tasks.mat", folder):
+        got = load(path).data
+        np.testing.assert_allclose(got.x, want.x, rtol=1e-6)
+        np.testing.assert_array_equal(got.y, want.y)
+    scipy_io.savemat(tmp_path / "wrong.mat", {"A": 1.0})
+    with pytest.raises(ValueError, match="has no X and Y"):
+        load(tmp_path / "wrong.mat")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="X_train.txt"):
+        load(tmp_path / "empty")
+    assert isinstance(load(tmp_path / "tasks.npz").loss, mj.losses.Hinge)
