@@ -32,7 +32,17 @@ CASES = {
     "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
 }
 # Each loss and regularizer is in one that is not slow, but for those that take the way of another.
-SLOW = {"ridge", "huber, learned", "tube, clusters", "median", "squared hinge, learned", "svm, sparse precision"}
+SLOW = {
+    "ridge",
+    "huber, learned",
+    "tube, clusters",
+    "median",
+    "squared hinge, learned",
+    "svm, sparse precision",
+    "quantile near the mean",
+    "smoothed svm, learned",
+    "svm, learned",
+}
 TARGET = np.random.default_rng(7).normal(size=(M, D))
 
 
