@@ -24,7 +24,6 @@ import mocha_jax as mj
 from experiments.protocol import LAMBDAS, Score, score_of
 from experiments.tasksets import TaskSet, load, synthetic
 from mocha_jax import plotting
-from mocha_jax._pytree import Pytree
 
 FINE = np.geomspace(LAMBDAS[0], LAMBDAS[-1], 2 * len(LAMBDAS) - 1)
 
@@ -39,7 +38,6 @@ class Curve(NamedTuple):
     lam: np.ndarray
     value: np.ndarray
     slope: np.ndarray  # with respect to log lambda
-    gap: np.ndarray  # relative gap of the training
     residual: np.ndarray  # of the linear system
     rounds: int  # of the trainings at the paper's lambdas
     seconds: float  # of all of this, times the share of the paper's lambdas
@@ -115,15 +113,10 @@ def study(tasks: TaskSet, options: argparse.Namespace, left: Axes, right: Axes) 
 def along(problem: mj.Problem, held: mj.TaskData, key: jax.Array, budget: dict) -> Curve:
     """The validation loss and its slope at every lambda of the path, each trained from the one before."""
 
-    class At(Pytree):
-        value: jax.Array
-        slope: jax.Array
-        residual: jax.Array
-
     @jax.jit
-    def look(solution: mj.Solution) -> At:
+    def look(solution: mj.Solution) -> tuple[jax.Array, ...]:
         found = mj.hypergradient(lambda w: mj.metrics.mean_loss(w, held, problem.loss), solution)
-        return At(found.value, found.gradient.regularizer.lam * solution.problem.regularizer.lam, found.residual)
+        return found.value, found.gradient.regularizer.lam * solution.problem.regularizer.lam, found.residual
 
     algorithm, state, seen, rounds, began = mj.Mocha(), None, [], [], time.perf_counter()
     carry = jax.jit(algorithm.carry)
@@ -132,11 +125,10 @@ def along(problem: mj.Problem, held: mj.TaskData, key: jax.Array, budget: dict) 
         solution = mj.solve(there, algorithm, key=key, state=None if state is None else carry(state, there), **budget)
         state = solution.state
         rounds.append(int(solution.rounds))
-        at = look(solution)
-        seen.append([float(a) for a in (at.value, at.slope, solution.certificate.residual, at.residual)])
-    value, slope, gap, residual = np.array(seen).T
+        seen.append([float(a) for a in look(solution)])
+    value, slope, residual = np.array(seen).T
     seconds = (time.perf_counter() - began) * len(LAMBDAS) / len(FINE)
-    return Curve(FINE, value, slope, gap, residual, sum(rounds[::2]), seconds)
+    return Curve(FINE, value, slope, residual, sum(rounds[::2]), seconds)
 
 
 def refitted(train: mj.TaskData, test: mj.TaskData, tasks: TaskSet, lam: float, score: Score, budget: dict) -> float:

@@ -14,6 +14,9 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax.coupling import correlation
 
+# A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
+PATIENCE = 10
+
 # Tasks up to which a matrix over all pairs is built on request.
 _LARGEST_MATRIX = 20_000
 
@@ -142,10 +145,6 @@ class Solution(Pytree):
         if isinstance(self.code, jax.core.Tracer) or np.ndim(self.code):
             return f"Solution({np.shape(self.weights)} weights)"
         return f"Solution({self.message})"
-
-
-# A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
-PATIENCE = 10
 
 
 def _number(value: Array) -> Any:
