@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="files; default a synthetic federation")
     parser.add_argument("--rounds", type=int, default=600, help="of one training at most (default %(default)s)")
     parser.add_argument("--tol", type=float, default=1e-5, help="relative gap of a training (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=12, help="of descent (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=25, help="of descent (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("experiments"), help="folder of the picture")
     options = parser.parse_args()
@@ -194,7 +194,9 @@ def draw_curve(axes: Axes, name: str, curve: Curve, tuned: mj.Tuned) -> None:
     steps = 2.0 * np.asarray(tuned.history.hyperparameters["lam"])
     axes.plot(steps, tuned.history.value, "o", color=plotting.COLOURS[0], ms=4, label="steps of descent")
     axes.set_xscale("log")
-    low, high = float(curve.value.min()), float(curve.value[np.isfinite(curve.value)].max())
+    finite = curve.value[np.isfinite(curve.value)]
+    # Where nearly nothing is regularized the loss may be a hundred times the rest.
+    low, high = float(finite.min()), float(min(finite.max(), 1.5 * np.quantile(finite, 0.75)))
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_title(f"{name}, (14)", fontsize=11)
     axes.set_xlabel("lambda")

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("experiments"), help="folder of picture and CSV")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     key = jax.random.key(options.seed)
     data = load(options.data) if options.data else mj.datasets.federation(key).data
     models = {f"(14) sigma2 {s:g}": lambda lam, s=s: mj.regularizers.Probabilistic(lam, s) for s in (10.0, np.inf)}

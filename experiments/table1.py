@@ -14,4 +14,4 @@ PAPER = {
 }
 
 if __name__ == "__main__":
-    protocol.study(protocol.command_line("experiments.table1", __doc__, "table1"), skew=False, paper=PAPER)
+    protocol.study(protocol.command_line("experiments.table1", __doc__, "table1"), PAPER)

@@ -15,4 +15,4 @@ PAPER = {
 }
 
 if __name__ == "__main__":
-    protocol.study(protocol.command_line("experiments.table4", __doc__, "table4"), skew=True, paper=PAPER)
+    protocol.study(protocol.command_line("experiments.table4", __doc__, "table4", skew=True), PAPER)

@@ -8,8 +8,11 @@ algorithms, the certificate, and the modules `losses`, `regularizers`, `coupling
 from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets
+from mocha_jax import likelihoods as likelihoods
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
+from mocha_jax import networks as networks
+from mocha_jax import partition as partition
 from mocha_jax import regularizers as regularizers
 from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
@@ -32,6 +35,13 @@ from mocha_jax._history import Watch as Watch
 from mocha_jax._minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._mocha import Mocha as Mocha
+from mocha_jax._multiclass import OneVsRest as OneVsRest
+from mocha_jax._multiclass import one_vs_rest as one_vs_rest
+from mocha_jax._neural._fedavg import FedAvg as FedAvg
+from mocha_jax._neural._fedavg import Local as Local
+from mocha_jax._neural._prediction import Evaluation as Evaluation
+from mocha_jax._neural._prediction import Prediction as Prediction
+from mocha_jax._neural._virtual import Virtual as Virtual
 from mocha_jax._objective import Certificate as Certificate
 from mocha_jax._objective import certificate as certificate
 from mocha_jax._objective import objective as objective

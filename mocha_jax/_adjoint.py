@@ -98,12 +98,14 @@ class Implicit(Adjoint):
     Weights, Omega and the primal objective have derivatives, the rest of the solution (state, gaps, history) has none.
 
     It is the derivative of the exact optimum, taken at the point reached: solve well enough. How well the system was
-    solved is reported by `hypergradient`; inside a transformation a failure gives NaN, never a wrong number.
+    solved is reported by `hypergradient`; inside a transformation a residual above `worst` gives NaN. There are first
+    derivatives only; asking for second ones is an error.
 
     Args:
       tol: relative residual of the linear system to stop at; default the 3/4 power of the rounding unit.
       max_steps: of MINRES, each two products with the samples.
-      worst: relative residual above which a derivative is NaN.
+      worst: relative residual above which a derivative is NaN. It bounds what the system is short of, not the error
+        of each number, which can be some ten times larger where the system is ill-conditioned.
 
     >>> import jax, numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)
@@ -134,7 +136,8 @@ class Implicit(Adjoint):
         state, certificate, relation = lax.stop_gradient(settled(held, progress))
         weights, history = run.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         problem, beta = run.problem, _duals(state, "Implicit")
-        unknown = unknown_at(held.problem, weights, beta, relation)
+        assert isinstance(problem, Problem)  # dual variables are of nothing else
+        unknown = unknown_at(lax.stop_gradient(problem), weights, beta, relation)
         unknown, _ = implicit(problem, unknown, beta, self.tol, self.max_steps, self.worst)
         moving, moving_relation = read(problem, unknown)
         weights = _anchored(weights, moving)

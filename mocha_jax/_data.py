@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
-from mocha_jax._math import EXACT, safe_ratio, uniform_bits
+from mocha_jax._math import EXACT, safe_ratio
 from mocha_jax._pytree import Pytree, static
+from mocha_jax._splits import dealt, draws, stratified
 from mocha_jax._spread import Spread
 
 SCALINGS = ("sum", "task_mean")
@@ -197,9 +198,9 @@ class TaskData(Pytree):
         ([-1.0, 1.0], [-1.0, 1.0])
         """
         _check.in_unit_interval("TaskData.split", open_left=True, open_right=True, fraction=fraction)
-        bits, real = self._draws(key), np.asarray(self.weight) > 0
+        bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0
         labels = np.asarray(self.y) if stratify else np.zeros(self.y.shape)
-        first = _stratified(labels, bits, real, fraction)
+        first = stratified(labels, bits, real, fraction)
         return self._select(first), self._select(real & ~first)
 
     def pooled(self) -> TaskData:
@@ -209,6 +210,19 @@ class TaskData(Pytree):
         """
         pooled = self.replace(task=jnp.zeros_like(self.task), num_tasks=1, shared=self.num_nodes > 1)
         return pooled.replace(weight=self.weight * safe_ratio(pooled.base_weight(), self.base_weight()))
+
+    def merged(self) -> TaskData:
+        """All samples with one node, on one task: the data of a central server. Weights stay what they were.
+
+        >>> import numpy as np, mocha_jax as mj
+        >>> data = mj.pack_tasks([np.ones((3, 2), "f"), np.zeros((1, 2), "f")], [np.ones(3), np.zeros(1)])
+        >>> data.merged().x.shape, data.merged().y.tolist()
+        ((1, 4, 2), [[1.0, 1.0, 1.0, 0.0]])
+        """
+        real = np.asarray(self.weight) > 0
+        x, y, weight = (jnp.asarray(np.asarray(a)[real][None]) for a in (self.x, self.y, self.weight))
+        task = jnp.zeros(1, self.task.dtype)
+        return self.replace(x=x, y=y, weight=weight, task=task, num_tasks=1, shared=False, spread=None)
 
     def pad(self, *, nodes: int | None = None, rows: int | None = None) -> TaskData:
         """Pad with inert nodes and rows up to the given counts, e.g. to fit a device mesh.
@@ -288,19 +302,14 @@ class TaskData(Pytree):
                 raise ValueError(
                     f"TaskData.folds: groups must be integers [m, n] = {self.y.shape}, got {groups.shape}."
                 )
-        bits, real = self._draws(key), np.asarray(self.weight) > 0
-        return jnp.asarray(_dealt(np.asarray(self.y), bits, real, count, groups))
+        bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0
+        return jnp.asarray(dealt(np.asarray(self.y), bits, real, count, groups))
 
     def keep(self, rows: Array) -> TaskData:
         """The same rows, but only those marked ``[m, n]`` are samples; the weights follow `loss_scaling`."""
         relative = safe_ratio(self.weight, self.base_weight())
         part = self.replace(weight=jnp.where(rows & (self.weight > 0), jnp.ones_like(self.weight), 0.0))
         return part.replace(weight=part.base_weight() * relative)
-
-    def _draws(self, key: Array) -> np.ndarray:
-        """A random number for every row, which depends on the key, the node and the row only."""
-        keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(self.num_nodes))
-        return np.asarray(jax.vmap(lambda k: uniform_bits(k, self.x.shape[1]))(keys))
 
     def _select(self, keep: np.ndarray) -> TaskData:
         """Keep some rows of each node, packed to the front."""
@@ -342,62 +351,6 @@ def totals(
     """See `TaskData.totals`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
     found = terms(given, times(x, weights), y, *rows)
     return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)
-
-
-def _stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: float) -> np.ndarray:
-    """Mark about `fraction` of each node's real rows, class by class. All nodes at once."""
-    node, row = np.nonzero(real)
-    order = np.lexsort((bits[node, row], y[node, row], node))
-    node, row = node[order], row[order]
-    label, draw = y[node, row], bits[node, row]
-    # Classes are runs of (node, label); `rank` counts within a run in random order.
-    new = np.ones(len(node), bool)
-    new[1:] = (node[1:] != node[:-1]) | (label[1:] != label[:-1])
-    starts = np.flatnonzero(new)
-    sizes = np.diff(np.r_[starts, len(node)]).astype(int)
-    group = np.repeat(np.arange(len(sizes)), sizes)
-    rank = np.arange(len(node)) - starts[group]
-    owner = node[starts]
-    total = np.bincount(node, minlength=len(y))
-    want = np.clip(
-        np.round(fraction * total).astype(int), np.minimum(total, 1), np.maximum(total - 1, np.minimum(total, 1))
-    )
-    # Largest remainder: whole shares first, then one more to the classes cut off most.
-    share = (fraction * sizes).astype(int)
-    missing = want - np.bincount(owner, weights=share, minlength=len(y)).astype(int)
-    tie = draw[starts]
-    queue = np.lexsort((tie, -(fraction * sizes - share), owner))
-    turn = np.empty(len(sizes), int)
-    first_of_node = np.r_[0, np.cumsum(np.bincount(owner, minlength=len(y)))][owner[queue]]
-    turn[queue] = np.arange(len(sizes)) - first_of_node
-    share = share + (turn < missing[owner])
-    first = np.zeros(real.shape, bool)
-    chosen = rank < share[group]
-    first[node[chosen], row[chosen]] = True
-    return first
-
-
-def _dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups: np.ndarray | None) -> np.ndarray:
-    """The part of each row: a node's rows in random order, class by class or group by group, dealt in turns."""
-    node, row = np.nonzero(real)
-    draw = bits[node, row]
-    if groups is None:
-        order = np.lexsort((draw, y[node, row], node))
-        turn = np.arange(len(node))
-    else:
-        # The draw of a group is that of its first row.
-        owner = np.unique(np.stack([node, groups[node, row]]), axis=1, return_inverse=True, return_index=True)
-        first, member = owner[1], owner[2].ravel()
-        draw = draw[first][member]
-        order = np.lexsort((row, member, draw, node))
-        turn = np.r_[0, np.cumsum(np.diff(member[order]) != 0)] if len(order) else np.zeros(0, int)
-    node, row = node[order], row[order]
-    begins = np.r_[0, np.flatnonzero(np.diff(node)) + 1].astype(int)
-    lengths = np.diff(np.r_[begins, len(node)])
-    within = turn - np.repeat(turn[begins], lengths) if len(node) else turn
-    part = np.full(real.shape, -1, np.int32)
-    part[node, row] = (within + node) % count
-    return part
 
 
 def _expect_ndim(name: str, value: Any, ndim: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._history import History, Progress
-from mocha_jax._objective import Certificate, with_best_dual
+from mocha_jax._quality import Quality
 from mocha_jax._run import Setting, block
 
 
@@ -32,7 +32,7 @@ def prepare(run: Setting) -> Setting:
 def stretch(
     key: Array, run: Setting, progress: Progress, room: History, limit: Array | int, tol: Array, *, record_every: int
 ) -> tuple[Progress, History, Array]:
-    """Blocks of rounds until the limit, the tolerance or a non-finite gap.
+    """Blocks of rounds until the limit, the tolerance or numbers that are not finite.
 
     Returns:
       Where the run stands; the records, the last ones in the last place where there is no more room; how many.
@@ -45,17 +45,17 @@ def stretch(
         progress, history, i, _ = carry
         done = progress.state.round
         progress, record = block(key, run, progress, jnp.minimum(record_every - done % record_every, limit - done))
-        at = jnp.minimum(i, len(history.gap) - 1)
+        at = jnp.minimum(i, len(history.round) - 1)
         history = jax.tree.map(lambda h, r: h.at[at].set(r), history, record)
-        return progress, history, i + 1, jnp.isfinite(record.gap) & ~(record.residual <= tol)
+        return progress, history, i + 1, record.quality.finite & ~(record.residual <= tol)
 
     carry = progress, room, jnp.zeros((), jnp.int32), jnp.ones((), bool)
     return lax.while_loop(unfinished, body, carry)[:3]
 
 
 @jax.jit
-def settled(run: Setting, where: Progress) -> tuple[Any, Certificate, Any]:
+def settled(run: Setting, where: Progress) -> tuple[Any, Quality, Any]:
     """The state with W derived afresh from the duals, its certificate and its Omega."""
     state = run.algorithm.adopt(where.state, run.problem)
-    certificate = with_best_dual(run.problem, run.algorithm.certify(state, run.problem), where.joint_dual)
+    certificate = run.algorithm.certify(state, run.problem).with_bound(run.problem, where.bound)
     return state, certificate, run.algorithm.omega(state, run.problem)

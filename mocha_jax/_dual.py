@@ -44,7 +44,7 @@ class MochaState(Pytree):
         return self.server.model
 
 
-class DualMethod(Algorithm):
+class DualMethod(Algorithm[Problem]):
     """Duals on the nodes, weights at the server. A subclass says what a node does in a round."""
 
     omega_every: int | None = static(default=None, kw_only=True)

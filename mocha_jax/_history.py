@@ -10,9 +10,9 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
 from mocha_jax._math import safe_ratio
-from mocha_jax._objective import Certificate
-from mocha_jax._problem import Problem
+from mocha_jax._problem import Federated
 from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._quality import Quality
 from mocha_jax._work import Request, Work
 from mocha_jax.costs import Cost
 
@@ -44,19 +44,17 @@ class Nodes(Pytree):
 
 
 class History(Pytree):
-    """Recorded rounds; in a run every field has a leading axis, one entry per record."""
+    """Recorded rounds; in a run every field has a leading axis, one entry per record.
+
+    What the algorithm reports of its answers, its `quality`, can be read as if it were the history's own. Of a convex
+    problem: ``history.primal dual gap relative_gap joint_primal joint_dual joint_gap relative_joint_gap gap_before``,
+    see `Certificate`; ``joint_dual`` is the best bound up to there, and ``joint`` numbers are NaN where the problem is
+    not convex in W and Omega together. Of networks: ``history.loss test_loss error diverged``, see `Evaluation`.
+    Of all: ``history.residual``, what `solve` compares with its tolerance.
+    """
 
     round: Array  # rounds done so far
-    primal: Array
-    dual: Array
-    gap: Array
-    relative_gap: Array
-    joint_primal: Array  # with the best Omega for the weights
-    joint_dual: Array  # the best lower bound on the joint optimum up to here
-    joint_gap: Array  # distance from the joint optimum over W and Omega; NaN where that is not convex
-    relative_joint_gap: Array
-    residual: Array  # what `solve` compares with its tolerance
-    gap_before: Array  # the gap just before Omega was last replaced; NaN where it was not
+    quality: Any  # `Certificate`, without the shares of tasks, or `Evaluation`
     simulated_time: Array  # seconds since the start, equation (30)
     bytes_down: Array  # received by all nodes since the start
     bytes_up: Array  # sent by all nodes since the start
@@ -65,6 +63,14 @@ class History(Pytree):
     active: Array  # int32 nodes that took part in the last round
     capped: Array  # int32 how often, since the previous record, a node ran out of work before the accuracy asked for
     nodes: Any = None  # `Nodes` where `Watch` asked for it
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "quality":
+            raise AttributeError(name)
+        try:
+            return getattr(self.quality, name)
+        except AttributeError:
+            raise AttributeError(f"a history of {type(self.quality).__name__}s has no {name!r}") from None
 
 
 class Progress(Pytree):
@@ -77,14 +83,14 @@ class Progress(Pytree):
     bytes_up: Array  # []
     busy: Array  # [m] simulated seconds of each node
     answered: Array  # [m] int32 rounds in which a node took part
-    joint_dual: Array  # [] the best lower bound on the joint optimum so far
+    bound: Array  # [] the best lower bound on the optimum so far, see `Quality.bound`
     steps: Array  # [] int32 since the last record
     active: Array  # [] int32 in the last round
     capped: Array  # [] int32 since the last record
     nodes: Nodes | None  # since the last record
 
 
-def start(algorithm: Algorithm, problem: Problem, state: Any = None, watch: Watch | None = None) -> Progress:
+def start(algorithm: Algorithm[Any], problem: Federated, state: Any = None, watch: Watch | None = None) -> Progress:
     """Nothing done yet, or nothing since `state`."""
     m, dtype = problem.data.num_nodes, problem.data.dtype
     zero, nothing = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
@@ -96,12 +102,12 @@ def start(algorithm: Algorithm, problem: Problem, state: Any = None, watch: Watc
     return Progress(
         state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),
         time=zero, lag=zero, bytes_down=zero, bytes_up=zero, busy=reals, answered=counts,
-        joint_dual=jnp.full((), -jnp.inf, dtype), steps=nothing, active=nothing, capped=nothing, nodes=nodes,
+        bound=jnp.full((), -jnp.inf, dtype), steps=nothing, active=nothing, capped=nothing, nodes=nodes,
     )  # fmt: skip
 
 
 def count(
-    progress: Progress, problem: Problem, cost: Cost, request: Request, work: Work, info: Info,
+    progress: Progress, problem: Federated, cost: Cost, request: Request, work: Work, info: Info,
     theta: tuple[Array, Array] | None,
 ) -> Progress:  # fmt: skip
     """Add up a round: what the nodes did, how long it took and what went over the network."""
@@ -133,14 +139,14 @@ def count(
     )
 
 
-def record(progress: Progress, problem: Problem, c: Certificate) -> tuple[Progress, History]:
+def record(progress: Progress, problem: Federated, quality: Quality) -> tuple[Progress, History]:
     """Write down where the run stands, and begin to count anew what is counted between records."""
     present = problem.data.sizes > 0
-    busy = jnp.sum(jnp.where(present, progress.busy, 0.0)) / jnp.maximum(jnp.sum(present), 1).astype(c.gap.dtype)
+    total = jnp.sum(jnp.where(present, progress.busy, 0.0))
+    busy = total / jnp.maximum(jnp.sum(present), 1).astype(total.dtype)
+    utilisation = jnp.minimum(safe_ratio(busy, progress.time), 1.0)
     history = History(
-        progress.state.round, c.primal, c.dual, c.gap, c.relative_gap,
-        c.joint_primal, c.joint_dual, c.joint_gap, c.relative_joint_gap, c.residual, c.gap_before,
-        progress.time, progress.bytes_down, progress.bytes_up, jnp.minimum(safe_ratio(busy, progress.time), 1.0),
+        progress.state.round, quality.summary(), progress.time, progress.bytes_down, progress.bytes_up, utilisation,
         progress.steps, progress.active, progress.capped, progress.nodes,
     )  # fmt: skip
     zero = jnp.zeros_like(progress.steps)
@@ -148,4 +154,4 @@ def record(progress: Progress, problem: Problem, c: Certificate) -> tuple[Progre
     if nodes is not None:
         empty = jnp.zeros_like(nodes.steps)
         nodes = nodes.replace(steps=empty, seconds=jnp.zeros_like(nodes.seconds), answered=empty)
-    return progress.replace(steps=zero, capped=zero, nodes=nodes, joint_dual=c.joint_dual), history
+    return progress.replace(steps=zero, capped=zero, nodes=nodes, bound=quality.bound), history

@@ -76,7 +76,7 @@ def _batch_work(batch: Hyperparameter | int, limit: int | None, data: TaskData) 
     return jnp.minimum(data.sizes, jnp.clip(size, 0, room)), room
 
 
-class _Batched(Algorithm):
+class _Batched(Algorithm[Problem]):
     """An algorithm with a batch and room for it."""
 
     def replace(self, **changes: Any) -> Self:

@@ -59,7 +59,8 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
 
     def size(r: Any, y: Any) -> Array:
         square = inner(r, y)
-        return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+        nothing = square <= 0  # what is no number stays so
+        return jnp.where(nothing, 0.0, jnp.sqrt(jnp.where(nothing, 1.0, square)))
 
     def plus(a: Any, s: Array, c: Any) -> Any:
         return jax.tree.map(lambda p, q: p + s * q, a, c)
@@ -67,6 +68,10 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
     def scaled(s: Array, a: Any) -> Any:
         return jax.tree.map(lambda p: s * p, a)
 
+    # Of ordinary size, so that squares neither overflow nor vanish.
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(b)]))
+    unit = jnp.where(largest == 0, jnp.ones_like(largest), largest)
+    b = jax.tree.map(lambda leaf: leaf / unit, b)
     nothing = jax.tree.map(jnp.zeros_like, b)
     first = precondition(b)
     start = size(b, first)
@@ -99,5 +104,6 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
     )  # fmt: skip
     end = lax.while_loop(unfinished, step, begin)
     left = jax.tree.map(jnp.subtract, b, apply(end.x))
-    residual = safe_ratio(size(left, precondition(left)), start)
-    return Solved(end.x, residual, end.steps)
+    rest = size(left, precondition(left))
+    residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
+    return Solved(scaled(unit, end.x), jnp.where(jnp.isfinite(largest), residual, jnp.nan), end.steps)

@@ -10,18 +10,18 @@ from jax import Array
 
 from mocha_jax._data import TaskData
 from mocha_jax._problem import Problem
-from mocha_jax._pytree import Pytree
+from mocha_jax._quality import Quality
 from mocha_jax.coupling import Coupling
 from mocha_jax.losses import Loss
 
 
-class Certificate(Pytree):
+class Certificate(Quality):
     r"""How far a dual point and weights are from the optimum, provably.
 
     For the Omega at hand ``dual <= optimum <= primal``, so ``primal`` is within ``gap`` of the optimum.
     Where Omega is learned and the problem convex in W and Omega together, the ``joint`` numbers say
     the same of the optimum over both. Where Omega is given they repeat the others; where the problem
-    is not jointly convex, they are NaN.
+    is not jointly convex, they are NaN. ``residual`` is the relative joint gap where there is one.
     """
 
     primal: Array  # [] P(W, Omega)
@@ -33,8 +33,32 @@ class Certificate(Pytree):
     joint_dual: Array  # [] a lower bound on the optimum over W and Omega
     joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
     relative_joint_gap: Array  # []
-    residual: Array  # [] what a solve compares with its tolerance: the relative joint gap where there is one
     gap_before: Array  # [] the gap just before Omega was last replaced; NaN where it was not
+
+    @property
+    def finite(self) -> Array:
+        return jnp.isfinite(self.gap)
+
+    @property
+    def bound(self) -> Array:
+        return self.joint_dual
+
+    def with_bound(self, problem: Problem, bound: Array) -> Certificate:
+        """With a joint dual bound seen earlier, where that is better: each bound is valid alone."""
+        if not problem.regularizer.learned:
+            return self
+        better = bound > self.joint_dual
+        gap = jnp.where(better, jnp.maximum(self.joint_primal - bound, 0.0), self.joint_gap)
+        relative = jnp.where(better, gap / _scale(self.joint_primal, gap), self.relative_joint_gap)
+        return self.replace(
+            joint_dual=jnp.where(better, bound, self.joint_dual),
+            joint_gap=gap,
+            relative_joint_gap=relative,
+            residual=jnp.where(better, relative, self.residual),
+        )
+
+    def summary(self) -> Certificate:
+        return self.replace(task_gaps=None)
 
 
 def predictions(data: TaskData, weights: Array) -> Array:
@@ -164,10 +188,9 @@ def certify(
     if regularizer.learned:  # it will be compared with other rounds' numbers: nothing may be gained by rounding
         joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
     return Certificate(
+        relative if regularizer.jointly_convex else (gap + change) / scale,
         primal, primal - gap, gap, gap / scale, task_gaps,
-        joint_primal, joint_dual, joint_gap, relative,
-        residual=relative if regularizer.jointly_convex else (gap + change) / scale,
-        gap_before=jnp.asarray(gap_before, gap.dtype),
+        joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype),
     )  # fmt: skip
 
 
@@ -182,21 +205,6 @@ def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:
     inner = jnp.sum(v * w)
     rounding = 8.0 * jnp.finfo(inner.dtype).eps * (jnp.abs(value) + jnp.abs(conjugate) + jnp.abs(inner))
     return jnp.maximum(value + conjugate - inner, 0.0) + rounding
-
-
-def with_best_dual(problem: Problem, c: Certificate, best: Array) -> Certificate:
-    """The certificate with a joint dual bound seen earlier, where that is better: each bound is valid alone."""
-    if not problem.regularizer.learned:
-        return c
-    better = best > c.joint_dual
-    gap = jnp.where(better, jnp.maximum(c.joint_primal - best, 0.0), c.joint_gap)
-    relative = jnp.where(better, gap / _scale(c.joint_primal, gap), c.relative_joint_gap)
-    return c.replace(
-        joint_dual=jnp.where(better, best, c.joint_dual),
-        joint_gap=gap,
-        relative_joint_gap=relative,
-        residual=jnp.where(better, relative, c.residual),
-    )
 
 
 def _scale(primal: Array, gap: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,23 @@ from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
 
-class Problem(Pytree):
+class Federated(Pytree):
+    """What a federation is to learn. The drivers know no more of a problem than this."""
+
+    data: TaskData
+
+    @property
+    @abstractmethod
+    def criterion(self) -> str:
+        """The name of what a solve compares with its tolerance."""
+
+    @property
+    @abstractmethod
+    def value(self) -> str:
+        """The name of what must stay finite."""
+
+
+class Problem(Federated):
     r"""The convex problem :math:`\min_W \sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W)`.
 
     Hyperparameters are cast to the data's dtype here, once, so that a Python number and an
@@ -25,9 +43,18 @@ class Problem(Pytree):
       regularizer: from `mocha_jax.regularizers`.
     """
 
-    data: TaskData
     loss: Loss
     regularizer: Regularizer
+
+    @property
+    def criterion(self) -> str:
+        if not self.regularizer.jointly_convex:
+            return "residual"
+        return "relative joint gap" if self.regularizer.learned else "relative gap"
+
+    @property
+    def value(self) -> str:
+        return "gap"
 
     def __post_init__(self) -> None:
         _check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")

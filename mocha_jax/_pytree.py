@@ -102,14 +102,16 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
         raise ValueError("grid: name at least one setting, e.g. grid(make, lam=[0.1, 1.0]).")
     values = [a.ravel() for a in np.meshgrid(*(np.asarray(a) for a in axes.values()), indexing="ij")]
     size = values[0].size
-    combinations = [dict(zip(axes, row, strict=True)) for row in zip(*values, strict=True)]
-    first = make(**{name: value.item() for name, value in combinations[0].items()})
-    leaves = {f.name for f in dataclasses.fields(first) if not f.metadata.get("static")}  # type: ignore[arg-type]
-    if not set(axes) <= leaves:  # what they become is up to `make`: one record each
-        records = [make(**{name: value.item() for name, value in c.items()}) for c in combinations]
-        if len({str(jax.tree.structure(r)) for r in records}) > 1:
-            raise ValueError(f"grid: the records differ in static fields, which cannot be mapped over; vary {leaves}.")
+    combinations = [{name: a.item() for name, a in zip(axes, row, strict=True)} for row in zip(*values, strict=True)]
+    # What becomes of the numbers is up to `make`, so it makes one record of each combination. Where static fields
+    # follow from them (the room for the largest batch), it is given all at once.
+    records = [make(**combination) for combination in combinations]
+    if len({str(jax.tree.structure(r)) for r in records}) == 1:
         return jax.tree.map(lambda *leaf: np.stack([np.asarray(a) for a in leaf]), *records)
+    first = records[0]
+    leaves = {f.name for f in dataclasses.fields(first) if not f.metadata.get("static")}  # type: ignore[arg-type]
+    if not set(axes) <= leaves:
+        raise ValueError(f"grid: the records differ in static fields, which cannot be mapped over; vary {leaves}.")
     record = make(**dict(zip(axes, values, strict=True)))
 
     def stacked(leaf: Any) -> Any:

@@ -13,8 +13,7 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._history import History, Progress, Watch, count, record, start
-from mocha_jax._objective import with_best_dual
-from mocha_jax._problem import Problem
+from mocha_jax._problem import Federated
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._rows import Profile, size_profile
 from mocha_jax.costs import Cost
@@ -27,8 +26,8 @@ _NO_ROUND = np.uint32(2**32 - 1)
 class Setting(Pytree):
     """All that a run does not change."""
 
-    algorithm: Algorithm
-    problem: Problem
+    algorithm: Algorithm[Any]
+    problem: Federated
     systems: System
     cost: Cost
     watch: Watch | None
@@ -60,14 +59,14 @@ def advance(key: Array, run: Setting, progress: Progress) -> Progress:
 def block(key: Array, run: Setting, progress: Progress, rounds: Any) -> tuple[Progress, History]:
     """So many rounds and a record of where they led."""
     progress = lax.fori_loop(0, rounds, lambda _, p: advance(key, run, p), progress)
-    c = run.algorithm.certify(progress.state, run.problem)
-    return record(progress, run.problem, with_best_dual(run.problem, c, progress.joint_dual))
+    quality = run.algorithm.certify(progress.state, run.problem)
+    return record(progress, run.problem, quality.with_bound(run.problem, progress.bound))
 
 
 def run(
     key: Array,
-    algorithm: Algorithm,
-    problem: Problem,
+    algorithm: Algorithm[Any],
+    problem: Federated,
     *,
     num_rounds: int,
     systems: System | None = None,
@@ -113,7 +112,7 @@ def run(
 
 
 def settle(
-    algorithm: Algorithm, problem: Problem, systems: System | None, cost: Cost | None, watch: Watch | None,
+    algorithm: Algorithm[Any], problem: Federated, systems: System | None, cost: Cost | None, watch: Watch | None,
     record_every: int,
 ) -> Setting:  # fmt: skip
     """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
@@ -123,6 +122,10 @@ def settle(
         return leaf.astype(problem.data.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
+    if not isinstance(problem, algorithm.solves):
+        kind = algorithm.solves.__name__
+        raise ValueError(f"{type(algorithm).__name__} solves a {kind}, got a {type(problem).__name__}.")
+    algorithm.check(problem)
     systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
     _check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
     _check.instance("solve or run", "cost", cost, Cost, "costs.lte()")
@@ -132,6 +135,7 @@ def settle(
         _check.instance("solve or run", "watch", watch, Watch, "Watch()")
         if watch.theta is not None and record_every != 1:
             raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
+    systems = algorithm.asks(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
     return Setting(algorithm, problem, systems, cost, watch, size_profile(problem.data))
 

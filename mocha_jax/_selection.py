@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ Metric = Callable[..., Array]  # metric(weights, data, per_task=True), as in `me
 class Budget(Pytree):
     """How well to solve each problem of a search."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm[Any]
     tol: float = static()
     max_rounds: int = static()
     record_every: int = static()
@@ -54,15 +55,23 @@ class Path(Pytree):
     certificate: Certificate
     rounds: Array  # [c] int32
 
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, i: int) -> Path:
         """One of them, without the leading axis."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"a path of {len(self)} candidates has none with number {i}")
         return jax.tree.map(lambda leaf: leaf[i], self)
 
 
 def lambda_path(
     problem: Problem,
     candidates: Regularizer,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm[Any] | None = None,
     *,
     key: Array | None = None,
     tol: float = 1e-4,
@@ -111,7 +120,7 @@ def _along(
 
     def one(state: Any, regularizer: Regularizer) -> tuple[Any, Any]:
         problem = at(regularizer)
-        solution = budget.solve(key, problem, budget.algorithm.carry(state, problem))
+        solution = budget.solve(key, problem, carried(budget.algorithm, state, problem))
         return solution.state, entry(regularizer, solution)
 
     first = at(jax.tree.map(lambda leaf: leaf[0], candidates))
@@ -137,14 +146,18 @@ class CrossValidation:
 
     @property
     def mean(self) -> np.ndarray:
-        """Mean over tasks, folds and trials of every candidate, ``[c]``."""
-        return _mean(self.scores, (0, 1))
+        """Mean over tasks, folds and trials of every candidate ``[c]``; NaN for one that lacks a score another has."""
+        known = ~np.isnan(self.task_scores)
+        lacking = (known.any(2, keepdims=True) & ~known).any((0, 1, 3))
+        return np.where(lacking, np.nan, _mean(self.scores, (0, 1)))
 
     @property
     def standard_error(self) -> np.ndarray:
         """Of `mean`, from the spread over folds and trials, ``[c]``; folds share samples, so it is optimistic."""
         flat = self.scores.reshape(-1, self.scores.shape[2])
-        return flat.std(0, ddof=1) / np.sqrt(len(flat))
+        count = (~np.isnan(flat)).sum(0)
+        squares = _mean((flat - _mean(flat, 0)) ** 2, 0) * _quotient(count, count - 1)
+        return np.where(np.isnan(self.mean), np.nan, np.sqrt(_quotient(squares, count)))
 
     def __repr__(self) -> str:
         return f"CrossValidation(best={self.best}, mean={np.array2string(self.mean, precision=4)})"
@@ -153,7 +166,7 @@ class CrossValidation:
 def cross_validate(
     problem: Problem,
     candidates: Regularizer,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm[Any] | None = None,
     *,
     key: Array | None = None,
     folds: int = 5,
@@ -183,10 +196,11 @@ def cross_validate(
       folds: parts of each node's samples, of which each is held out once.
       trials: how often to do that, each time with other parts.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
-      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, or any function like those of `metrics`.
-      maximise: whether more is better; default for ``"auc"`` only.
-      scored_as: the same rows as other tasks: a global model, fitted to ``data.pooled()``, is compared with others on
-        the tasks of ``data``.
+      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, or any function like those of `metrics`, called as
+        ``metric(weights, data, per_task=True)``.
+      maximise: whether more is better; by default of the AUC only, so say so of a function of your own.
+      scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
+        others on the tasks of ``data``.
       tol: relative gap at which a solve ends.
       max_rounds: of each solve at most. What was reached is reported.
       record_every: rounds between looks at the gap.
@@ -211,6 +225,15 @@ def cross_validate(
     seen_as = data if scored_as is None else scored_as
     if seen_as.y.shape != data.y.shape:
         raise ValueError(f"{name}: scored_as must have the rows of the problem's data, {data.y.shape}.")
+    if data.num_tasks not in (1, seen_as.num_tasks):
+        raise ValueError(f"{name}: scored_as is for a global model, of one task; this one has {data.num_tasks}.")
+    weights = jax.ShapeDtypeStruct((data.num_tasks, data.num_features), data.dtype)
+    said = jax.eval_shape(lambda w: score(w, seen_as, per_task=True), weights)
+    if getattr(said, "shape", None) != (seen_as.num_tasks,):
+        raise ValueError(
+            f"{name}: metric(weights, data, per_task=True) must return a score for each task, an array "
+            f"[{seen_as.num_tasks}]; got {said}."
+        )
     # On a CPU one fit keeps a core busy, and several at once only push one another out of its cache.
     chunk = (1 if jax.default_backend() == "cpu" else folds) if chunk is None else chunk
     _check.integer(name, 1, chunk=chunk)
@@ -227,7 +250,12 @@ def cross_validate(
         np.concatenate(a)[: trials * folds].reshape(trials, folds, count, *a[0].shape[2:])
         for a in zip(*found, strict=True)
     )
-    mean = _mean(_mean(scores, 3), (0, 1))
+    mean = CrossValidation(candidates, scores, residuals, rounds, 0, problem.regularizer, None).mean
+    if np.isnan(mean).all():
+        raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")
+    if np.isnan(mean).any():
+        without = np.flatnonzero(np.isnan(mean)).tolist()
+        warnings.warn(f"{name}: candidates {without} lack scores that others have and are passed over.", stacklevel=2)
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
     regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
     solution = _refitted(key, problem, candidates, budget, best) if refit else None
@@ -240,14 +268,16 @@ def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: Bud
     for i in range(best + 1):
         regularizer = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
         there = Problem(problem.data, problem.loss, regularizer)
-        solution = budget.solve(key, there, state if state is None else _carried(budget.algorithm, state, there))
+        solution = budget.solve(key, there, state if state is None else carried(budget.algorithm, state, there))
         state = solution.state
     return solution
 
 
 @jax.jit
-def _carried(algorithm: Algorithm, state: Any, problem: Problem) -> Any:
-    return algorithm.carry(state, problem)
+def carried(algorithm: Algorithm[Any], state: Any, problem: Problem) -> Any:
+    """Where the next solve begins; afresh where the last one came to nothing."""
+    sound = jnp.all(jnp.isfinite(algorithm.weights(state)))
+    return lax.cond(sound, lambda: algorithm.carry(state, problem), lambda: algorithm.init(problem))
 
 
 @partial(jax.jit, static_argnames=("score", "devices"))
@@ -290,10 +320,15 @@ def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
 def _metric(metric: Metric | str) -> tuple[Metric, bool]:
     """The function, and whether more of it is better."""
     if callable(metric):
-        return metric, False
+        return metric, metric is metrics.auc
     known = {"error_rate": metrics.error_rate, "rmse": metrics.rmse, "auc": metrics.auc}
     _check.one_of("cross_validate", "metric", metric, tuple(known))
     return known[metric], metric == "auc"
+
+
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """NaN where nothing is divided by."""
+    return np.where(b > 0, a / np.maximum(b, 1), np.nan)
 
 
 def _mean(a: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
@@ -304,8 +339,8 @@ def _mean(a: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 
 
 def _budget(
-    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm | None, tol: float, max_rounds: int,
-    record_every: int,
+    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Any] | None, tol: float,
+    max_rounds: int, record_every: int,
 ) -> tuple[Budget, int]:  # fmt: skip
     """What to spend on each candidate, and how many there are."""
     _check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
@@ -318,5 +353,8 @@ def _budget(
             f"{owner}: all numbers of the candidates need one leading axis, as those of grid(...) have; "
             f"got {candidates}."
         )
+    count = int(sizes.pop()[0])
+    for i in range(count):
+        jax.tree.map(lambda leaf, i=i: leaf[i], candidates).check_tasks(problem.data.num_tasks)
     algorithm = Mocha() if algorithm is None else algorithm
-    return Budget(algorithm, float(tol), int(max_rounds), int(record_every)), int(sizes.pop()[0])
+    return Budget(algorithm, float(tol), int(max_rounds), int(record_every)), count

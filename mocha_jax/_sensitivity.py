@@ -119,11 +119,24 @@ def implicit(
     return unknown, beta
 
 
+@jax.custom_jvp
+def _first_only(at: Any) -> Any:
+    """The same; but where the derivative of an optimum is differentiated again, the point would seem not to move."""
+    return at
+
+
+@_first_only.defjvp
+def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
+    raise NotImplementedError(
+        "Implicit() has first derivatives only; for second ones differentiate the rounds, adjoint=Unrolled()."
+    )
+
+
 @implicit.defjvp
 def _implicit_jvp(
     tol: float | None, max_steps: int, worst: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    problem, unknown, beta = primals
+    problem, unknown, beta = _first_only(primals)
     sensitivity = Sensitivity(problem, unknown, beta, tol=tol, max_steps=max_steps)
     return (unknown, beta), sensitivity.tangent(tangents[0], worst)
 

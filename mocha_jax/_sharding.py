@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import jax
 from jax.sharding import AxisType, Mesh
 
 from mocha_jax import _check
-from mocha_jax._problem import Problem
+from mocha_jax._data import TaskData
+from mocha_jax._problem import Federated, Problem
+from mocha_jax._pytree import fields_of
 from mocha_jax._spread import Spread, place
 from mocha_jax.coupling import Dense
 
+Kind = TypeVar("Kind", bound=Federated)
 
-def shard(problem: Problem, mesh: Mesh | None = None, axes: str | tuple[str, ...] | None = None) -> Problem:
+
+def shard(problem: Kind, mesh: Mesh | None = None, axes: str | tuple[str, ...] | None = None) -> Kind:
     """Spread a problem's nodes over devices; `run`, `solve` and `certificate` then work on all of them.
 
     Every device holds an equal block of consecutive nodes and does their local work; nodes without data are added
@@ -36,20 +41,22 @@ def shard(problem: Problem, mesh: Mesh | None = None, axes: str | tuple[str, ...
     >>> solution.weights.shape == (data.num_tasks, data.num_features)
     True
     """
-    _check.instance("shard", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    _check.instance("shard", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     spread = _spread(problem, mesh, axes)
-    data = problem.data.replace(spread=None)
-    if isinstance(data.x, jax.core.Tracer):
+    if isinstance(problem.data.x, jax.core.Tracer):
         raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
+    rest = {name: value for name, value in fields_of(problem).items() if name != "data"}
+    rest = jax.tree.map(lambda a: place(a, spread.everywhere), rest)
+    return problem.replace(data=_spread_out(problem.data, spread), **rest)
+
+
+def _spread_out(data: TaskData, spread: Spread) -> TaskData:
+    data = data.replace(spread=None)
     data = data.pad(nodes=-(-data.num_nodes // spread.devices) * spread.devices)
-    data = jax.tree.map(lambda a: place(a, spread.by_node), data).replace(spread=spread)
-    loss, regularizer = (
-        jax.tree.map(lambda a: place(a, spread.everywhere), p) for p in (problem.loss, problem.regularizer)
-    )
-    return problem.replace(data=data, loss=loss, regularizer=regularizer)
+    return jax.tree.map(lambda a: place(a, spread.by_node), data).replace(spread=spread)
 
 
-def _spread(problem: Problem, mesh: Mesh | None, axes: str | tuple[str, ...] | None) -> Spread:
+def _spread(problem: Federated, mesh: Mesh | None, axes: str | tuple[str, ...] | None) -> Spread:
     if mesh is None:
         mesh = jax.make_mesh((jax.device_count(),), ("nodes",), axis_types=(AxisType.Auto,))
     _check.instance("shard", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
@@ -63,6 +70,8 @@ def _spread(problem: Problem, mesh: Mesh | None, axes: str | tuple[str, ...] | N
             f"each axis (from jax.sharding import AxisType)."
         )
     spread, data = Spread(mesh, axes, False, problem.data.num_nodes), problem.data
+    if not isinstance(problem, Problem):  # nothing is kept for every task
+        return spread
     omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
     whole = isinstance(problem.regularizer.coupling(data.num_tasks, omega), Dense)
     return dataclasses.replace(spread, tasks_too=not whole and data.num_tasks % spread.devices == 0)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax import Array
 
-from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax.coupling import correlation
@@ -37,11 +36,11 @@ class Solution(Pytree):
     returns one `Solution` whose arrays have a leading axis.
     """
 
-    problem: Problem
-    weights: Array  # [num_tasks, d]
+    problem: Any  # `Problem`, or `Prediction`
+    weights: Any  # [num_tasks, d]; of networks their parameters
     state: Any
     relation: Any  # Omega as the regularizer keeps it, e.g. factored; None where it is given
-    certificate: Certificate
+    certificate: Any  # `Certificate`, or `Evaluation`
     history: Any  # `History` of NumPy arrays, one entry per recorded round
     code: Array | int  # [] the status as a number
     rounds: Array | int  # [] rounds of this solve
@@ -58,28 +57,31 @@ class Solution(Pytree):
     @property
     def message(self) -> str:
         """The same in a sentence, with what was reached."""
-        regularizer = self.problem.regularizer
-        name = "relative gap" if not regularizer.learned else "relative joint gap"
-        name = name if regularizer.jointly_convex else "residual"
+        name = self.problem.criterion
         residual, rounds = float(self.certificate.residual), int(self.rounds)
         text = {
             Status.CONVERGED: f"converged: {name} {residual:.2g} <= {self.tol} after {rounds} rounds",
             Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with {name} {residual:.2g}",
-            Status.NON_FINITE: f"the gap became infinite or NaN at round {rounds}; check the data's scale and step "
-            f"sizes",
+            Status.NON_FINITE: f"the {self.problem.value} became infinite or NaN at round {rounds}; check the data's "
+            f"scale and step sizes",
             Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
         }[self.status]
-        if silent := self.silent_nodes:
-            tasks = sorted(set(np.asarray(self.owner)[list(silent)].tolist()))
+        if self.unheard:
+            tasks = sorted(set(np.asarray(self.owner)[list(self.silent_nodes)].tolist()))
             which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
-            if self.status != Status.CONVERGED and rounds >= PATIENCE:
-                text += f"; {len(silent)} node(s) never answered, so the gap of task(s) {which} is not closed"
+            text += f"; {len(self.silent_nodes)} node(s) never answered, so the gap of task(s) {which} is not closed"
         return text
 
     @property
     def silent_nodes(self) -> tuple[int, ...]:
         """Nodes with data that never did any work."""
         return tuple(np.flatnonzero(self.silent).tolist()) if int(self.rounds) else ()
+
+    @property
+    def unheard(self) -> bool:
+        """Whether silent nodes keep a convex problem from its optimum; a network is whole without them."""
+        patient = self.status != Status.CONVERGED and int(self.rounds) >= PATIENCE
+        return patient and bool(self.silent_nodes) and isinstance(self.problem, Problem)
 
     @property
     def omega(self) -> Array:

@@ -13,23 +13,23 @@ import numpy as np
 from jax import Array
 
 from mocha_jax import _check, _checkpoint
-from mocha_jax._adjoint import Adjoint, Implicit
+from mocha_jax._adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._drive import begin, prepare, settled, stretch
 from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
-from mocha_jax._problem import Problem
+from mocha_jax._problem import Federated, Problem
 from mocha_jax._progress import Bar
 from mocha_jax._run import Setting, settle
-from mocha_jax._solution import PATIENCE, Solution, Status
+from mocha_jax._solution import Solution, Status
 from mocha_jax._spread import fetched
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
 
 def solve(
-    problem: Problem,
-    algorithm: Algorithm | None = None,
+    problem: Federated,
+    algorithm: Algorithm[Any] | None = None,
     *,
     key: Array | None = None,
     tol: float | None = 1e-4,
@@ -100,9 +100,10 @@ def solve(
     _check.integer("solve", 0, max_rounds=max_rounds)
     _check.integer("solve", 1, record_every=record_every, chunk=chunk)
     if joint_tol is not None:
-        if not problem.regularizer.jointly_convex:
+        if not isinstance(problem, Problem) or not problem.regularizer.jointly_convex:
+            kind = problem.regularizer if isinstance(problem, Problem) else problem
             raise ValueError(
-                f"solve: {type(problem.regularizer).__name__} is not convex in W and Omega together, so there is no "
+                f"solve: {type(kind).__name__} is not convex in W and Omega together, so there is no "
                 f"joint gap; pass tol instead of joint_tol."
             )
         tol = joint_tol
@@ -118,7 +119,8 @@ def solve(
             raise ValueError(
                 "solve: progress, callback and checkpoint need a host; leave them out inside jax.jit, grad or vmap."
             )
-        adjoint = Implicit() if adjoint is None else adjoint
+        if adjoint is None:
+            adjoint = Implicit() if isinstance(problem, Problem) else Unrolled()
         return _within_a_transformation(adjoint, key, run, state, tol, max_rounds, record_every)
 
     where, room = begin(key, run, state, records=chunk // record_every)
@@ -138,7 +140,7 @@ def solve(
             bar.show(int(where.state.round), float(history.residual[-1]))
             stopped = callback is not None and bool(callback(int(where.state.round), history))
     solution = _solution(problem, run, where, history, outcome, tol, int(where.state.round) - first)
-    if solution.silent_nodes and outcome != Status.CONVERGED and solution.rounds >= PATIENCE:
+    if solution.unheard:
         warnings.warn(f"solve: {solution.message}", stacklevel=2)
     return solution
 
@@ -148,8 +150,9 @@ def _extend(history: History, records: History, count: int) -> History:
 
 
 def _outcome(history: History, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
-    if len(history.gap):
-        if not np.isfinite(history.gap[-1]):
+    if len(history.round):
+        last_quality = jax.tree.map(lambda a: a[-1], history.quality)
+        if not bool(last_quality.finite):
             return Status.NON_FINITE
         if tol is not None and history.residual[-1] <= tol:
             return Status.CONVERGED
@@ -163,7 +166,7 @@ def _traced(*given: Any) -> bool:
 
 
 def _solution(
-    problem: Problem, run: Setting, where: Progress, history: History, status: Status, tol: float | None, rounds: int
+    problem: Federated, run: Setting, where: Progress, history: History, status: Status, tol: float | None, rounds: int
 ) -> Solution:
     state, certificate, relation = settled(run, where)
     # Brought together here, where all processes are: who reads a solution may be one of them alone.
@@ -174,7 +177,7 @@ def _solution(
     )  # fmt: skip
 
 
-def _of_nodes(where: Progress, problem: Problem) -> tuple[Array, Array, Array]:
+def _of_nodes(where: Progress, problem: Federated) -> tuple[Array, Array, Array]:
     """Which nodes were silent, the task of each, and how busy it was."""
     data = problem.data
     busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
@@ -187,7 +190,7 @@ def _within_a_transformation(
     """The same solve in one piece, without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
     found = adjoint.solve(key, run, state, _tolerance(run.problem, tol), max_rounds, record_every)
-    finite, residual = jnp.isfinite(found.history.gap), found.certificate.residual
+    finite, residual = found.history.quality.finite, found.certificate.residual
     reached = residual <= _tolerance(run.problem, tol)
     code = jnp.where(
         finite, jnp.where(reached, Status.CONVERGED.value, Status.MAX_ROUNDS.value), Status.NON_FINITE.value
@@ -199,5 +202,5 @@ def _within_a_transformation(
     )  # fmt: skip
 
 
-def _tolerance(problem: Problem, tol: float | None) -> Array:
+def _tolerance(problem: Federated, tol: float | None) -> Array:
     return jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._mocha import Mocha
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, fields_of
-from mocha_jax._selection import Budget
+from mocha_jax._selection import Budget, carried
 from mocha_jax._solution import Solution
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
@@ -44,13 +45,14 @@ class Tuned:
 
     hyperparameters: Any  # the best ones seen
     problem: Problem  # with them
-    solution: Solution
-    value: float  # their validation loss
+    solution: Solution  # of the training then; its history holds the last record
+    value: float  # the validation loss of its weights
     best: int  # the step at which they were seen
     history: Trace
 
     def __repr__(self) -> str:
-        return f"Tuned(value={self.value:.6g}, hyperparameters={self.hyperparameters})"
+        gap = float(self.history.gap[self.best])
+        return f"Tuned(value={self.value:.6g}, hyperparameters={self.hyperparameters}, trained to a gap of {gap:.1e})"
 
 
 def tune(
@@ -62,7 +64,7 @@ def tune(
     score: Callable[[Array, TaskData], Array] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 25,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm[Any] | None = None,
     key: Array | None = None,
     tol: float = 1e-4,
     max_rounds: int = 500,
@@ -130,10 +132,10 @@ def tune(
     key = jax.random.key(0) if key is None else key
 
     @jax.jit
-    def step(logs: Any, progress: Any, state: Any, validation: TaskData) -> tuple[Any, Any, Any, Trace]:
+    def step(logs: Any, progress: Any, state: Any, validation: TaskData) -> tuple[Any, Any, Solution, Trace]:
         values = jax.tree.map(jnp.exp, logs)
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
-        solution = budget.solve(key, there, state if state is None else budget.algorithm.carry(state, there))
+        solution = budget.solve(key, there, state if state is None else carried(budget.algorithm, state, there))
         found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
         (gradient,) = pull(found.gradient)
         with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
@@ -142,13 +144,14 @@ def tune(
         seen = Trace(
             found.value, values, gradient, found.residual, solution.certificate.residual, jnp.asarray(solution.rounds)
         )
-        return moved, progress, solution.state, seen
+        return moved, progress, solution, seen
 
     seen: list[Trace] = []
-    logs, state = jax.tree.map(jnp.log, start), None
+    logs, solution, chosen = jax.tree.map(jnp.log, start), None, None
     progress = optimizer.init(logs)
     for i in range(steps):
-        logs, progress, state, now = step(logs, progress, state, validation)
+        state: Any = None if solution is None else solution.state
+        logs, progress, solution, now = step(logs, progress, state, validation)
         numbers = now.value, *jax.tree.leaves(now.gradient)
         if not all(np.isfinite(_np(a)).all() for a in numbers) or not now.residual <= adjoint.worst:
             if not seen:
@@ -158,16 +161,22 @@ def tune(
                     f"training {float(now.gap):.1e}. Train to a smaller tol, or start elsewhere."
                 )
             break  # what was seen before still counts
+        if not seen or now.value < min(trace.value for trace in seen):
+            chosen = solution
         seen.append(jax.tree.map(np.asarray, now))
         if callback is not None and callback(i, float(now.value)):
             break
     history = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
     best = int(np.argmin(history.value))
-    chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
-    final = make(chosen)
-    # As it was trained when its loss was seen, but for the warm start.
-    solution = budget.solve(key, final, budget.algorithm.carry(state, final))
-    return Tuned(chosen, final, solution, float(history.value[best]), best, history)
+    assert chosen is not None
+    if history.gap[best] > 10.0 * tol:
+        warnings.warn(
+            f"tune: the best training stopped at max_rounds={max_rounds} with a relative gap of "
+            f"{history.gap[best]:.1e}, far from tol={tol:g}; its gradient is that of another point.",
+            stacklevel=2,
+        )
+    values = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
+    return Tuned(values, make(values), chosen, float(history.value[best]), best, history)
 
 
 def _of_regularizer(problem: Problem) -> tuple[Callable[[Any], Problem], dict[str, Any]]:

@@ -63,9 +63,10 @@ class Cost(Pytree):
                 )
 
     def message_seconds(self, down: Array | float, up: Array | float) -> Array:
-        """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``."""
+        """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``; none for none."""
         width = jnp.asarray(self.bytes_per_number)
-        return jnp.asarray(self.latency) + width * down / self.download + width * up / self.upload
+        latency = jnp.where(jnp.asarray(down) + jnp.asarray(up) > 0, jnp.asarray(self.latency), 0.0)
+        return latency + width * down / self.download + width * up / self.upload
 
     def seconds(self, flops: Array | float, down: Array | float, up: Array | float) -> Array:
         """Time(h, t) of a node that takes part: a scalar or ``[m]``."""

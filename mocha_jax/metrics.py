@@ -29,19 +29,19 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
     >>> float(error_rate(jnp.array([[1.0, 1.0], [1.0, -1.0]]), data))
     0.25
     """
-    z = _predict(weights, data)
-    return _summary(_task_means(jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z)), data), per_task)
+    z = predicted(weights, data)
+    return mean_over_tasks(jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z)), data, per_task)
 
 
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
-    z = _predict(weights, data)
+    z = predicted(weights, data)
     return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), per_task)
 
 
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
-    losses = loss.value(_predict(weights, data), data.y)
+    losses = loss.value(predicted(weights, data), data.y)
     counts = data.to_tasks(jnp.sum(data.weight > 0, axis=1, dtype=jnp.int32)).astype(losses.dtype)
     totals = data.to_tasks(jnp.sum(jnp.where(data.weight > 0, losses, 0.0), axis=1))
     means = safe_ratio(totals, counts)
@@ -56,7 +56,7 @@ def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 
     A task whose samples are all of one class has no score. Arguments as `error_rate`.
     """
-    z, y, real = _predict(weights, data), data.y, data.weight > 0
+    z, y, real = predicted(weights, data), data.y, data.weight > 0
     if data.shared:  # a task's samples are spread over nodes: look at all of them, task by task
         tasks = jnp.arange(data.num_tasks, dtype=data.task.dtype)
         own = real[None] & (data.task[None] == tasks[:, None])[:, :, None]
@@ -76,11 +76,17 @@ def _auc(z: Array, y: Array, real: Array) -> Array:
     return jnp.where(pairs > 0, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan)
 
 
-def _predict(weights: Array, data: TaskData) -> Array:
+def predicted(weights: Array, data: TaskData) -> Array:
+    """The predictions w'x of every sample, ``[m, n]``, by each task's weights or those of a global model."""
     weights = jnp.asarray(weights)
     if weights.ndim == 2 and len(weights) == 1:
         weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))
     return predictions(data, weights)
+
+
+def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:
+    """Of a number for every sample: the mean of each task, and of them the mean unless `per_task`."""
+    return _summary(_task_means(values, data), per_task)
 
 
 def _task_means(values: Array, data: TaskData) -> Array:

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mocha_jax._data import TaskData
 from mocha_jax._history import History
 from mocha_jax._solution import Solution
 from mocha_jax._tuning import Tuned
@@ -23,7 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = "simulated_time") -> None:
-    """Relative duality gap of one or more solves, the joint one where Omega is learned, on a log scale.
+    """Relative duality gap of solves, the joint one where Omega is learned, or the error of networks, on a log scale.
 
     Args:
       axes: where to draw.
@@ -38,7 +40,8 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
         axes.plot(x[positive][-1:], gap[positive][-1:], "o", color=colour, ms=5)
     axes.set_yscale("log")
     axes.set_xlabel({"simulated_time": "simulated seconds", "round": "rounds"}[against])
-    axes.set_ylabel("relative duality gap")
+    certified = all(hasattr(history, "gap") for history in histories.values())
+    axes.set_ylabel("relative duality gap" if certified else "error")
     axes.grid(alpha=0.25, which="major")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -54,6 +57,26 @@ def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
     axes.set_yticks([])
     axes.set_xlabel("task")
     return image
+
+
+def label_distribution(axes: Axes, data: TaskData, *, title: str = "") -> None:
+    """How many samples of each class every client has, as stacked bars; for labels 0, 1, ... or -1 and +1."""
+    y, real = np.asarray(data.y), np.asarray(data.weight) > 0
+    classes, clients = np.unique(y[real]), np.arange(data.num_nodes)
+    if len(classes) > 64:
+        raise ValueError(f"label_distribution: {len(classes)} different labels are no classes.")
+    colours = colormaps["tab20" if len(classes) > 10 else "tab10"]
+    below = np.zeros(len(clients))
+    for i, label in enumerate(classes):
+        count = ((y == label) & real).sum(1)
+        axes.bar(clients, count, 1.0, bottom=below, color=colours(i % colours.N), label=f"{label:g}", lw=0)
+        below += count
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("client")
+    axes.set_ylabel("samples")
+    axes.set_xlim(-0.5, len(clients) - 0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, title="class", fontsize=7, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> Figure:

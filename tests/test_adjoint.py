@@ -33,6 +33,7 @@ CASES = {
 }
 # Each loss and regularizer is in one that is not slow, but for those that take the way of another.
 SLOW = {
+    "smoothed svm in clusters",
     "ridge",
     "huber, learned",
     "tube, clusters",
@@ -269,3 +270,31 @@ def test_minres_solves_indefinite_and_singular_systems():
     assert found.steps < 100
     nothing = minres(apply, jax.tree.map(jnp.zeros_like, parts), precondition, tol=1e-10, max_steps=200)
     assert (nothing.steps, float(nothing.residual)) == (0, 0.0)
+
+
+@pytest.mark.slow
+def test_second_derivatives_are_refused_and_not_wrong():
+    data = zoo.data(regression=True)
+
+    def length(lam, adjoint=None):
+        problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(lam))
+        return (mj.solve(problem, tol=1e-10, max_rounds=300, adjoint=adjoint).weights ** 2).sum()
+
+    for second in (jax.grad(jax.grad(length)), jax.jacfwd(jax.jacfwd(length)), jax.hessian(length)):
+        with pytest.raises(NotImplementedError, match="first derivatives only"):
+            second(1.0)
+
+
+def test_what_is_no_number_never_becomes_a_zero():
+    problem = mj.Problem(zoo.data(regression=True), mj.losses.Squared(), mj.regularizers.MeanRegularized(0.5, 0.2))
+    solution = mj.solve(problem, tol=1e-8)
+
+    def fn(w):
+        return (w**2).sum() + jnp.linalg.norm(w[0] - w[:1].mean(0))  # whose gradient is 0 / 0
+
+    found = mj.hypergradient(fn, solution)
+    assert np.isnan(found.residual)
+    assert np.isnan(found.gradient.data.weight[0]).any()
+    small = mj.hypergradient(lambda w: 1e-200 * (w**2).sum(), solution)
+    plain = mj.hypergradient(lambda w: (w**2).sum(), solution)
+    np.testing.assert_allclose(1e200 * small.gradient.regularizer.lam1, plain.gradient.regularizer.lam1, rtol=1e-6)

@@ -15,9 +15,11 @@ pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the
 @pytest.fixture
 def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from experiments import protocol, tasksets
+    from experiments import fedavg_rounds, images, protocol, rows, tasksets, virtual_table2
 
-    return argparse.Namespace(protocol=protocol, tasksets=tasksets)
+    return argparse.Namespace(
+        protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2
+    )
 
 
 def flat(tasks=4, n=24, d=3, seed=0):
@@ -38,13 +40,13 @@ def test_trials_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatc
     np.savez(tmp_path / "small.npz", X=x, y=y, task=task)
     monkeypatch.setattr(protocol, "LAMBDAS", (1.0, 0.01))
     paper = {"small": {"MTL": "0.46 (0.11)"}}
-    protocol.study(options(tmp_path, [tmp_path / "small.npz"], trials=1), False, paper)
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"], trials=1), paper)
     path = tmp_path / "trials.csv"
     first = path.read_text()
     assert len(first.splitlines()) == 4
     path.write_text(first + "small,rounds=10 tol=0.01 se")  # cut off by a kill
-    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), False, paper)
-    rows = [row for row in protocol._read(path) if row.tasks == "small"]
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), paper)
+    rows = [row for row in experiments.rows.read(path, protocol.Row) if row.tasks == "small"]
     assert [(r.trial, r.model) for r in rows] == [(t, m) for t in range(2) for m in protocol.MODELS]
     assert path.read_text().startswith(first)
     table = (tmp_path / "table.md").read_text()
@@ -53,7 +55,7 @@ def test_trials_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatc
     assert r"\begin{tabular}" in (tmp_path / "table.tex").read_text()
     assert "trial 1" in capsys.readouterr().out
     capsys.readouterr()
-    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), False, paper)  # nothing is left to do
+    protocol.study(options(tmp_path, [tmp_path / "small.npz"]), paper)  # nothing is left to do
     assert "trial" not in capsys.readouterr().out.splitlines()[1]
 
 
@@ -61,10 +63,12 @@ def test_skewed_sizes_differ_by_two_orders_of_magnitude(experiments, key):
     rng = np.random.default_rng(0)
     sizes = [300, 250, 280, 310, 260, 290]
     data = mj.pack_tasks([rng.normal(size=(n, 2)) for n in sizes], [np.sign(rng.normal(size=n)) for n in sizes])
-    skewed = np.asarray(experiments.protocol.skewed(key, data).sizes)
-    assert (skewed.min(), skewed.max()) == (3, 310)
-    assert (skewed <= sizes).all()
-    assert len(set(skewed.tolist())) > 3
+    log, uniform = (np.asarray(experiments.protocol.skewed(key, data, how).sizes) for how in ("log-uniform", "uniform"))
+    for skewed in (log, uniform):
+        assert (skewed.min(), skewed.max()) == (3, 310)
+        assert (skewed <= sizes).all()
+        assert len(set(skewed.tolist())) > 3
+    assert log.sum() < uniform.sum()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -94,3 +98,58 @@ def test_the_same_tasks_from_all_formats(experiments, tmp_path):
     with pytest.raises(FileNotFoundError, match="X_train.txt"):
         load(tmp_path / "empty")
     assert isinstance(load(tmp_path / "tasks.npz").loss, mj.losses.Hinge)
+
+
+def test_rounds_to_a_target_are_interpolated(experiments):
+    crossing = experiments.fedavg.crossing
+    rounds, accuracy = np.array([1, 3, 5, 7]), np.array([0.5, 0.9, 0.7, 0.98])
+    assert crossing(rounds, accuracy, 0.94) == pytest.approx(6.0)
+    assert crossing(rounds, accuracy, 0.4) == 1.0
+    assert crossing(rounds, accuracy, 0.99) == float("inf")
+
+
+def test_the_slides_tables_are_resumed(experiments, tmp_path, capsys, monkeypatch):
+    def main(*more):
+        monkeypatch.setattr(
+            "sys.argv",
+            ["fedavg_rounds", "--clients", "8", "--samples", "40", "--rounds", "6", "--target", "0.3", "--batch", "10",
+             "--fraction", "0.5", "--out", str(tmp_path), *more],
+        )  # fmt: skip
+        experiments.fedavg.main()
+        return capsys.readouterr().out
+
+    first = main("--rates", "0.1", "--parts", "iid")
+    both = main("--rates", "0.1", "0.3", "--parts", "iid", "shards")
+    assert first.count("rate 0.1 ") == 1
+    assert both.count("rate 0.1 ") == 1  # the other was there
+    assert both.count("rate 0.3 ") == 2
+    rows = experiments.rows.read(tmp_path / "rounds.csv", experiments.fedavg.Row)
+    assert len(rows) == 4
+    assert (tmp_path / "fedavg_rounds.png").stat().st_size > 10_000
+    assert "non-IID" in both
+
+
+@pytest.mark.slow
+def test_table_2_is_resumed(experiments, tmp_path, capsys, monkeypatch):
+    def main(splits):
+        monkeypatch.setattr(
+            "sys.argv",
+            ["virtual_table2", "--samples", "160", "--epochs", "2", "--hidden", "8", "--splits", splits, "--out", str(tmp_path)],
+        )  # fmt: skip
+        experiments.table2.main()
+        return capsys.readouterr().out
+
+    assert main("1").count("split 0") == 5
+    again = main("2")
+    assert (again.count("split 0"), again.count("split 1")) == (0, 5)
+    table = (tmp_path / "table.md").read_text()
+    assert "| VIRTUAL | 0." in table
+    assert (tmp_path / "table2.png").stat().st_size > 5_000
+
+
+def test_writers_are_clients(experiments, key):
+    train, test = experiments.images.blobs(key)
+    assert len(test.y) == len(train.y) // 3
+    data = experiments.images.writers(key, train, 5, least=50)
+    assert data.num_nodes == 5
+    assert int(data.sizes.min()) >= 50

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 import mocha_jax as mj
 from mocha_jax.coupling import SIGMA_PRIME_RULES, LowRank, as_matrix
+from tests import zoo
 
 R = mj.regularizers
 TRACE_LIMITED: dict[str, Any] = {
@@ -262,3 +263,20 @@ def test_bad_hyperparameters_are_refused(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_step_size_of_the_proximal_server_has_a_floor(key):
+    # Down a path of lambdas rho follows the swings of W ever further down; here it meets its floor.
+    data, algorithm, state, least = (
+        zoo.data(seed=1, m=6, d=4, low=5, high=10, loss_scaling="task_mean"),
+        mj.Mocha(),
+        None,
+        [],
+    )
+    for lam in (1.0, 1e-2, 1e-4):
+        problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(lam))
+        state = algorithm.carry(state, problem) if state is not None else None
+        for _ in range(3):
+            state, _ = mj.run(key, algorithm, problem, num_rounds=20, state=state, record_every=20)
+            least.append(float(state.server.rho * state.server.curvature))
+    assert min(least) == pytest.approx(0.5, rel=1e-9)

@@ -111,6 +111,7 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
     rng = np.random.default_rng(1)
     xs = [rng.normal(size=(n, 6)) for n in (12, 30, 7)]
@@ -204,6 +205,7 @@ def test_task_order_does_not_matter(key):
     np.testing.assert_allclose(a[1].gap, b[1].gap, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ugly_tasks():
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(n, 3)) for n in (1, 2, 12, 5, 4)]

@@ -48,6 +48,7 @@ def test_cocoa_keeps_theta_on_every_node_in_every_round(theta, loss, key):
     assert (np.nan_to_num(measured, nan=0.0) >= 0).all()
 
 
+@pytest.mark.slow
 def test_cocoa_says_when_it_is_capped(key):
     p = problem(low=10, high=30)
     algorithm = mj.Cocoa(1e-6, max_epochs=2)
@@ -308,6 +309,7 @@ def test_room_for_a_batch_follows_the_batch():
     assert jax.jit(lambda b: mj.MiniBatchSgd(b, limit=3).full_work(p))(50).tolist() == [3] * 5
 
 
+@pytest.mark.slow
 def test_settings_of_different_kinds_map(key):
     p = problem()
     grid = mj.grid(mj.MiniBatchSgd, batch=[1, 4], step_size=[0.01, 0.1, 1.0])

@@ -39,7 +39,8 @@ class UniformBudget(System):
 
     Every node draws from the same range, however much data it has. High variability is
     ``UniformBudget(0.1, 1.0)``, low variability ``UniformBudget(0.9, 1.0)``. The authors' code draws from
-    [low, high] times the node's own n_t: ``of="own"``.
+    [low, high] times the node's own n_t: ``of="own"``. A step is a sample; where it is a mini-batch, as in the training
+    of networks, nearly every draw allows a full round: use `PartialEpochs` there.
 
     Args:
       low: smallest fraction, in [0, 1].

@@ -1,0 +1,264 @@
+r"""Models that are not linear: pairs of pure functions, ``init(key)`` and ``apply(params, x, key)``.
+
+`MLP` and `CNN` come with the library, `Lateral` is the two-part network of VIRTUAL, and `Model` takes the functions of
+any other library. Of flax, for instance,
+
+.. code-block:: python
+
+    net = flax.linen.Dense(10)
+    model = mj.networks.Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)
+
+of equinox, whose models are pytrees with non-arrays in them,
+
+.. code-block:: python
+
+    params, static = eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)
+    model = mj.networks.Model(
+        lambda key: eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)[0],
+        lambda params, x: jax.vmap(eqx.combine(params, static))(x),
+    )
+
+and of haiku, ``net = hk.without_apply_rng(hk.transform(f))``,
+``Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)``.
+
+Weights multiply from the right, ``h @ w + b``, in all models here; a model that is written so can be trained with
+flipout (see `Virtual`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax import _check
+from mocha_jax._pytree import Pytree, static
+
+Params = Any  # a pytree of arrays
+
+
+class Network(Pytree):
+    """A model: how to begin, and how to predict."""
+
+    @abstractmethod
+    def init(self, key: Array) -> Params:
+        """The parameters before training."""
+
+    @abstractmethod
+    def apply(self, params: Params, x: Array, key: Array | None = None) -> Array:
+        """Outputs ``[b, c]`` for samples ``[b, d]``; with a key as in training, e.g. with dropout."""
+
+
+class Model(Network):
+    """The functions of another library.
+
+    Both are compared by identity: keep one `Model` and use it again, or everything is compiled anew.
+
+    Args:
+      initialise: ``initialise(key)``, the parameters.
+      predict: ``predict(params, x)``, or ``predict(params, x, key)`` where `stochastic`.
+      stochastic: whether predictions in training take a key; outside of training it is None.
+
+    >>> import jax, jax.numpy as jnp, mocha_jax as mj
+    >>> model = mj.networks.Model(lambda key: jax.random.normal(key, (4, 2)), lambda w, x: x @ w)
+    >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
+    (3, 2)
+    """
+
+    initialise: Callable[[Array], Params] = static()
+    predict: Callable[..., Array] = static()
+    stochastic: bool = static(default=False)
+
+    def init(self, key: Array) -> Params:
+        return self.initialise(key)
+
+    def apply(self, params: Params, x: Array, key: Array | None = None) -> Array:
+        return self.predict(params, x, key) if self.stochastic else self.predict(params, x)
+
+
+class Layer(NamedTuple):
+    """A dense layer, or a convolution."""
+
+    w: Array  # [inputs, outputs]; of a convolution [height, width, inputs, outputs]
+    b: Array  # [outputs]
+
+
+class MLP(Network):
+    """Dense layers with ReLU between them; without hidden layers the (multinomial) logistic model.
+
+    Args:
+      features: length d of a sample.
+      outputs: how many, e.g. one for each class.
+      hidden: widths of the hidden layers.
+      dropout: share of the inputs of every layer that training leaves out.
+
+    McMahan's "2NN" for MNIST is ``MLP(784, 10, (200, 200))``:
+
+    >>> import jax, mocha_jax as mj
+    >>> sum(a.size for a in jax.tree.leaves(mj.networks.MLP(784, 10, (200, 200)).init(jax.random.key(0))))
+    199210
+    """
+
+    features: int = static()
+    outputs: int = static()
+    hidden: tuple[int, ...] = static(default=())
+    dropout: float = static(default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
+        _check.integer("MLP", 1, features=self.features, outputs=self.outputs, hidden=min(self.hidden, default=1))
+        _check.in_unit_interval("MLP", open_right=True, dropout=self.dropout)
+
+    def init(self, key: Array) -> tuple[Layer, ...]:
+        widths = self.features, *self.hidden, self.outputs
+        keys = jax.random.split(key, len(widths) - 1)
+        return tuple(dense(k, *shape) for k, shape in zip(keys, zip(widths, widths[1:], strict=False), strict=True))
+
+    def apply(self, params: tuple[Layer, ...], x: Array, key: Array | None = None) -> Array:
+        for i, layer in enumerate(params):
+            x = dropped(x if i == 0 else jax.nn.relu(x), self.dropout, key, i) @ layer.w + layer.b
+        return x
+
+
+class CNN(Network):
+    """Two 5 x 5 convolutions with 2 x 2 max-pooling, a dense layer with ReLU, and the outputs (McMahan et al. 2017).
+
+    Args:
+      shape: height, width and channels of the picture that a sample is, row by row.
+      outputs: how many.
+      channels: of the convolutions.
+      hidden: width of the dense layer.
+
+    >>> import jax, mocha_jax as mj
+    >>> sum(a.size for a in jax.tree.leaves(mj.networks.CNN().init(jax.random.key(0))))
+    1663370
+    """
+
+    shape: tuple[int, int, int] = static(default=(28, 28, 1))
+    outputs: int = static(default=10)
+    channels: tuple[int, int] = static(default=(32, 64))
+    hidden: int = static(default=512)
+
+    def __post_init__(self) -> None:
+        _check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden, channels=min(self.channels))
+        if len(self.shape) != 3 or min(self.shape[:2]) < 4:
+            raise ValueError(f"CNN: shape must be height, width (4 or more) and channels, got {self.shape}.")
+
+    def init(self, key: Array) -> tuple[Layer, ...]:
+        height, width, depth = self.shape
+        first, second = self.channels
+        keys = jax.random.split(key, 4)
+        inputs = (height // 2 // 2) * (width // 2 // 2) * second
+        return (
+            convolution(keys[0], 5, depth, first), convolution(keys[1], 5, first, second),
+            dense(keys[2], inputs, self.hidden), dense(keys[3], self.hidden, self.outputs),
+        )  # fmt: skip
+
+    def apply(self, params: tuple[Layer, ...], x: Array, key: Array | None = None) -> Array:
+        h = x.reshape(len(x), *self.shape)
+        for layer in params[:2]:
+            h = lax.conv_general_dilated(
+                h, layer.w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            ) + layer.b  # fmt: skip
+            h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            h = jax.nn.relu(h)
+        h = jax.nn.relu(h.reshape(len(x), -1) @ params[2].w + params[2].b)
+        return h @ params[3].w + params[3].b
+
+
+class Parts(NamedTuple):
+    """Parameters of which one part is shared by all clients and the other is every client's own."""
+
+    shared: Params
+    private: Params
+
+
+class LateralLayer(NamedTuple):
+    """A client's layer with its connection from the server's network."""
+
+    w: Array  # [inputs, outputs] from the client's own layer below
+    u: Array  # [inputs of the server's layer, outputs]
+    gate: Array  # [outputs]
+    b: Array  # [inputs of the server's layer]
+    c: Array  # [outputs]
+
+
+class Lateral(Network):
+    r"""The network of VIRTUAL: a shared MLP whose layers feed a private one.
+
+    Equation (4) of the paper,
+
+    .. math:: h^c_l = \sigma\big(\phi^w_l h^c_{l-1}
+        + \phi^\alpha_l \odot \phi^u_l\,\sigma(h^s_{l-1} + \phi^b_l) + \phi^c_l\big), \qquad
+        h^s_l = \sigma(\theta^w_l h^s_{l-1} + \theta^b_l),
+
+    with :math:`h^c_0 = h^s_0 = x`. The last layer has no :math:`\sigma`; the server has hidden layers only, for nothing
+    reads the output of another. Parameters are `Parts`.
+
+    Args:
+      features: length d of a sample.
+      outputs: how many.
+      hidden: widths of the hidden layers, of both networks.
+      dropout: share of the inputs of every layer that training leaves out.
+
+    >>> import jax, jax.numpy as jnp, mocha_jax as mj
+    >>> model = mj.networks.Lateral(5, 3, (4, 4))
+    >>> params = model.init(jax.random.key(0))
+    >>> len(params.shared), len(params.private), model.apply(params, jnp.ones((2, 5))).shape
+    (2, 3, (2, 3))
+    """
+
+    features: int = static()
+    outputs: int = static()
+    hidden: tuple[int, ...] = static(default=(100, 100))
+    dropout: float = static(default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
+        _check.integer("Lateral", 1, features=self.features, outputs=self.outputs, hidden=min(self.hidden, default=0))
+        _check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
+
+    def init(self, key: Array) -> Parts:
+        below = self.features, *self.hidden
+        shapes = tuple(zip(below, (*self.hidden, self.outputs), strict=True))
+        keys = jax.random.split(key, 3 * len(shapes)).reshape(len(shapes), 3)
+        shared = tuple(dense(k[0], *shape) for k, shape in zip(keys, shapes[:-1], strict=False))
+        private = []
+        for k, (inputs, outputs) in zip(keys, shapes, strict=True):
+            own, side = dense(k[1], inputs, outputs), dense(k[2], inputs, outputs)
+            private.append(LateralLayer(own.w, side.w, jnp.ones(outputs), jnp.zeros(inputs), own.b))
+        return Parts(shared, tuple(private))
+
+    def apply(self, params: Parts, x: Array, key: Array | None = None) -> Array:
+        server, client = x, x
+        last = len(params.private) - 1
+        for i, layer in enumerate(params.private):
+            side = dropped(jax.nn.relu(server + layer.b), self.dropout, key, 3 * i)
+            client = dropped(client, self.dropout, key, 3 * i + 1) @ layer.w + layer.gate * (side @ layer.u) + layer.c
+            if i < last:
+                client = jax.nn.relu(client)
+                theirs = params.shared[i]
+                server = jax.nn.relu(dropped(server, self.dropout, key, 3 * i + 2) @ theirs.w + theirs.b)
+        return client
+
+
+def dense(key: Array, inputs: int, outputs: int) -> Layer:
+    """Glorot's uniform weights and no bias."""
+    return Layer(jax.nn.initializers.glorot_uniform()(key, (inputs, outputs)), jnp.zeros(outputs))
+
+
+def convolution(key: Array, size: int, inputs: int, outputs: int) -> Layer:
+    """The same of a convolution."""
+    return Layer(jax.nn.initializers.glorot_uniform()(key, (size, size, inputs, outputs)), jnp.zeros(outputs))
+
+
+def dropped(x: Array, share: float, key: Array | None, place: int) -> Array:
+    """With a share of the numbers replaced by 0 and the others scaled up; without a key as it is."""
+    if key is None or share == 0.0:
+        return x
+    kept = jax.random.bernoulli(jax.random.fold_in(key, place), 1.0 - share, x.shape)
+    return jnp.where(kept, x / (1.0 - share), 0.0)

@@ -1,0 +1,167 @@
+r"""How one pool of samples is dealt to clients: the heterogeneity of federated benchmarks, from none to severe.
+
+Every function returns a list with the rows of each client, so the same deal serves any arrays of the same length:
+
+>>> import jax, numpy as np, mocha_jax as mj
+>>> x, y = np.random.default_rng(0).normal(size=(600, 4)).astype("f"), np.arange(600) % 10
+>>> parts = shards(jax.random.key(0), y, 30)
+>>> data = mj.pack_tasks([x[rows] for rows in parts], [y[rows] for rows in parts])
+>>> data.num_nodes, int(data.sizes.sum()), max(len(set(y[rows].tolist())) for rows in parts)
+(30, 600, 2)
+
+`plotting.label_distribution` draws what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from mocha_jax import _check
+
+Parts = list[np.ndarray]
+
+
+def iid(key: Array, count: int, clients: int) -> Parts:
+    """Shuffled and cut into equal parts; sizes differ by one at most.
+
+    Args:
+      key: a JAX random key.
+      count: how many samples there are.
+      clients: how many parts, at most `count`.
+    """
+    _enough("iid", count, clients)
+    return [np.sort(part) for part in np.array_split(_generator(key).permutation(count), clients)]
+
+
+def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
+    """Sorted by label and cut into shards, of which every client gets a few (McMahan et al. 2017, "non-IID").
+
+    With 10 balanced classes and two shards each, most clients have samples of two classes only.
+
+    Args:
+      key: a JAX random key; it decides which samples of a class go together and who gets which shard.
+      labels: ``[N]``.
+      clients: how many parts.
+      per_client: shards of each.
+    """
+    labels = _labels("shards", labels)
+    _check.integer("shards", 1, per_client=per_client)
+    _enough("shards", len(labels), clients * per_client)
+    draw = _generator(key)
+    order = draw.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    pieces = np.array_split(order, clients * per_client)
+    hands = draw.permutation(len(pieces)).reshape(clients, per_client)
+    return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in hands]
+
+
+def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, least: int = 1) -> Parts:
+    r"""The samples of each class dealt in random proportions, :math:`\mathrm{Dir}(\alpha, \dots, \alpha)`.
+
+    As Yurochkin et al. 2019. Large alpha: nearly IID. Small alpha: each class is with a few clients, and sizes differ
+    widely.
+
+    Args:
+      key: a JAX random key.
+      labels: ``[N]``.
+      clients: how many parts.
+      alpha: concentration, > 0.
+      least: samples that every client has at the end; those with fewer are given some of the largest client's.
+
+    >>> import jax, numpy as np
+    >>> parts = dirichlet(jax.random.key(0), np.arange(100) % 5, 8, alpha=0.1, least=3)
+    >>> sum(map(len, parts)), min(map(len, parts)) >= 3
+    (100, True)
+    """
+    labels = _labels("dirichlet", labels)
+    _check.positive("dirichlet", alpha=alpha)
+    _least("dirichlet", least)
+    _enough("dirichlet", len(labels), clients * least)
+    draw = _generator(key)
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        rows = draw.permutation(np.flatnonzero(labels == label))
+        share = draw.dirichlet(np.full(clients, float(alpha)))
+        if not np.isfinite(share).all() or not share.sum() > 0:  # of a tiny alpha all draws can be 0: one takes all
+            share = np.eye(clients)[draw.integers(clients)]
+        cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(int)
+        for part, piece in zip(parts, np.split(rows, cuts), strict=True):
+            part.append(piece)
+    return _topped_up([np.concatenate(part) for part in parts], least, draw)
+
+
+def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least: int = 1) -> Parts:
+    """The same distribution everywhere, but sizes in proportions from a log-normal distribution.
+
+    Args:
+      key: a JAX random key.
+      count: how many samples there are.
+      clients: how many parts.
+      sigma: spread of the logarithms of sizes, >= 0; 0 is `iid`.
+      least: samples that every client has.
+    """
+    _check.nonnegative("quantity", sigma=sigma)
+    _least("quantity", least)
+    _enough("quantity", count, clients * least)
+    draw = _generator(key)
+    logs = sigma * draw.normal(size=clients)
+    share = np.exp(logs - logs.max())
+    cuts = np.round(np.cumsum(share / share.sum())[:-1] * count).astype(int)
+    return _topped_up(np.split(draw.permutation(count), cuts), least, draw)
+
+
+def by_group(groups: Any) -> Parts:
+    """Natural clients: one for each distinct label, e.g. a writer or a subject, in sorted order."""
+    groups = _labels("by_group", groups)
+    member = np.unique(groups, return_inverse=True)[1]
+    order = np.argsort(member, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(member))[:-1])
+
+
+def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
+    """Every client's features in a random order of its own: the same problem seen through different inputs (P-MNIST).
+
+    Args:
+      key: a JAX random key. The order depends on it and on the client's place only.
+      xs: ``[n_t, d]`` of each client.
+    """
+    return [np.asarray(x)[:, _generator(jax.random.fold_in(key, t)).permutation(x.shape[1])] for t, x in enumerate(xs)]
+
+
+def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
+    """With rows of the largest given to those that have too few."""
+    parts = [draw.permutation(part) for part in parts]
+    for t in range(len(parts)):
+        while (short := least - len(parts[t])) > 0:
+            largest = int(np.argmax([len(part) for part in parts]))
+            take = min(short, len(parts[largest]) - least)
+            parts[t] = np.concatenate([parts[t], parts[largest][:take]])
+            parts[largest] = parts[largest][take:]
+    return [np.sort(part) for part in parts]
+
+
+def _least(owner: str, least: int) -> None:
+    if not (isinstance(least, int) and least >= 1):
+        raise ValueError(f"{owner}: least must be an integer >= 1, got {least!r}.")
+
+
+def _generator(key: Array) -> np.random.Generator:
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).tolist())
+
+
+def _labels(owner: str, labels: Any) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not len(labels):
+        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got shape {labels.shape}.")
+    return labels
+
+
+def _enough(owner: str, count: int, parts: int) -> None:
+    _check.integer(owner, 1, count=count, parts=parts)
+    if parts > count:
+        raise ValueError(f"{owner}: {count} samples cannot be dealt into {parts} parts that are not empty.")
