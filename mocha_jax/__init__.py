@@ -26,6 +26,8 @@ from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info
 from mocha_jax._checkpoint import CheckpointError as CheckpointError
 from mocha_jax._cocoa import Cocoa as Cocoa
+from mocha_jax._cross_validation import CrossValidation as CrossValidation
+from mocha_jax._cross_validation import cross_validate as cross_validate
 from mocha_jax._data import TaskData as TaskData
 from mocha_jax._dual import MochaState as MochaState
 from mocha_jax._graphical_lasso import GraphicalLasso as GraphicalLasso
@@ -46,14 +48,12 @@ from mocha_jax._objective import Certificate as Certificate
 from mocha_jax._objective import certificate as certificate
 from mocha_jax._objective import objective as objective
 from mocha_jax._pack import pack_tasks as pack_tasks
+from mocha_jax._path import Path as Path
+from mocha_jax._path import lambda_path as lambda_path
 from mocha_jax._problem import Problem as Problem
 from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._pytree import grid as grid
 from mocha_jax._run import run as run
-from mocha_jax._selection import CrossValidation as CrossValidation
-from mocha_jax._selection import Path as Path
-from mocha_jax._selection import cross_validate as cross_validate
-from mocha_jax._selection import lambda_path as lambda_path
 from mocha_jax._sharding import shard as shard
 from mocha_jax._solution import Solution as Solution
 from mocha_jax._solution import Status as Status

@@ -16,7 +16,8 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
-from mocha_jax._math import EXACT, safe_ratio
+from mocha_jax._math import safe_ratio
+from mocha_jax._products import combine, times, totals
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._splits import dealt, draws, stratified
 from mocha_jax._spread import Spread
@@ -333,24 +334,6 @@ class TaskData(Pytree):
             return real
         count = self.to_tasks(jnp.sum(real, axis=1))
         return real / jnp.maximum(self.to_nodes(count), 1.0)[:, None]
-
-
-def times(x: Array, weights: Array) -> Array:
-    """``[..., n, d]`` times ``[..., d]``, in the precision of the latter, ``[..., n]``."""
-    return jnp.einsum("...nd,...d->...n", x.astype(weights.dtype), weights, precision=EXACT)
-
-
-def combine(x: Array, factors: Array) -> Array:
-    """``[..., n, d]`` combined by ``[..., n]``, in the precision of the latter, ``[..., d]``."""
-    return jnp.einsum("...n,...nd->...d", factors, x.astype(factors.dtype), precision=EXACT)
-
-
-def totals(
-    terms: Callable[..., Any], given: Any, x: Array, y: Array, weight: Array, weights: Array, *rows: Array
-) -> Any:
-    """See `TaskData.totals`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
-    found = terms(given, times(x, weights), y, *rows)
-    return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)
 
 
 def _expect_ndim(name: str, value: Any, ndim: int) -> tuple[int, ...]:

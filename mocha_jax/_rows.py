@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._data import TaskData, combine, times, totals
+from mocha_jax._data import TaskData
+from mocha_jax._products import combine, times, totals
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._spread import Spread, each_device, fetched
 

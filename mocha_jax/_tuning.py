@@ -19,9 +19,9 @@ from mocha_jax._adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._data import TaskData
 from mocha_jax._mocha import Mocha
+from mocha_jax._path import Budget, carried
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, fields_of
-from mocha_jax._selection import Budget, carried
 from mocha_jax._solution import Solution
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,12 @@ from mocha_jax._algorithm import Info
 from mocha_jax._data import TaskData
 from mocha_jax._neural._clients import at_once, over_clients
 from mocha_jax._neural._fedavg import adopted, info
-from mocha_jax._neural._gaussian import Gaussian, divergence, draw
+from mocha_jax._neural._gaussian import Gaussian, draw
 from mocha_jax._neural._prediction import Judge, Prediction
+from mocha_jax._neural._refinement import Refinement, Trained, most_of
 from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, outputs
 from mocha_jax._neural._training import Batch, train
+from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._work import Request, Work
 from mocha_jax.networks import Params, Parts
@@ -54,15 +56,6 @@ class VirtualState(Pytree):
     def mean(self) -> Array:
         """Of the posterior; where nobody has said anything yet, where training begins."""
         return jnp.where(self.posterior.shift == 0, self.first, self.posterior.mean)
-
-
-class Predicted(Pytree):
-    """An average over draws of the networks, and how far they disagree."""
-
-    mean: Array  # [b, c] probabilities of classes, or means of real labels
-    spread: Array  # [b, c] their standard deviation over draws: what more data would settle
-    entropy: Array  # [b] of the averaged probabilities: all that is not known; NaN for real labels
-    information: Array  # [b] the part of it that the networks' disagreement makes, >= 0; NaN for real labels
 
 
 class Virtual(Trainer):
@@ -221,41 +214,30 @@ class Virtual(Trainer):
         def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
             key, posterior, begin, likelihood, shared_prior, private_prior, damping, first_scale, rate = given
             factor, private, before = own
-            # The others' factors; rounding must not take what is a sum of positive numbers below 0.
-            rest = posterior / factor
-            rest = rest.replace(precision=jnp.maximum(rest.precision, 0.0))
-            cavity = shared_prior * rest
+            refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
             total = jnp.sum(data.weight[place])
 
-            def read(v: _Trained) -> tuple[Gaussian, Gaussian]:
-                precision = jnp.exp(v.log_precision) + rest.precision
-                return Gaussian.of(v.mean, precision), Gaussian.of(v.own_mean, jnp.exp(v.own_log_precision))
-
-            def loss(v: _Trained, batch: Batch, key: Array) -> Array:
-                shared, own = read(v)
+            def loss(v: Trained, batch: Batch, key: Array) -> Array:
+                scale, own_scale = refinement.posterior(v).scale, refinement.own(v).scale
 
                 def one(key: Array) -> Array:
                     keys = jax.random.split(key, 3)
                     params = join(
-                        draw(keys[0], v.mean, shared.scale, to_shared, self.flipout),
-                        draw(keys[1], v.own_mean, own.scale, to_private, self.flipout),
+                        draw(keys[0], v.mean, scale, to_shared, self.flipout),
+                        draw(keys[1], v.own_mean, own_scale, to_private, self.flipout),
                     )
                     return mean_loss(self.model, likelihood, params, batch, keys[2])
 
                 expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
-                return expected + (divergence(shared, cavity) + divergence(own, private_prior)) / total
+                return expected + refinement.divergences(v) / total
 
-            # A client that joins late has no factor yet.
-            fresh = jnp.isnan(before) | (factor.precision <= 0)
-            logs = jnp.where(fresh, -2.0 * jnp.log(first_scale), jnp.log(jnp.where(fresh, 1.0, factor.precision)))
-            start = _Trained(begin, logs, private.mean, jnp.log(private.precision))
+            start = refinement.begin(begin, factor, private, first_scale, jnp.isnan(before))
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
                          loss, start, self.client_optimizer.init(start), rate)  # fmt: skip
-            shared, new_private = read(done.params)
-            new = Gaussian(jnp.exp(done.params.log_precision), (shared / rest).shift)
-            new = factor ** (1.0 - damping) * new**damping
+            new_private = refinement.own(done.params)
+            new = factor ** (1.0 - damping) * refinement.factor(done.params) ** damping
             if self.sent < 1.0:
-                new = _most_of(self.sent, factor, new, posterior)
+                new = most_of(self.sent, factor, new, posterior)
             finite = all_finite((new, new_private, done.loss))
             new, new_private, value = jax.tree.map(
                 partial(jnp.where, finite), (new, new_private, done.loss), (factor, private, before)
@@ -288,13 +270,7 @@ class Virtual(Trainer):
           key: of the draws; default one that depends on `seed`.
         """
         values = self._draws(state, problem, _client(problem, node), x, key)
-        mean = jnp.mean(values, axis=0)
-        nothing = jnp.full(mean.shape[:-1], jnp.nan, mean.dtype)
-        entropy, information = nothing, nothing
-        if problem.likelihood.classes:
-            entropy = _entropy(mean)
-            information = jnp.maximum(entropy - jnp.mean(_entropy(values), axis=0), 0.0)
-        return Predicted(mean, jnp.std(values, axis=0), entropy, information)
+        return Predicted.of(problem.likelihood, values)
 
     def _draws(self, state: VirtualState, problem: Prediction, node: Array, x: Array, key: Array | None) -> Array:
         """Of every network, what may be averaged, ``[draws, b, c]``."""
@@ -333,15 +309,6 @@ class Virtual(Trainer):
         return 1.0 / jnp.maximum(count, 1.0)
 
 
-class _Trained(NamedTuple):
-    """What a client's optimizer sees."""
-
-    mean: Array  # [p] of s
-    log_precision: Array  # [p] of s_i, not of s
-    own_mean: Array  # [q]
-    own_log_precision: Array  # [q]
-
-
 def _row(gaussian: Gaussian, client: Array) -> Gaussian:
     return Gaussian(gaussian.precision[client], gaussian.shift[client])
 
@@ -359,17 +326,3 @@ def _parts(params: Params) -> Parts:
 
 def _product(factors: Gaussian) -> Gaussian:
     return Gaussian(jnp.sum(factors.precision, axis=0), jnp.sum(factors.shift, axis=0))
-
-
-def _most_of(share: float, old: Gaussian, new: Gaussian, posterior: Gaussian) -> Gaussian:
-    """The new factor where the posterior moves by most of its standard deviations, the old one elsewhere."""
-    moved = posterior * (new / old)
-    size = jnp.abs(moved.mean - posterior.mean) * jnp.sqrt(posterior.precision)
-    choice = size >= jnp.quantile(size, 1.0 - share)
-    return jax.tree.map(partial(jnp.where, choice), new, old)
-
-
-def _entropy(probabilities: Array) -> Array:
-    return -jnp.sum(
-        jnp.where(probabilities > 0, probabilities * jnp.log(jnp.maximum(probabilities, 1e-30)), 0.0), axis=-1
-    )
