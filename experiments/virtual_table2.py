@@ -8,8 +8,8 @@ splits.
 Methods: one network for all data in one place (Global), one for each client (Local), FedAvg (C = 0.2, E = 1, as many
 epochs in all), VIRTUAL (3 refinements of every client, in order), and MOCHA one class against the rest with (14), its
 lambda chosen on a fifth of the training samples. Networks have two hidden layers of 100 and dropout 0.3; Adam at 1e-3,
-of FedAvg's clients SGD. The paper has 6,000 samples a client and up to 200 epochs a refinement: here flags say how much
-to do. A CSV keeps every result; a run that was interrupted goes on.
+of FedAvg's clients SGD; batches are the paper's. The paper has 100 or 200 epochs a refinement and 20 draws: here flags
+say how much to do. A CSV keeps every result; a run that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ PAPER = {
 }
 REFINEMENTS = 3
 LAMBDAS = (1e-2, 1e-3, 1e-4)
+BATCH = {"MNIST": 256, "P-MNIST": 256, "writers": 64, "HAR": 16, "synthetic": 50}
 
 
 class Row(NamedTuple):
@@ -62,10 +63,10 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", help="of MNIST P-MNIST writers HAR; default all there are files for")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=600, help="digits of each MNIST client (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=30, help="of a refinement (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--draws", type=int, default=2, help="Monte-Carlo samples in training (default %(default)s)")
+    parser.add_argument("--samples", type=int, default=6000, help="digits of each MNIST client (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="of a refinement (default %(default)s)")
+    parser.add_argument("--batch", type=int, help="samples (default: the paper's, 256 for MNIST, 64 writers, 16 HAR)")
+    parser.add_argument("--draws", type=int, default=4, help="Monte-Carlo samples in training (default %(default)s)")
     parser.add_argument("--hidden", type=int, default=100, help="width of both hidden layers (default %(default)s)")
     parser.add_argument("--rate", type=float, default=0.1, help="of SGD at FedAvg's clients (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -88,7 +89,7 @@ def federations(options: argparse.Namespace) -> Iterable[tuple[str, Callable[[],
     deal = partial(images.deal, key, clients=10, samples=options.samples, iid=True)
     if not options.data:
         blobs = images.blobs(key)[0]
-        yield "synthetic", partial(images.deal, key, blobs, 6, options.samples // 4, iid=True), 10
+        yield "synthetic", partial(images.deal, key, blobs, 6, min(options.samples, 500), iid=True), 10
     for path in paths:
         if "subject" in np.load(path, allow_pickle=False).files:
             yield "HAR", partial(activities, path), 6
@@ -123,7 +124,7 @@ def study(options: argparse.Namespace) -> list[Row]:
                 if (split, method) in done:
                     continue
                 began = time.perf_counter()
-                accuracy = trained(method, key, train, test, classes, options)
+                accuracy = trained(method, key, train, test, classes, options.batch or BATCH[name], options)
                 row = Row(name, settings, split, method, accuracy, time.perf_counter() - began)
                 print(f"  split {split} {method:>8} {100 * accuracy:6.2f} % {row.seconds:6.1f} s", flush=True)
                 append(path, row)
@@ -132,19 +133,20 @@ def study(options: argparse.Namespace) -> list[Row]:
 
 
 def trained(
-    method: str, key: jax.Array, train: mj.TaskData, test: mj.TaskData, classes: int, options: argparse.Namespace
-) -> float:
+    method: str, key: jax.Array, train: mj.TaskData, test: mj.TaskData, classes: int, size: int,
+    options: argparse.Namespace,
+) -> float:  # fmt: skip
     """The accuracy of one method, mean over clients."""
     if method == "MOCHA":
         return mocha(key, train, test, classes)
     epochs, hidden = REFINEMENTS * options.epochs, (options.hidden,) * 2
     mlp = mj.networks.MLP(train.num_features, classes, hidden, dropout=0.3)
     problem = mj.Prediction(train, test=test)
-    batch = dict(batch_size=options.batch, seed=options.seed)
+    batch = dict(batch_size=size, seed=options.seed)
     if method == "VIRTUAL":
         model = mj.networks.Lateral(train.num_features, classes, hidden, dropout=0.3)
         algorithm: mj.Algorithm = mj.Virtual(
-            model, _ADAM, local_epochs=options.epochs, samples=options.draws, draws=20, **batch
+            model, _ADAM, local_epochs=options.epochs, samples=options.draws, draws=20, noise="local", **batch
         )
         rounds = REFINEMENTS * train.num_nodes
     elif method == "FedAvg":

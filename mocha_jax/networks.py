@@ -22,7 +22,7 @@ and of haiku, ``net = hk.without_apply_rng(hk.transform(f))``,
 ``Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)``.
 
 Weights multiply from the right, ``h @ w + b``, in all models here; a model that is written so can be trained with
-flipout (see `Virtual`).
+noise for every row (see `Virtual`).
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ def test_the_dual_never_gets_worse(loss, seed, drop, epochs, gamma):
     assert (np.diff(h.dual) >= -1e-12 * np.abs(h.dual[1:])).all()
 
 
+@pytest.mark.slow
 def test_many_coupled_tasks_need_a_fraction_of_the_rounds():
     data = mj.datasets.federation(jax.random.key(0), 30, 10, smallest=10, largest=40).data
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1.0, 1e-3))
@@ -143,6 +144,7 @@ def test_many_coupled_tasks_need_a_fraction_of_the_rounds():
         assert 8 * few.rounds <= many.rounds
 
 
+@pytest.mark.slow
 def test_the_shortest_memory_reaches_the_optimum():
     p = problem(m=5)
     ours = mj.solve(p, adaptive(memory=1), tol=1e-8, max_rounds=2000)
@@ -159,6 +161,7 @@ def test_dropped_nodes_stay_where_they_are(key):
     assert (np.abs(after.beta - before.beta).max(axis=1)[[0, 2, 4]] > 0).all()
 
 
+@pytest.mark.slow
 def test_theta_is_of_what_was_found_before_it_was_recombined(key):
     p = problem("logistic", m=5)
     watch, never = mj.Watch(theta=1e-9), mj.systems.NeverAnswers((1,))
@@ -175,6 +178,7 @@ def test_messages_carry_weights_and_slopes(key):
     np.testing.assert_allclose([h.bytes_down[-1], h.bytes_up[-1]], [2 * 5 * (d + 7), 2 * 5 * (d + 5)])
 
 
+@pytest.mark.slow
 def test_the_predictions_for_the_slopes_are_charged(key):
     p, algorithm, d = problem(m=5, low=6, high=6), adaptive(), 4
     assert p.data.num_features == d
@@ -205,6 +209,7 @@ def test_what_is_remembered_is_true(key):
     np.testing.assert_allclose(state.w, matrix @ np.einsum("mn,mnd->md", c * state.beta, x), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_old_point_that_counts_least_makes_room(key):
     p = problem("logistic", m=5)
     best = mj.solve(p, adaptive(), tol=1e-10, max_rounds=2000).state.beta

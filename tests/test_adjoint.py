@@ -43,6 +43,7 @@ SLOW = {
     "logistic near the mean",
     "smoothed svm, learned",
     "svm, learned",
+    "a scalar loss",
 }
 TARGET = np.random.default_rng(7).normal(size=(M, D))
 
@@ -154,6 +155,7 @@ def test_unrolled_gradients_equal_implicit_ones(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7 * float(jnp.abs(theirs).max()))
 
 
+@pytest.mark.slow
 def test_rounds_with_an_adaptive_sigma_have_the_derivative_of_safe_ones():
     # Logistic: weights that weigh nothing and sigma' below the safe one would make derivatives diverge.
     problem = make("logistic", R.MeanRegularized(0.2, 0.05))

@@ -140,6 +140,7 @@ def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
     assert history.primal[-1] <= best.primal * (1 + (0.1 if name == "sgd" else 0.02))
 
 
+@pytest.mark.slow
 def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
     for loss in zoo.LOSSES.values():
         data = zoo.data(regression=not loss.binary, dtype=np.float32)

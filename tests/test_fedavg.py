@@ -162,7 +162,7 @@ def test_clients_at_once_are_clients_in_turn(at_once, key):
         chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_number_of_devices_gives_the_same(devices, key):
     problem = make_problem()
     mesh = jax.make_mesh((devices,), ("nodes",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
@@ -276,6 +276,7 @@ def test_local_is_fedavg_of_one_client(key):
     chex.assert_trees_all_close(jax.tree.map(lambda a: a[None], together.params), alone.params, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_local_goes_on(key):
     problem = make_problem(m=2, test=False)
     once, _ = mj.run(key, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=4), problem, num_rounds=1)
@@ -382,7 +383,7 @@ def fresh(problem):
     return problem.data.pad(nodes=7)
 
 
-@pytest.mark.parametrize("where", [pytest.param("merged and padded", marks=pytest.mark.slow), "merged and sharded"])
+@pytest.mark.parametrize("where", ["merged and padded", pytest.param("merged and sharded", marks=pytest.mark.slow)])
 def test_the_global_model_judges_every_task_wherever_it_lies(where, key):
     problem = make_problem()
     algorithm, merged = mj.Local(MODEL, optax.adam(0.05), batch_size=8), problem.merged()

@@ -36,7 +36,7 @@ def make(model="probabilistic", loss="hinge", **kwargs):
 
 @pytest.mark.parametrize("model", ["probabilistic", "no ridge", "sharp clusters"])
 @pytest.mark.parametrize(  # fewer tasks than features, and more
-    ("loss", "m"), [("hinge", 7), ("logistic", 3), ("quantile", 7)]
+    ("loss", "m"), [("hinge", 7), ("logistic", 3), pytest.param("quantile", 7, marks=pytest.mark.slow)]
 )
 def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     problem = make(model, loss, m=m)
@@ -52,7 +52,7 @@ def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     assert (solution.history.gap >= 0).all()
 
 
-@pytest.mark.parametrize("omega_every", [2, 7])
+@pytest.mark.parametrize("omega_every", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_rounds_between_updates_only_slow_it_down(omega_every, key):
     problem = make("no ridge")
     often = mj.solve(problem, tol=1e-4, max_rounds=5000, key=key)
@@ -83,7 +83,7 @@ def optimum_of(model):
     "algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha(server="dual", smoothing=0.1, sigma_prime="per_task")]
 )
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", ["no ridge", "clustered"])
+@pytest.mark.parametrize("model", [pytest.param("no ridge", marks=pytest.mark.slow), "clustered"])
 def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
     optimum = optimum_of(model)
     _, h = mj.run(key, algorithm, make(model, dtype=dtype), num_rounds=120, systems=SYSTEMS)

@@ -62,7 +62,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The rest differ from one of these in what other tests look at.
+QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation", "sizes that differ", "mini-batch")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
 def test_the_same_on_any_number_of_devices(case, key):
     algorithm, problem = CASES[case]
     systems = mj.systems.Dropout(0.2)

@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 
 import mocha_jax as mj
-from mocha_jax._neural._gaussian import Flipped, Gaussian, divergence, draw
+from mocha_jax._neural._gaussian import Gaussian, divergence, draw
 
 LINEAR = mj.networks.Model(lambda key: jnp.zeros((4, 1)), lambda w, x: x @ w)
 NOISE, PRIOR = 0.5, 2.0
@@ -74,23 +74,22 @@ def test_products_of_gaussians_are_those_of_densities():
     chex.assert_trees_all_close(a**0.3 * a**0.7, a, rtol=1e-12)
 
 
-def test_flipout_has_the_right_moments(key):
+@pytest.mark.parametrize("noise", ["flipout", "local"])
+def test_noise_of_rows_has_the_right_moments_and_is_uncorrelated(noise, key):
     mean, scale = np.arange(6.0) / 6, np.full(6, 0.4)
     matrix = mean.reshape(2, 3)
     x = np.array([[1.0, -2.0], [0.5, 0.3]])
     keys = jax.random.split(key, 20_000)
 
-    def once(k, flip):
-        w = draw(k, jnp.asarray(mean), jnp.asarray(scale), lambda v: v.reshape(2, 3), flip)
-        assert isinstance(w, Flipped) == flip
-        return jnp.asarray(x) @ w
+    def once(k, noise):
+        return jnp.asarray(x) @ draw(k, jnp.asarray(mean), jnp.asarray(scale), lambda v: v.reshape(2, 3), noise)
 
     def together(outs):
         """How the rows of one draw vary together."""
         rows = outs - outs.mean(0)
         return np.abs((rows[:, 0] * rows[:, 1]).mean(0) / np.sqrt(outs.var(0).prod(0)))
 
-    outs, plain = (np.asarray(jax.vmap(lambda k, f=flip: once(k, f))(keys)) for flip in (True, False))
+    outs, plain = (np.asarray(jax.vmap(lambda k, f=kind: once(k, f))(keys)) for kind in (noise, "shared"))
     for o in (outs, plain):
         np.testing.assert_allclose(o.mean(0), x @ matrix, atol=0.03)
         np.testing.assert_allclose(o.var(0), np.repeat(x**2 @ scale[:2, None] ** 2, 3, 1), rtol=0.05)
@@ -104,7 +103,7 @@ def test_flipout_has_the_right_moments(key):
         {},
         {"parallel": True, "damping": 0.3, "sent": 0.4},
         pytest.param({"parallel": True, "damping": 0.5}, marks=pytest.mark.slow),
-        pytest.param({"flipout": True, "sent": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"noise": "local", "sent": 0.5}, marks=pytest.mark.slow),
         pytest.param({"prior": "each"}, marks=pytest.mark.slow),
     ],
 )
@@ -188,6 +187,13 @@ def test_clients_are_refined_in_order(key):
     sizes = np.asarray(problem.data.sizes)
     assert history.steps.tolist() == (2 * -(-sizes // 10))[[0, 1, 2, 0]].tolist()
     assert mj.run(key, make_virtual(parallel=True), problem, num_rounds=1)[1].active.tolist() == [3]
+
+
+def test_first_factors_multiply_to_the_first_scale(key):
+    problem, algorithm = classification(), make_virtual(parallel=True, damping=1.0, first_scale=0.1, rate=0.0)
+    state, _ = mj.run(key, algorithm, problem, num_rounds=1)  # a rate of 0: what training begins with
+    np.testing.assert_allclose(state.posterior.scale, 0.1, rtol=1e-9)
+    np.testing.assert_allclose(state.private.scale, 0.1, rtol=1e-9)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def divergence(q: Gaussian, p: Gaussian) -> Array:
     return 0.5 * jnp.sum(spread + p.precision * (q.mean - p.mean) ** 2, axis=-1)
 
 
-def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Any], flip: bool = False) -> Any:
+def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Any], noise: str = "shared") -> Any:
     """Parameters at random, by the reparametrisation trick.
 
     Args:
@@ -74,34 +74,63 @@ def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Any], f
       mean: ``[p]``.
       scale: ``[p]`` standard deviations.
       apart: from a vector to what a model wants.
-      flip: matrices as `Flipped`.
+      noise: of matrices, one of `NOISES`; other parameters are the same for all rows of a batch.
     """
-    # Numbers of double precision would be no better, and their generator is long to compile.
-    delta = scale * jax.random.normal(key, mean.shape, jnp.float32).astype(mean.dtype)
-    if not flip:
-        return apart(mean + delta)
+    if noise == "shared":
+        return apart(mean + scale * _normal(key, mean.shape, mean.dtype))
     means, structure = jax.tree.flatten(apart(mean))
-    deltas = jax.tree.leaves(apart(delta))
-    leaves = [
-        Flipped(m, d, jax.random.fold_in(key, i)) if m.ndim == 2 else m + d
-        for i, (m, d) in enumerate(zip(means, deltas, strict=True))
-    ]
+    leaves = []
+    for i, (m, s) in enumerate(zip(means, jax.tree.leaves(apart(scale)), strict=True)):
+        own = jax.random.fold_in(key, i)
+        leaves.append(_MATRICES[noise](m, s, own) if m.ndim == 2 else m + s * _normal(own, m.shape, m.dtype))
     return jax.tree.unflatten(structure, leaves)
+
+
+def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    # Numbers of double precision would be no better, and their generator is long to compile.
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
 class Flipped:
     r"""A random matrix for every sample at the cost of two (flipout, Wen et al. 2018).
 
-    ``x @ Flipped(mean, delta, key)`` is :math:`x M + ((x \circ r)\,\Delta) \circ s` with random signs r, s for each row
-    of x: rows see perturbations that are all distributed as :math:`\Delta`, and uncorrelated.
+    ``x @ Flipped(mean, scale, key)`` is :math:`x M + ((x \circ r)\,\Delta) \circ s` with one draw of :math:`\Delta`
+    and random signs r, s for each row of x: rows see perturbations that are all distributed as :math:`\Delta`, and
+    uncorrelated.
     """
 
-    def __init__(self, mean: Array, delta: Array, key: Array) -> None:
-        self._mean, self._delta, self._key = mean, delta, key
+    def __init__(self, mean: Array, scale: Array, key: Array) -> None:
+        self._mean, self._scale, self._key = mean, scale, key
 
     def __rmatmul__(self, x: Array) -> Array:
         r, s = (
             jax.random.rademacher(jax.random.fold_in(self._key, i), (*x.shape[:-1], size), x.dtype)
             for i, size in enumerate(self._mean.shape)
         )
-        return x @ self._mean + ((x * r) @ self._delta) * s
+        delta = self._scale * _normal(self._key, self._scale.shape, self._scale.dtype)
+        return x @ self._mean + ((x * r) @ delta) * s
+
+
+class Local:
+    r"""A random matrix for every sample, of which only the products are drawn (Kingma et al. 2015).
+
+    ``x @ Local(mean, scale, key)`` is :math:`x M + \sqrt{x^2 \sigma^2} \circ \epsilon`: what a row times an
+    independent draw of the matrix is distributed as. Rows are independent, and there are fewer numbers to draw than
+    the matrix has; it must be multiplied by once.
+    """
+
+    def __init__(self, mean: Array, scale: Array, key: Array) -> None:
+        self._mean, self._scale, self._key = mean, scale, key
+
+    def __rmatmul__(self, x: Array) -> Array:
+        variance = jnp.square(x) @ jnp.square(self._scale)
+        # The root has no slope at 0, where a row is all zeros.
+        some = variance > 0
+        spread = jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1.0)), 0.0)
+        return x @ self._mean + spread * _normal(self._key, spread.shape, spread.dtype)
+
+
+_MATRICES: dict[str, Callable[[Array, Array, Array], Any]] = {"flipout": Flipped, "local": Local}
+
+# Of matrices: one draw for all rows of a batch, or what `Flipped` and `Local` do.
+NOISES = ("shared", *_MATRICES)

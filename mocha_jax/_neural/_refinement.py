@@ -38,10 +38,10 @@ class Refinement(NamedTuple):
         rest = posterior / factor
         return cls(rest.replace(precision=jnp.maximum(rest.precision, 0.0)), prior, own_prior)
 
-    def begin(self, mean: Array, factor: Gaussian, own: Gaussian, first_scale: Array, fresh: Array) -> Trained:
-        """From the client's last answer, or where that is `fresh`, i.e. there is none, from narrow Gaussians."""
+    def begin(self, mean: Array, factor: Gaussian, own: Gaussian, first: Array, fresh: Array) -> Trained:
+        """From the client's last answer, or where that is `fresh`, i.e. there is none, with a first precision."""
         fresh = fresh | (factor.precision <= 0)
-        logs = jnp.where(fresh, -2.0 * jnp.log(first_scale), jnp.log(jnp.where(fresh, 1.0, factor.precision)))
+        logs = jnp.where(fresh, jnp.log(first), jnp.log(jnp.where(fresh, 1.0, factor.precision)))
         return Trained(mean, logs, own.mean, jnp.log(own.precision))
 
     def posterior(self, v: Trained) -> Gaussian:

@@ -18,7 +18,7 @@ from mocha_jax._algorithm import Info
 from mocha_jax._data import TaskData
 from mocha_jax._neural._clients import at_once, over_clients
 from mocha_jax._neural._fedavg import adopted, info
-from mocha_jax._neural._gaussian import Gaussian, draw
+from mocha_jax._neural._gaussian import NOISES, Gaussian, draw
 from mocha_jax._neural._prediction import Judge, Prediction
 from mocha_jax._neural._refinement import Refinement, Trained, most_of
 from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, outputs
@@ -88,9 +88,12 @@ class Virtual(Trainer):
       model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.
       client_optimizer: of means and logarithms of precisions, from optax; it begins anew in every refinement.
       prior_scale: standard deviation of the prior of every parameter.
-      first_scale: standard deviation at which training begins.
+      first_scale: standard deviation at which training begins: of private parameters, and of shared ones when all
+        clients have begun, each with 1/K of that precision.
       samples: draws of a Monte-Carlo estimate.
-      flipout: a perturbation of matrices for every sample of a batch (see `networks`), in place of one for all.
+      noise: ``"shared"``, matrices drawn once for all rows of a batch; ``"flipout"``, one draw with random signs for
+        every row (the paper's choice); ``"local"``, a draw for every row (Kingma et al. 2015). The latter two vary less
+        from step to step, and need a model that multiplies by matrices as those in `networks` do.
       parallel: refine all clients in every round.
       damping: delta, in (0, 1]. Default 1; with ``parallel=True`` one over the number of clients, because each moves
         the posterior with the precision of all, and so many whole moves together can diverge.
@@ -116,7 +119,7 @@ class Virtual(Trainer):
     prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     first_scale: Hyperparameter = dataclasses.field(default=0.05, kw_only=True)
     samples: int = static(default=5, kw_only=True)
-    flipout: bool = static(default=False, kw_only=True)
+    noise: str = static(default="shared", kw_only=True)
     parallel: bool = static(default=False, kw_only=True)
     damping: Hyperparameter | None = dataclasses.field(default=None, kw_only=True)
     sent: float = static(default=1.0, kw_only=True)
@@ -132,6 +135,7 @@ class Virtual(Trainer):
         if self.damping is not None:
             _check.in_unit_interval("Virtual", open_left=True, damping=self.damping)
         _check.one_of("Virtual", "prior", self.prior, ("once", "each"))
+        _check.one_of("Virtual", "noise", self.noise, NOISES)
         if self.order is not None:
             if self.parallel:
                 raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
@@ -182,7 +186,7 @@ class Virtual(Trainer):
         return 2.0 * count, 2.0 * count if self.sent == 1.0 else 3.0 * self.sent * count
 
     def step_flops(self, problem: Prediction) -> float:
-        return super().step_flops(problem) * self.samples * (2.0 if self.flipout else 1.0)
+        return super().step_flops(problem) * self.samples * (1.0 if self.noise == "shared" else 2.0)
 
     def request(self, problem: Prediction, round: Array | int = 0) -> Request:
         """One client's refinement, or with ``parallel=True`` all clients'."""
@@ -207,12 +211,13 @@ class Virtual(Trainer):
         shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
         private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
         to_shared, to_private, join = self._apart(problem)
+        first = self._each(problem) * self.first_scale**-2
         damping = self.damping
         if damping is None:
             damping = self._each(problem) if self.parallel else 1.0
 
         def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
-            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first_scale, rate = given
+            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first, rate = given
             factor, private, before = own
             refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
             total = jnp.sum(data.weight[place])
@@ -223,15 +228,15 @@ class Virtual(Trainer):
                 def one(key: Array) -> Array:
                     keys = jax.random.split(key, 3)
                     params = join(
-                        draw(keys[0], v.mean, scale, to_shared, self.flipout),
-                        draw(keys[1], v.own_mean, own_scale, to_private, self.flipout),
+                        draw(keys[0], v.mean, scale, to_shared, self.noise),
+                        draw(keys[1], v.own_mean, own_scale, to_private, self.noise),
                     )
                     return mean_loss(self.model, likelihood, params, batch, keys[2])
 
                 expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
                 return expected + refinement.divergences(v) / total
 
-            start = refinement.begin(begin, factor, private, first_scale, jnp.isnan(before))
+            start = refinement.begin(begin, factor, private, first, jnp.isnan(before))
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
                          loss, start, self.client_optimizer.init(start), rate)  # fmt: skip
             new_private = refinement.own(done.params)
@@ -245,7 +250,7 @@ class Virtual(Trainer):
             return (new, new_private, value), (new / factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
         given = (key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior,
-                 *(jnp.asarray(a, dtype) for a in (damping, self.first_scale, self.rate)))  # fmt: skip
+                 *(jnp.asarray(a, dtype) for a in (damping, first, self.rate)))  # fmt: skip
         own = state.factors, state.private, state.losses
         zero = jax.tree.map(jnp.zeros_like, state.posterior), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         (factors, private, losses), (change, good, bad) = over_clients(
