@@ -207,8 +207,9 @@ def table(rows: list[Row], options: argparse.Namespace) -> str:
     for i, method in enumerate(METHODS):
         cells = []
         for name in names:
-            mean, spread, _ = summary(rows, name, method)
-            cells += [f"{mean:.3f} ± {spread:.3f}", PAPER.get(name, ("",) * 5)[i]]
+            mean, spread, count = summary(rows, name, method)
+            ours = f"{mean:.3f}" + (f" ± {spread:.3f}" if count > 1 else "") if count else ""
+            cells += [ours, PAPER.get(name, ("",) * 5)[i]]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
