@@ -211,7 +211,7 @@ class Virtual(Trainer):
         shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
         private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
         to_shared, to_private, join = self._apart(problem)
-        first = self._each(problem) * self.first_scale**-2
+        first = self._each(problem) * jnp.asarray(self.first_scale, dtype) ** -2
         damping = self.damping
         if damping is None:
             damping = self._each(problem) if self.parallel else 1.0
