@@ -148,6 +148,26 @@ def test_the_letter_of_the_paper_counts_the_prior_for_every_client(key):
     np.testing.assert_allclose(state.posterior.precision, precision, rtol=3e-2)
 
 
+def test_a_cold_posterior_counts_every_sample_more_often(key):
+    problem, (x, _), (y, _) = regression(8, 1)
+    problem = problem.replace(data=problem.data.replace(weight=problem.data.weight.at[1].set(0.0)))
+    epochs = 1000
+    algorithm = mj.Virtual(
+        LINEAR, settled(epochs), batch_size=None, local_epochs=epochs, samples=200, prior_scale=PRIOR, temperature=0.2
+    )
+    state, _ = mj.run(key, algorithm, problem, num_rounds=2)
+    precision = PRIOR**-2 + (x**2).sum(0) / NOISE**2 / 0.2
+    np.testing.assert_allclose(state.posterior.precision, precision, rtol=3e-2)
+    np.testing.assert_allclose(state.posterior.mean, x.T @ y / NOISE**2 / 0.2 / precision, rtol=5e-3, atol=5e-3)
+
+
+def test_clients_begin_with_the_same_private_parameters():
+    problem, algorithm = classification(), make_virtual()
+    means = np.asarray(algorithm.init(problem).private.mean)
+    assert (means == means[0]).all()
+    assert np.unique(means[0]).size > 10
+
+
 @pytest.mark.slow
 def test_one_client_is_plain_variational_inference(key):
     # With correlated features the best mean-field Gaussian has the exact mean and the precisions on the exact diagonal.
@@ -278,6 +298,8 @@ def test_what_does_not_fit_is_said(key):
         make_virtual(order=(0, 1), parallel=True)
     with pytest.raises(ValueError, match="damping must be in"):
         make_virtual(damping=0.0)
+    with pytest.raises(ValueError, match="temperature must be"):
+        make_virtual(temperature=-1.0)
     with pytest.raises(ValueError, match="prior must be one of"):
         make_virtual(prior="twice")
 

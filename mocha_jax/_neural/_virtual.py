@@ -43,7 +43,7 @@ class VirtualState(Pytree):
     factors: Gaussian  # [m, p] s_i of every client
     private: Gaussian  # [m, q] c_i over every client's own parameters
     first: Array  # [p] shared parameters to begin with where nobody has learned anything yet
-    losses: Array  # [m] mean over its last training of minus the log-likelihood and the divergences; NaN before any
+    losses: Array  # [m] mean over its last training of the free energy for each sample; NaN before any
     diverged: Array  # [] int32 refinements left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
 
@@ -84,12 +84,18 @@ class Virtual(Trainer):
     :math:`p_i = p^{1/K}`, and exact factors multiply to the posterior (1); with ``prior="each"`` :math:`p_i = p`, the
     letter of (3).
 
+    **All clients begin with the same private parameters**, as in FedAvg all begin with the same network: shared layers
+    then suit everybody from the first refinement.
+
     Args:
       model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.
       client_optimizer: of means and logarithms of precisions, from optax; it begins anew in every refinement.
       prior_scale: standard deviation of the prior of every parameter.
       first_scale: standard deviation at which training begins: of private parameters, and of shared ones when all
         clients have begun, each with 1/K of that precision.
+      temperature: weight T of both divergences; below 1 every sample counts 1 / T times, a "cold posterior". The free
+        energy of a network has far more parameters to pay for than samples to win by, and at T = 1 the prior can
+        silence its shared layers.
       samples: draws of a Monte-Carlo estimate.
       noise: ``"shared"``, matrices drawn once for all rows of a batch; ``"flipout"``, one draw with random signs for
         every row (the paper's choice); ``"local"``, a draw for every row (Kingma et al. 2015). The latter two vary less
@@ -118,6 +124,7 @@ class Virtual(Trainer):
 
     prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     first_scale: Hyperparameter = dataclasses.field(default=0.05, kw_only=True)
+    temperature: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     samples: int = static(default=5, kw_only=True)
     noise: str = static(default="shared", kw_only=True)
     parallel: bool = static(default=False, kw_only=True)
@@ -130,6 +137,7 @@ class Virtual(Trainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check.positive("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale)
+        _check.nonnegative("Virtual", temperature=self.temperature)
         _check.integer("Virtual", 1, samples=self.samples, draws=self.draws)
         _check.in_unit_interval("Virtual", open_left=True, sent=self.sent)
         if self.damping is not None:
@@ -143,9 +151,9 @@ class Virtual(Trainer):
             if not self.order or min(self.order) < 0:
                 raise ValueError(f"Virtual: order must name clients, integers from 0; got {self.order}.")
 
-    def _vectors(self, problem: Prediction, node: Array | int = 0) -> tuple[Array, Array]:
+    def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
         """The first parameters, shared ``[p]`` and private ``[q]``."""
-        shared, private = _parts(self.start(problem, node))
+        shared, private = _parts(self.start(problem))
         return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
 
     def _apart(self, problem: Prediction) -> tuple[Callable[[Array], Any], Callable[[Array], Any], Callable[..., Any]]:
@@ -163,8 +171,8 @@ class Virtual(Trainer):
     def init(self, problem: Prediction) -> VirtualState:
         """Factors that multiply to the prior."""
         m, dtype = problem.data.num_nodes, problem.data.dtype
-        first = self._vectors(problem)[0]
-        private = jax.vmap(lambda node: self._vectors(problem, node)[1])(jnp.arange(m))
+        first, own = self._vectors(problem)
+        private = jnp.broadcast_to(own, (m, own.size))
         real = (problem.data.sizes > 0).astype(dtype)[:, None]
         factor = Gaussian.around_zero(self.prior_scale, first) ** self._each(problem)
         factors = Gaussian(real * factor.precision[None, :], real * factor.shift[None, :])
@@ -217,7 +225,7 @@ class Virtual(Trainer):
             damping = self._each(problem) if self.parallel else 1.0
 
         def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
-            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first, rate = given
+            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first, temperature, rate = given
             factor, private, before = own
             refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
             total = jnp.sum(data.weight[place])
@@ -234,7 +242,7 @@ class Virtual(Trainer):
                     return mean_loss(self.model, likelihood, params, batch, keys[2])
 
                 expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
-                return expected + refinement.divergences(v) / total
+                return expected + temperature * refinement.divergences(v) / total
 
             start = refinement.begin(begin, factor, private, first, jnp.isnan(before))
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
@@ -250,7 +258,7 @@ class Virtual(Trainer):
             return (new, new_private, value), (new / factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
         given = (key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior,
-                 *(jnp.asarray(a, dtype) for a in (damping, first, self.rate)))  # fmt: skip
+                 *(jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate)))  # fmt: skip
         own = state.factors, state.private, state.losses
         zero = jax.tree.map(jnp.zeros_like, state.posterior), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         (factors, private, losses), (change, good, bad) = over_clients(
