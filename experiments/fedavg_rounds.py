@@ -10,6 +10,7 @@ target. A CSV keeps every run; one that was interrupted goes on from its checkpo
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,7 +68,7 @@ class Row(NamedTuple):
     settings: str
     rounds: float  # to the target; infinite where it was not reached
     best: float  # accuracy
-    seconds: float
+    seconds: float  # of the last call, where a kill came between
     curve: str  # accuracy at every record, in %
 
 
@@ -91,6 +92,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("experiments/fedavg"), help="folder of CSV and picture")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if min(options.rounds, options.every, options.clients, options.samples) < 1:
+        parser.error("--rounds, --every, --clients and --samples must be 1 or more")
     options.target = TARGETS[options.model] if options.target is None else options.target
     rows = study(options)
     print("\n" + table(rows, options))
@@ -118,8 +121,11 @@ def study(options: argparse.Namespace) -> list[Row]:
         for epochs, batch, fraction, rate in _settings(options):
             name = options.model, epochs, batch, fraction, int(iid), rate, settings
             if name not in known:
-                known[name] = _one(problem, model, name, options)
+                # A checkpoint for each run: named by all that the run depends on, kept until its row is.
+                checkpoint = options.out / f"run_{hashlib.blake2b(repr(name).encode(), digest_size=8).hexdigest()}.npz"
+                known[name] = _one(problem, model, name, options, checkpoint)
                 append(path, known[name])
+                checkpoint.unlink(missing_ok=True)
             rows.append(known[name])
     return rows
 
@@ -132,18 +138,19 @@ def _settings(options: argparse.Namespace) -> Iterable[tuple[int, int, float, fl
                     yield epochs, batch, fraction, rate
 
 
-def _one(problem: mj.Prediction, model: mj.networks.Network, name: tuple[Any, ...], options: argparse.Namespace) -> Row:
+def _one(
+    problem: mj.Prediction, model: mj.networks.Network, name: tuple[Any, ...], options: argparse.Namespace,
+    checkpoint: Path,
+) -> Row:  # fmt: skip
     _, epochs, batch, fraction, iid, rate, _ = name
     # The rate is a leaf, so all rates share one program.
     algorithm = mj.FedAvg(model, _SGD, local_epochs=epochs, batch_size=batch or None, fraction=fraction, rate=rate)
-    checkpoint = options.out / f"run_{options.model}_{epochs}_{batch}_{fraction:g}_{iid}_{rate:g}.npz"
     began = time.perf_counter()
     solution = mj.solve(
         problem, algorithm, key=jax.random.key(options.seed), tol=1.0 - options.target, max_rounds=options.rounds,
         record_every=options.every, chunk=50, checkpoint=checkpoint,
     )  # fmt: skip
     seconds = time.perf_counter() - began
-    checkpoint.unlink()
     accuracy = 1.0 - np.asarray(solution.history.error, float)
     rounds = crossing(np.asarray(solution.history.round), accuracy, options.target)
     print(f"E {epochs:<3} B {batch or 'all':<4} C {fraction:<4g} {'IID' if iid else 'non-IID':<8} rate {rate:<6g} "

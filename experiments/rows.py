@@ -13,8 +13,7 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     """What earlier runs have written; a last line that was cut off counts for nothing."""
     if not path.exists():
         return []
-    with open(path, newline="") as file:
-        lines = list(csv.reader(file))
+    lines = list(csv.reader(_whole(path).splitlines()))
     hints = get_type_hints(kind)
     if lines and tuple(lines[0]) != tuple(hints):
         raise ValueError(f"{path}: has other columns than those of this version; move it away.")
@@ -23,13 +22,20 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     return [kind(*(cast(value) for cast, value in zip(casts, line, strict=True))) for line in whole]
 
 
+def _whole(path: Path) -> str:
+    """The lines that were written to their end."""
+    with open(path, newline="") as file:
+        text = file.read()
+    return text[: text.rfind("\n") + 1]
+
+
 def append(path: Path, row: NamedTuple) -> None:
     """One more line; the header before the first."""
-    new = not path.exists()
-    if not new and not path.read_text().endswith("\n"):  # a line that was cut off is left behind by itself
-        with open(path, "a") as file:
-            file.write("\n")
-    with open(path, "a", newline="") as file:
+    whole = _whole(path) if path.exists() else ""
+    new = not whole
+    with open(path, "r+" if path.exists() else "w", newline="") as file:
+        file.seek(len(whole.encode()))
+        file.truncate()  # of a line that was cut off
         writer = csv.writer(file)
         if new:
             writer.writerow(row._fields)

@@ -41,7 +41,7 @@ PAPER = {
     "HAR": ("0.797", "0.940", "0.944", "0.944", ""),
 }
 REFINEMENTS = 3
-LAMBDAS, RATES, TEMPERATURES = (1e-2, 1e-3, 1e-4), (0.01, 0.03, 0.1, 0.3), (1.0, 0.1, 0.01)
+LAMBDAS, RATES, TEMPERATURES = (1e-2, 1e-3, 1e-4), (0.03, 0.1, 0.3, 1.0), (1.0, 0.1, 0.01)
 BATCH = {"MNIST": 256, "P-MNIST": 256, "writers": 64, "HAR": 16, "synthetic": 50}
 
 
@@ -61,7 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.virtual_table2", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="mnist.npz, har.npz; default a synthetic set")
-    parser.add_argument("--tasks", nargs="*", help="of MNIST P-MNIST writers HAR; default all there are files for")
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        choices=("MNIST", "P-MNIST", "writers", "HAR", "synthetic"),
+        help="of MNIST P-MNIST writers HAR; default all there are files for",
+    )
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--samples", type=int, default=6000, help="digits of each MNIST client (default %(default)s)")
@@ -81,6 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = study(options)
+    if not rows:
+        parser.error("there are no files for any of the tasks")
     print("\n" + table(rows, options))
     (options.out / "table.md").write_text(table(rows, options))
     draw(rows, options)

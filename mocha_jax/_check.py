@@ -32,7 +32,7 @@ def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
     return array
 
 
-def integer(owner: str, least: int, **values: Any) -> None:
+def integer(owner: str, least: int, /, **values: Any) -> None:
     """Every value a whole number, at least `least`."""
     for name, value in values.items():
         try:
@@ -47,6 +47,24 @@ def indices(owner: str, name: str, value: Any) -> None:
     """An array of integers >= 0."""
     if (a := concrete(value)) is not None and (a.dtype.kind not in "iu" or (a.size and a.min() < 0)):
         raise ValueError(f"{owner}: {name} must be integers >= 0, got {a}.")
+
+
+def seed(owner: str, value: Any) -> None:
+    """An integer that a random key can be made of, or an array of them."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return
+    known = np.asarray(value)
+    if known.dtype.kind not in "iu" or (known.size and not 0 <= known.min() <= known.max() < 2**31):
+        raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {value!r}.")
+
+
+def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
+    """A sequence of integers from 1, as a tuple."""
+    if not isinstance(value, tuple | list | np.ndarray):
+        raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {value!r}.")
+    for one in value:
+        integer(owner, 1, **{name: one})
+    return tuple(int(one) for one in value)
 
 
 def scalar(owner: str, **values: Any) -> None:

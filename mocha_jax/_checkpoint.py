@@ -8,6 +8,7 @@ rounds to run and when to stop are not part of it, so a finished solve can be co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -42,8 +44,8 @@ class Saver:
         """Write everything to a new file, then put it in place of the old one."""
         if self._path is None:
             return
-        arrays = {f"progress_{i}": fetched(a) for i, a in enumerate(jax.tree.leaves(progress))}
-        arrays |= {f"history_{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(history))}
+        arrays = {f"progress_{i}": _plain(fetched(a)) for i, a in enumerate(jax.tree.leaves(progress))}
+        arrays |= {f"history_{i}": _plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
         if jax.process_index() == 0:
             self._write(self._path, arrays)
 
@@ -79,8 +81,9 @@ class Saver:
                 f"key or record_every differ from this call's; choose another path, or delete it to start afresh."
             )
         leaves, structure = jax.tree.flatten(fresh)
-        saved = [place(arrays[f"progress_{i}"], leaf.sharding) for i, leaf in enumerate(leaves)]
-        records = [arrays[f"history_{i}"] for i in range(len(jax.tree.leaves(blank)))]
+        saved = [_like(arrays[f"progress_{i}"], leaf) for i, leaf in enumerate(leaves)]
+        blanks = jax.tree.leaves(blank)
+        records = [_native(arrays[f"history_{i}"], np.asarray(one).dtype) for i, one in enumerate(blanks)]
         return jax.tree.unflatten(structure, saved), jax.tree.unflatten(jax.tree.structure(blank), records)
 
     def _read(self) -> dict[str, np.ndarray]:
@@ -95,6 +98,23 @@ class Saver:
                 raise CheckpointError(
                     f"{self._path} is damaged or not a checkpoint; delete it to start afresh."
                 ) from error
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The same bytes in a dtype that npz files know; bfloat16 is none."""
+    return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
+
+
+def _like(array: np.ndarray, leaf: Array) -> Array:
+    """What was saved of an array, again in its dtype and where it was."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return place(_native(array, leaf.dtype), leaf.sharding)
+
+
+def _native(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """What `_plain` was given."""
+    return array.view(dtype) if dtype.kind == "V" else array
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> str:
@@ -139,7 +159,7 @@ def _feed(digest: Any, value: Any, reading: tuple[int, ...] = ()) -> None:
     elif hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type | types.ModuleType):
         array = np.ascontiguousarray(fetched(value))
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.data)
+        digest.update(_plain(array).data)
     elif isinstance(value, str | bytes | int | float | complex | type(None) | type(...)):
         digest.update(f"{value!r};".encode())
     else:
@@ -159,7 +179,9 @@ def _contents(value: Any) -> Any:
     if inspect.isfunction(value):
         # Other functions of its module may well be its own parts, plain values its settings.
         seen = {name: value.__globals__.get(name) for name in value.__code__.co_names}
-        plain = {k: v for k, v in seen.items() if isinstance(v, str | int | float | np.ndarray | Array)}
+        plain = {
+            k: v for k, v in seen.items() if isinstance(v, str | int | float | np.ndarray | Array) or _is_record(v)
+        }
         helpers = {k: v for k, v in seen.items() if inspect.isfunction(v) and v.__module__ == value.__module__}
         held = [_cell(cell) for cell in value.__closure__ or ()]
         return "function", value.__code__, value.__defaults__, value.__kwdefaults__, held, plain, helpers
@@ -168,6 +190,12 @@ def _contents(value: Any) -> Any:
         return "wrapped", inner
     kind = type(value).__module__, type(value).__qualname__
     return "object", kind, getattr(value, "__qualname__", ""), getattr(value, "__dict__", {})
+
+
+def _is_record(value: Any) -> bool:
+    """Whether an object is its fields."""
+    kinds = Pytree | types.SimpleNamespace | tuple
+    return isinstance(value, kinds) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _cell(cell: Any) -> Any:

@@ -70,6 +70,8 @@ class Solution(Pytree):
             tasks = sorted(set(np.asarray(self.owner)[list(self.silent_nodes)].tolist()))
             which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
             text += f"; {len(self.silent_nodes)} node(s) never answered, so the gap of task(s) {which} is not closed"
+        if not isinstance(self.problem, Problem) and (lost := int(self.certificate.diverged)):
+            text += f"; {lost} update(s) of clients were not finite and were left out"
         return text
 
     @property

@@ -68,7 +68,12 @@ def everywhere(spread: Spread | None, work: Callable[..., Any], *whole: Any) -> 
 
 
 def fetched(array: Any) -> np.ndarray:
-    """The whole array on the host; where processes share it, all of them have to ask for it together."""
+    """The whole array on the host; where processes share it, all of them have to ask for it together.
+
+    Of random keys their numbers.
+    """
+    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)

@@ -70,7 +70,8 @@ class Categorical(Likelihood):
         return -_pick(logs, y)
 
     def error(self, outputs: Array, y: Array) -> Array:
-        return (jnp.argmax(outputs, axis=-1).astype(jnp.int32) != y.astype(jnp.int32)).astype(outputs.dtype)
+        wrong = jnp.argmax(outputs, axis=-1).astype(jnp.int32) != y.astype(jnp.int32)
+        return (wrong | jnp.any(jnp.isnan(outputs), axis=-1)).astype(outputs.dtype)
 
     def predictive(self, outputs: Array) -> Array:
         return jax.nn.softmax(outputs, axis=-1)
@@ -90,6 +91,7 @@ class Gaussian(Likelihood):
     noise: Hyperparameter = 1.0
 
     def __post_init__(self) -> None:
+        _check.scalar("Gaussian", noise=self.noise)
         _check.positive("Gaussian", noise=self.noise)
 
     def check_outputs(self, owner: str, outputs: int, y: np.ndarray | None) -> None:

@@ -73,6 +73,11 @@ class Model(Network):
     predict: Callable[..., Array] = static()
     stochastic: bool = static(default=False)
 
+    def __post_init__(self) -> None:
+        for name, function in (("initialise", self.initialise), ("predict", self.predict)):
+            if not callable(function):
+                raise ValueError(f"Model: {name} must be a function, got {function!r}.")
+
     def init(self, key: Array) -> Params:
         return self.initialise(key)
 
@@ -109,8 +114,8 @@ class MLP(Network):
     dropout: float = static(default=0.0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
-        _check.integer("MLP", 1, features=self.features, outputs=self.outputs, hidden=min(self.hidden, default=1))
+        _check.integer("MLP", 1, features=self.features, outputs=self.outputs)
+        object.__setattr__(self, "hidden", _check.widths("MLP", "hidden", self.hidden, "(200, 200)"))
         _check.in_unit_interval("MLP", open_right=True, dropout=self.dropout)
 
     def init(self, key: Array) -> tuple[Layer, ...]:
@@ -144,9 +149,13 @@ class CNN(Network):
     hidden: int = static(default=512)
 
     def __post_init__(self) -> None:
-        _check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden, channels=min(self.channels))
+        _check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden)
+        for name, example in (("shape", "(28, 28, 1)"), ("channels", "(32, 64)")):
+            object.__setattr__(self, name, _check.widths("CNN", name, getattr(self, name), example))
         if len(self.shape) != 3 or min(self.shape[:2]) < 4:
             raise ValueError(f"CNN: shape must be height, width (4 or more) and channels, got {self.shape}.")
+        if len(self.channels) != 2:
+            raise ValueError(f"CNN: channels must be those of two convolutions, got {self.channels}.")
 
     def init(self, key: Array) -> tuple[Layer, ...]:
         height, width, depth = self.shape
@@ -218,8 +227,10 @@ class Lateral(Network):
     dropout: float = static(default=0.0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(int(h) for h in self.hidden))
-        _check.integer("Lateral", 1, features=self.features, outputs=self.outputs, hidden=min(self.hidden, default=0))
+        _check.integer("Lateral", 1, features=self.features, outputs=self.outputs)
+        object.__setattr__(self, "hidden", _check.widths("Lateral", "hidden", self.hidden, "(100, 100)"))
+        if not self.hidden:
+            raise ValueError("Lateral: without hidden layers nothing is shared; use an MLP.")
         _check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
 
     def init(self, key: Array) -> Parts:

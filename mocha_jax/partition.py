@@ -25,6 +25,9 @@ from mocha_jax import _check
 
 Parts = list[np.ndarray]
 
+# A concentration above which shares differ by less than a sample in 10,000; larger ones would overflow.
+_EVEN = 1e12
+
 
 def iid(key: Array, count: int, clients: int) -> Parts:
     """Shuffled and cut into equal parts; sizes differ by one at most.
@@ -51,7 +54,7 @@ def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
     """
     labels = _labels("shards", labels)
     _check.integer("shards", 1, per_client=per_client)
-    _enough("shards", len(labels), clients * per_client)
+    _enough("shards", len(labels), clients, per_client)
     draw = _generator(key)
     order = draw.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -79,14 +82,15 @@ def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, leas
     (100, True)
     """
     labels = _labels("dirichlet", labels)
+    _check.scalar("dirichlet", alpha=alpha)
     _check.positive("dirichlet", alpha=alpha)
-    _least("dirichlet", least)
-    _enough("dirichlet", len(labels), clients * least)
+    _check.integer("dirichlet", 1, least=least)
+    _enough("dirichlet", len(labels), clients, least)
     draw = _generator(key)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         rows = draw.permutation(np.flatnonzero(labels == label))
-        share = draw.dirichlet(np.full(clients, float(alpha)))
+        share = draw.dirichlet(np.full(clients, min(float(alpha), _EVEN)))
         if not np.isfinite(share).all() or not share.sum() > 0:  # of a tiny alpha all draws can be 0: one takes all
             share = np.eye(clients)[draw.integers(clients)]
         cuts = np.round(np.cumsum(share)[:-1] * len(rows)).astype(int)
@@ -105,9 +109,10 @@ def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least:
       sigma: spread of the logarithms of sizes, >= 0; 0 is `iid`.
       least: samples that every client has.
     """
+    _check.scalar("quantity", sigma=sigma)
     _check.nonnegative("quantity", sigma=sigma)
-    _least("quantity", least)
-    _enough("quantity", count, clients * least)
+    _check.integer("quantity", 1, least=least)
+    _enough("quantity", count, clients, least)
     draw = _generator(key)
     logs = sigma * draw.normal(size=clients)
     share = np.exp(logs - logs.max())
@@ -130,7 +135,10 @@ def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
       key: a JAX random key. The order depends on it and on the client's place only.
       xs: ``[n_t, d]`` of each client.
     """
-    return [np.asarray(x)[:, _generator(jax.random.fold_in(key, t)).permutation(x.shape[1])] for t, x in enumerate(xs)]
+    arrays = [np.asarray(x) for x in xs]
+    if wrong := [a.shape for a in arrays if a.ndim != 2]:
+        raise ValueError(f"permuted: samples of a client are [n_t, d], got shape {wrong[0]}; flatten pictures first.")
+    return [x[:, _generator(jax.random.fold_in(key, t)).permutation(x.shape[1])] for t, x in enumerate(arrays)]
 
 
 def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
@@ -145,12 +153,9 @@ def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
     return [np.sort(part) for part in parts]
 
 
-def _least(owner: str, least: int) -> None:
-    if not (isinstance(least, int) and least >= 1):
-        raise ValueError(f"{owner}: least must be an integer >= 1, got {least!r}.")
-
-
 def _generator(key: Array) -> np.random.Generator:
+    if not hasattr(key, "dtype"):
+        raise ValueError(f"partition: key must be a JAX random key such as jax.random.key(0), got {key!r}.")
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).tolist())
 
 
@@ -158,10 +163,12 @@ def _labels(owner: str, labels: Any) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels):
         raise ValueError(f"{owner}: one label for every sample, [N], is needed; got shape {labels.shape}.")
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise ValueError(f"{owner}: {int(np.isnan(labels).sum())} labels are NaN.")
     return labels
 
 
-def _enough(owner: str, count: int, parts: int) -> None:
-    _check.integer(owner, 1, count=count, parts=parts)
-    if parts > count:
-        raise ValueError(f"{owner}: {count} samples cannot be dealt into {parts} parts that are not empty.")
+def _enough(owner: str, count: int, clients: int, each: int = 1) -> None:
+    _check.integer(owner, 1, count=count, clients=clients)
+    if clients * each > count:
+        raise ValueError(f"{owner}: {count} samples cannot be dealt into {clients} parts of {each} or more.")

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -100,6 +101,19 @@ def test_the_same_tasks_from_all_formats(experiments, tmp_path):
     assert isinstance(load(tmp_path / "tasks.npz").loss, mj.losses.Hinge)
 
 
+def test_a_line_that_was_cut_off_counts_for_nothing(experiments, tmp_path):
+    protocol, path = experiments.protocol, tmp_path / "trials.csv"
+    rows = [protocol.Row(*(kind(i) for kind in get_type_hints(protocol.Row).values())) for i in (12, 34, 56)]
+    for row in rows[:2]:
+        experiments.rows.append(path, row)
+    whole = path.read_bytes()
+    for cut in (1, 2, 3, 10):
+        path.write_bytes(whole[:-cut])
+        assert experiments.rows.read(path, protocol.Row) == rows[:1]
+    experiments.rows.append(path, rows[2])
+    assert experiments.rows.read(path, protocol.Row) == [rows[0], rows[2]]
+
+
 def test_rounds_to_a_target_are_interpolated(experiments):
     crossing = experiments.fedavg.crossing
     rounds, accuracy = np.array([1, 3, 5, 7]), np.array([0.5, 0.9, 0.7, 0.98])
@@ -123,6 +137,7 @@ def test_the_slides_tables_are_resumed(experiments, tmp_path, capsys, monkeypatc
     assert first.count("rate 0.1 ") == 1
     assert both.count("rate 0.1 ") == 1  # the other was there
     assert both.count("rate 0.3 ") == 2
+    assert not list(tmp_path.glob("*.npz"))
     rows = experiments.rows.read(tmp_path / "rounds.csv", experiments.fedavg.Row)
     assert len(rows) == 4
     assert (tmp_path / "fedavg_rounds.png").stat().st_size > 10_000

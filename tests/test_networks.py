@@ -127,12 +127,23 @@ def test_permuted_features_differ_by_client_and_not_by_sample(key):
     np.testing.assert_array_equal(first, x[:, place])
 
 
+def test_a_huge_concentration_is_even(key):
+    sizes = [len(rows) for rows in partition.dirichlet(key, np.arange(60) % 3, 4, alpha=1e308)]
+    assert sizes == [15, 15, 15, 15]
+
+
 def test_partitions_say_what_is_wrong(key):
     with pytest.raises(ValueError, match="3 samples cannot be dealt into 4"):
         partition.iid(key, 3, 4)
-    with pytest.raises(ValueError, match="cannot be dealt into 20"):
+    with pytest.raises(ValueError, match="cannot be dealt into 10 parts of 2"):
         partition.shards(key, np.arange(12), 10)
     with pytest.raises(ValueError, match="alpha must be"):
         partition.dirichlet(key, np.arange(12), 2, 0.0)
+    with pytest.raises(ValueError, match="2 labels are NaN"):
+        partition.dirichlet(key, np.array([0.0, np.nan, 1.0, np.nan]), 2)
+    with pytest.raises(ValueError, match="flatten pictures"):
+        partition.permuted(key, [np.zeros((3, 2, 2))])
+    with pytest.raises(ValueError, match="key must be a JAX random key"):
+        partition.iid(0, 3, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one label for every sample"):
         partition.by_group(np.zeros((2, 2)))

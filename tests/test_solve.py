@@ -166,6 +166,13 @@ def test_resume_is_the_straight_run_bit_for_bit(problem, tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.npz"]
 
 
+def test_data_in_half_precision_is_resumed(problem, tmp_path):
+    half = problem.replace(data=problem.data.replace(x=problem.data.x.astype(jnp.bfloat16)))
+    straight, path = mj.solve(half, **options(None)), tmp_path / "run.npz"
+    mj.solve(half, **options(path, max_rounds=24))
+    same(straight, mj.solve(half, **options(path)))
+
+
 def test_resume_after_the_callback_raised(problem, tmp_path):
     def fail(round, history):
         if round >= 32:

@@ -16,8 +16,8 @@ from mocha_jax._algorithm import Info
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._neural._clients import at_once, over_clients
-from mocha_jax._neural._prediction import Judge, Prediction
-from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, outputs
+from mocha_jax._neural._prediction import Prediction
+from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._work import Work
@@ -59,7 +59,8 @@ class FedAvg(Trainer):
 
     Args:
       model: from `mocha_jax.networks`.
-      client_optimizer: of the clients; it begins anew in every round.
+      client_optimizer: of the clients; it begins anew in every round, at every client from the same state: noise that
+        it draws from a key of its own (``optax.add_noise``) is the same for all.
       server_optimizer: of the server; default ``optax.sgd(1.0)``.
       local_epochs: E.
       batch_size: B; None for all samples at once.
@@ -87,7 +88,9 @@ class FedAvg(Trainer):
             raise ValueError(f"FedAvg: server_optimizer must be of optax, e.g. optax.sgd(1.0); got "
                              f"{self.server_optimizer!r}.")  # fmt: skip
         _check.in_unit_interval("FedAvg", fraction=self.fraction)
+        _check.scalar("FedAvg", fraction=self.fraction)
         if self.proximal is not None:
+            _check.scalar("FedAvg", proximal=self.proximal)
             _check.nonnegative("FedAvg", proximal=self.proximal)
             if isinstance(self.proximal, int | float) and self.proximal == 0:
                 object.__setattr__(self, "proximal", None)  # a term of 0 would only cost time
@@ -146,12 +149,8 @@ class FedAvg(Trainer):
         )  # fmt: skip
         return after, info(self, problem, budget)
 
-    def judge(self, state: FedAvgState, problem: Prediction) -> Judge:
-        def judged(_: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            said = outputs(self.model, state.params, x)
-            return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
-
-        return judged
+    def parameters(self, state: FedAvgState, problem: Prediction, node: Array | int) -> Params:
+        return state.params
 
     def whose(self, problem: Prediction) -> Array:
         return jnp.zeros(problem.judged_on.num_nodes, jnp.int32)
@@ -240,12 +239,8 @@ class Local(Trainer):
             self, problem, budget
         )
 
-    def judge(self, state: LocalState, problem: Prediction) -> Judge:
-        def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            said = outputs(self.model, jax.tree.map(lambda a: a[client], state.params), x)
-            return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
-
-        return judged
+    def parameters(self, state: LocalState, problem: Prediction, node: Array | int) -> Params:
+        return jax.tree.map(lambda a: a[node], state.params)
 
     def weights(self, state: LocalState) -> Params:
         return state.params

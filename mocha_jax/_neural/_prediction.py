@@ -49,8 +49,10 @@ class Prediction(Federated):
                     f"{self.data.num_features}."
                 )
 
-        for data in (self.data, self.test):
+        for name, data in (("data", self.data), ("test", self.test)):
             if data is not None and (y := real_labels(data)) is not None:
+                if not len(y):
+                    raise ValueError(f"Prediction: {name} has no samples (of weight > 0).")
                 self.likelihood.check_labels("Prediction", y)
 
     @property
@@ -95,9 +97,10 @@ class Scores(Pytree):
     samples: Array  # how many
 
     def mean(self, values: Array) -> Array:
-        """Over tasks with samples."""
+        """Over tasks with samples; NaN without any."""
         there = self.samples > 0
-        return jnp.sum(jnp.where(there, values, 0.0)) / jnp.maximum(jnp.sum(there, dtype=values.dtype), 1.0)
+        count = jnp.sum(there, dtype=values.dtype)
+        return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(there, values, 0.0)), count), jnp.nan)
 
 
 Judge = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -153,7 +156,12 @@ def own_network(problem: Prediction) -> Array | None:
         return jnp.arange(data.num_nodes, dtype=jnp.int32)
     if test.num_tasks == 1:
         return None
-    if data.shared or test.num_tasks != data.num_tasks:
+    if data.shared:
+        raise ValueError(
+            "Prediction: several clients share a task and have networks of their own, so that which of them is to "
+            "predict its held-out samples is open; leave test out, or give every client a task."
+        )
+    if test.num_tasks != data.num_tasks:
         raise ValueError(
             f"Prediction: every client has its own network, so that held-out samples must be of their tasks: test has "
             f"{test.num_tasks} tasks, and {data.num_nodes} clients work on {data.num_tasks}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._math import safe_ratio
 from mocha_jax._neural._flops import flops
 from mocha_jax._neural._prediction import (
     Evaluation,
@@ -26,6 +28,7 @@ from mocha_jax._neural._prediction import (
     score,
 )
 from mocha_jax._neural._training import Batch, Schedule
+from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._problem import Federated
 from mocha_jax._pytree import Hyperparameter, static
 from mocha_jax._work import Request
@@ -68,7 +71,9 @@ class Trainer(Algorithm[Prediction]):
             _check.integer(name, 1, batch_size=self.batch_size)
         if self.at_once is not None:
             _check.integer(name, 1, at_once=self.at_once)
+        _check.scalar(name, rate=self.rate)
         _check.nonnegative(name, rate=self.rate)
+        _check.seed(name, self.seed)
 
     @property
     def schedule(self) -> Schedule:
@@ -91,12 +96,16 @@ class Trainer(Algorithm[Prediction]):
     def full_work(self, problem: Prediction) -> Array:
         return self.schedule.steps(problem.data)
 
-    def step_flops(self, problem: Prediction) -> float:
-        """Three times those of a prediction: the gradient takes twice as many again."""
+    def step_flops(self, problem: Prediction) -> Array:
+        """Three times those of predicting a batch, ``[m]``: the gradient takes twice as many again.
+
+        Batches of an epoch have a client's samples between them; a step is priced at their average.
+        """
         data, room = problem.data, self.schedule.room(problem.data)
         params = jax.eval_shape(lambda: self.start(problem))
         x = jax.ShapeDtypeStruct((room, data.num_features), data.dtype)
-        return 3.0 * flops(lambda p, x: outputs(self.model, p, x), params, x)
+        each = 3.0 * flops(lambda p, x: outputs(self.model, p, x), params, x) / room
+        return each * safe_ratio(data.sizes.astype(data.dtype), self.schedule.per_epoch(data).astype(data.dtype))
 
     def message(self, problem: Prediction) -> tuple[float, float]:
         """Numbers that a client receives and sends in a round."""
@@ -112,18 +121,51 @@ class Trainer(Algorithm[Prediction]):
 
     def check(self, problem: Prediction) -> None:
         """Raise where the model cannot predict the problem's labels."""
-        params = jax.eval_shape(lambda: self.start(problem))
-        x = jax.ShapeDtypeStruct((2, problem.data.num_features), problem.data.dtype)
-        said = jax.eval_shape(lambda p, x: outputs(self.model, p, x), params, x)
+        said = self.tried(problem, self.start, "")
         labels = [
             y for data in (problem.data, problem.test) if data is not None and (y := real_labels(data)) is not None
         ]
         known = np.concatenate(labels) if labels else None
         problem.likelihood.check_outputs(type(self).__name__, said.shape[1], known)
 
+    def tried(self, problem: Prediction, make: Callable[[Prediction], Params], how: str) -> jax.ShapeDtypeStruct:
+        """What the model with such parameters says of two samples; an error that names both where it cannot."""
+        width = problem.data.num_features
+        try:
+            return jax.eval_shape(lambda x: outputs(self.model, make(problem), x),
+                                  jax.ShapeDtypeStruct((2, width), problem.data.dtype))  # fmt: skip
+        except (TypeError, ValueError, AttributeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{type(self).__name__}: the model {type(self.model).__name__} cannot predict samples of {width} "
+                f"features{how}: {reason}"
+            ) from error
+
     @abstractmethod
+    def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Params:
+        """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
+
+    def predict(self, state: Any, problem: Prediction, node: Array | int, x: Array) -> Predicted:
+        """What a client's network predicts.
+
+        Args:
+          state: e.g. ``solution.state``.
+          problem: of the solve.
+          node: which client.
+          x: samples ``[b, d]``.
+        """
+        node, x = known_client(self, problem, node), samples(self, problem, x)
+        said = outputs(self.model, self.parameters(state, problem, node), x)
+        return Predicted.of(problem.likelihood, problem.likelihood.predictive(said)[None])
+
     def judge(self, state: Any, problem: Prediction) -> Judge:
         """Losses and errors of samples, by a client's network."""
+
+        def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
+            said = outputs(self.model, self.parameters(state, problem, client), x)
+            return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
+
+        return judged
 
     def whose(self, problem: Prediction) -> Array | None:
         """The client whose network is to predict each node judged; None: all of them."""
@@ -144,14 +186,33 @@ def failures(before: Array, good: Array, bad: Array) -> Array:
     return jnp.where(good > 0, 0, before + bad)
 
 
+def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
+    """A client's number, where it is one."""
+    _check.indices(type(owner).__name__, "node", node)
+    known = _check.concrete(node)
+    if known is not None and not known < problem.data.num_nodes:
+        raise ValueError(
+            f"{type(owner).__name__}: there is no client {known}; they are 0 to {problem.data.num_nodes - 1}."
+        )
+    return jnp.asarray(node, jnp.int32)
+
+
+def samples(owner: Trainer, problem: Prediction, x: Any) -> Array:
+    """Samples ``[b, d]`` in the data's precision."""
+    if np.ndim(x) != 2 or np.shape(x)[1] != problem.data.num_features:
+        raise ValueError(
+            f"{type(owner).__name__}: samples to predict are [b, {problem.data.num_features}], got shape {np.shape(x)}."
+        )
+    return jnp.asarray(x).astype(problem.data.dtype)
+
+
 def outputs(model: Network, params: Params, x: Array, key: Array | None = None) -> Array:
     """What the model says; models of other libraries take JAX's usual promotion for granted."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         said = model.apply(params, x, key)
-    if said.ndim != 2 or len(said) != len(x):
-        raise ValueError(
-            f"{type(model).__name__}: outputs for samples {x.shape} must be [{len(x)}, c], got {said.shape}."
-        )
+    if getattr(said, "ndim", None) != 2 or len(said) != len(x):
+        shape = getattr(said, "shape", f"a {type(said).__name__}")
+        raise ValueError(f"outputs of {type(model).__name__} for samples {x.shape} must be [{len(x)}, c], got {shape}.")
     return said
 
 

@@ -58,6 +58,9 @@ def train(
 ) -> Trained:  # fmt: skip
     """Train on one client's samples; an epoch goes through all of them in random order, the last batch may be short.
 
+    What is missing in a batch are samples of the client again, with weight 0: a model that divides by the norm of a
+    sample, or takes statistics of a batch, never sees rows of zeros.
+
     Args:
       key: of this client in this round.
       data: of all clients; only the rows asked for are read.
@@ -74,21 +77,29 @@ def train(
     weight = data.weight[client]
     size = jnp.sum(weight > 0, dtype=jnp.int32)
     per_epoch = jnp.maximum(-(-size // room), 1)
+    optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
 
     def epoch(e: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
         here = jax.random.fold_in(key, e)
-        order = _order(here, weight) if room < n else jnp.arange(n, dtype=jnp.int32)
+        every = jnp.arange(n, dtype=jnp.int32)
+        order = (
+            _order(here, weight) if room < n else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
+        )
 
         def step(i: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
             params, state, total = carry
-            rows = order[jnp.minimum(i * room + jnp.arange(room, dtype=jnp.int32), n - 1)]
-            real = i * room + jnp.arange(room, dtype=jnp.int32) < size if room < n else weight > 0
+            places = i * room + jnp.arange(room, dtype=jnp.int32)
+            rows = order[places % jnp.maximum(size, 1)] if room < n else order
+            real = places < size if room < n else weight > 0
             batch = Batch(
                 data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
             )
-            value, gradient = jax.value_and_grad(loss)(params, batch, jax.random.fold_in(here, i))
+            fold = jax.random.fold_in(here, i)
+            value, gradient = jax.value_and_grad(loss)(params, batch, fold)
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
-                updates, state = optimizer.update(gradient, state, params)
+                updates, state = optimizer.update(
+                    gradient, state, params, value=value, grad=gradient, value_fn=lambda p: loss(p, batch, fold)
+                )
                 params = jax.tree.map(lambda p, u: p + (rate * u).astype(p.dtype), params, updates)
             return params, state, total + value
 

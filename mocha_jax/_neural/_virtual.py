@@ -21,7 +21,7 @@ from mocha_jax._neural._fedavg import adopted, info
 from mocha_jax._neural._gaussian import NOISES, Gaussian, draw
 from mocha_jax._neural._prediction import Judge, Prediction
 from mocha_jax._neural._refinement import Refinement, Trained, most_of
-from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, outputs
+from mocha_jax._neural._trainer import Trainer, all_finite, failures, known_client, mean_loss, outputs, samples
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._pytree import Hyperparameter, Pytree, static
@@ -136,6 +136,8 @@ class Virtual(Trainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check.scalar("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale,
+                      temperature=self.temperature)  # fmt: skip
         _check.positive("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale)
         _check.nonnegative("Virtual", temperature=self.temperature)
         _check.integer("Virtual", 1, samples=self.samples, draws=self.draws)
@@ -147,9 +149,10 @@ class Virtual(Trainer):
         if self.order is not None:
             if self.parallel:
                 raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
+            _check.indices("Virtual", "order", self.order)
+            if np.ndim(self.order) != 1 or not len(self.order):
+                raise ValueError(f"Virtual: order must name clients, such as (0, 2, 1); got {self.order!r}.")
             object.__setattr__(self, "order", tuple(int(i) for i in self.order))
-            if not self.order or min(self.order) < 0:
-                raise ValueError(f"Virtual: order must name clients, integers from 0; got {self.order}.")
 
     def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
         """The first parameters, shared ``[p]`` and private ``[q]``."""
@@ -167,6 +170,14 @@ class Virtual(Trainer):
         super().check(problem)
         if problem.data.loss_scaling != "sum":
             raise ValueError("Virtual: likelihoods count every sample; pack the data with loss_scaling='sum'.")
+        if self.noise != "shared":
+            self.tried(problem, self._noisy, f" with noise={self.noise!r}, which wants h @ w of every matrix")
+
+    def _noisy(self, problem: Prediction) -> Params:
+        """A draw of the first parameters, to try the model on."""
+        *apart, join = self._apart(problem)
+        key = jax.random.key(0)
+        return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
 
     def init(self, problem: Prediction) -> VirtualState:
         """Factors that multiply to the prior."""
@@ -193,7 +204,7 @@ class Virtual(Trainer):
         count = len(jax.eval_shape(lambda: self._vectors(problem)[0]))
         return 2.0 * count, 2.0 * count if self.sent == 1.0 else 3.0 * self.sent * count
 
-    def step_flops(self, problem: Prediction) -> float:
+    def step_flops(self, problem: Prediction) -> Array:
         return super().step_flops(problem) * self.samples * (1.0 if self.noise == "shared" else 2.0)
 
     def request(self, problem: Prediction, round: Array | int = 0) -> Request:
@@ -282,7 +293,7 @@ class Virtual(Trainer):
           x: samples ``[b, d]``.
           key: of the draws; default one that depends on `seed`.
         """
-        values = self._draws(state, problem, _client(problem, node), x, key)
+        values = self._draws(state, problem, known_client(self, problem, node), samples(self, problem, x), key)
         return Predicted.of(problem.likelihood, values)
 
     def _draws(self, state: VirtualState, problem: Prediction, node: Array, x: Array, key: Array | None) -> Array:
@@ -313,7 +324,7 @@ class Virtual(Trainer):
     def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Params:
         """The means as the model wants them, for one client."""
         to_shared, to_private, join = self._apart(problem)
-        own = _row(state.private, _client(problem, node))
+        own = _row(state.private, known_client(self, problem, node))
         return join(to_shared(state.mean), to_private(own.mean))
 
     def _each(self, problem: Prediction) -> Array:
@@ -324,13 +335,6 @@ class Virtual(Trainer):
 
 def _row(gaussian: Gaussian, client: Array) -> Gaussian:
     return Gaussian(gaussian.precision[client], gaussian.shift[client])
-
-
-def _client(problem: Prediction, node: Array | int) -> Array:
-    known = _check.concrete(node)
-    if known is not None and not 0 <= known < problem.data.num_nodes:
-        raise ValueError(f"Virtual: there is no client {known}; they are 0 to {problem.data.num_nodes - 1}.")
-    return jnp.asarray(node, jnp.int32)
 
 
 def _parts(params: Params) -> Parts:
