@@ -1,5 +1,6 @@
 """Networks, likelihoods and partitions."""
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -125,6 +126,20 @@ def test_permuted_features_differ_by_client_and_not_by_sample(key):
     np.testing.assert_array_equal(np.argsort(np.argsort(first[0])).shape, order.shape)
     place = [int(np.flatnonzero(x[0] == v)[0]) for v in first[0]]
     np.testing.assert_array_equal(first, x[:, place])
+
+
+@pytest.mark.parametrize("shape", [(5, 5, 2, 3), (4, 3, 1, 2), (1, 1, 3, 1)])
+def test_a_convolution_is_a_product_of_patches(shape):
+    rng = np.random.default_rng(0)
+    h, w = jnp.asarray(rng.normal(size=(2, 7, 6, shape[2]))), jnp.asarray(rng.normal(size=shape))
+
+    def plain(h, w):
+        return jax.lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    product = mj.networks.convolved_by_product
+    np.testing.assert_allclose(product(h, w), plain(h, w), rtol=1e-12, atol=1e-12)
+    slopes = (jax.grad(lambda h, w, f=f: (f(h, w) ** 3).sum(), argnums=(0, 1))(h, w) for f in (product, plain))
+    chex.assert_trees_all_close(*slopes, rtol=1e-10, atol=1e-10)
 
 
 def test_a_huge_concentration_is_even(key):
