@@ -210,8 +210,7 @@ def _mocha(key: jax.Array, classes: int, lam: float, train: mj.TaskData, test: m
 def with_intercept(data: mj.TaskData) -> mj.TaskData:
     """Task means, and a constant feature."""
     one = (data.weight > 0).astype(data.x.dtype)[..., None]
-    data = data.replace(x=jnp.concatenate([data.x, one], axis=2), loss_scaling="task_mean")
-    return data.replace(weight=data.base_weight())
+    return data.replace(x=jnp.concatenate([data.x, one], axis=2), loss_scaling="task_mean")
 
 
 def summary(rows: list[Row], tasks: str, method: str) -> tuple[float, float, int]:

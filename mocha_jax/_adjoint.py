@@ -135,7 +135,11 @@ class Implicit(Adjoint):
         progress, history, _ = stretch(key, held.prepared(), progress, room, last, tol, record_every=record_every)
         state, certificate, relation = lax.stop_gradient(settled(held, progress))
         weights, history = run.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
-        problem, beta = run.problem, _duals(state, "Implicit")
+        problem = run.problem
+        if not hasattr(state, "beta"):  # it compiles and maps, but has no derivative
+            weights, relation, certificate = _without_duals(problem, state, (weights, relation, certificate))
+            return Found(state, weights, relation, certificate, progress, history)
+        beta = _duals(state, "Implicit")
         assert isinstance(problem, Problem)  # dual variables are of nothing else
         unknown = unknown_at(lax.stop_gradient(problem), weights, beta, relation)
         unknown, _ = implicit(problem, unknown, beta, self.tol, self.max_steps, self.worst)
@@ -190,11 +194,24 @@ def hypergradient(
         return fn(_anchored(solution.weights, read(problem, unknown)[0]))
 
     value, pull = jax.vjp(outer, problem, unknown)
+    if value.shape != ():
+        raise ValueError(f"hypergradient: fn must return a single number, got shape {value.shape}.")
     direct, towards = pull(jnp.ones_like(value))
     system = Sensitivity(problem, unknown, beta, tol=adjoint.tol, max_steps=adjoint.max_steps)
     through, found = system.cotangent(towards, jnp.zeros_like(beta))
     gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
     return Hypergradient(value, gradient, found.residual, found.steps, jnp.sum(system.free, dtype=jnp.int32))
+
+
+@jax.custom_jvp
+def _without_duals(problem: Any, state: Any, found: Any) -> Any:
+    """What was found; asked for its derivative with respect to the problem, an error."""
+    return found
+
+
+@_without_duals.defjvp
+def _underivable(primals: Any, tangents: Any) -> Any:
+    _duals(primals[1], "Implicit")
 
 
 def _duals(state: Any, owner: str) -> Array:

@@ -9,6 +9,7 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -47,6 +48,18 @@ def indices(owner: str, name: str, value: Any) -> None:
     """An array of integers >= 0."""
     if (a := concrete(value)) is not None and (a.dtype.kind not in "iu" or (a.size and a.min() < 0)):
         raise ValueError(f"{owner}: {name} must be integers >= 0, got {a}.")
+
+
+def key(owner: str, value: Any) -> None:
+    """One random key of JAX, of either kind."""
+    dtype, shape = getattr(value, "dtype", None), np.shape(value)
+    if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and shape == ():
+            return
+        if dtype == np.uint32 and len(shape) == 1:
+            return
+    got = repr(value) if dtype is None else f"an array {dtype}{list(shape)}"
+    raise ValueError(f"{owner}: key must be one JAX random key such as jax.random.key(0), got {got}.")
 
 
 def seed(owner: str, value: Any) -> None:
@@ -103,6 +116,21 @@ def positive_or_infinite(owner: str, **values: Any) -> None:
 def nonnegative(owner: str, **values: Any) -> None:
     """Every value finite and >= 0."""
     at_least(owner, 0.0, **values)
+
+
+def representable(owner: str, tree: Any, dtype: Any) -> None:
+    """No number that is 0 or infinite in that float type only; small entries of a matrix may well be 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if (v := concrete(leaf)) is None:
+            continue
+        with np.errstate(over="ignore", under="ignore"):
+            cast = v.astype(dtype)
+        if np.any(np.isfinite(v) & ~np.isfinite(cast)) or (v.ndim == 0 and v != 0 and cast == 0):
+            name, limits = jax.tree_util.keystr(path).lstrip("."), np.finfo(dtype)
+            raise ValueError(
+                f"{owner}: {name} must be from {limits.tiny:.2g} to {limits.max:.2g}, as numbers of {np.dtype(dtype)} "
+                f"are, got {v.item() if v.size == 1 else v}."
+            )
 
 
 def at_least(owner: str, least: float, **values: Any) -> None:

@@ -120,6 +120,7 @@ def cross_validate(
     budget, count = spending(name, problem, candidates, algorithm, tol, max_rounds, record_every)
     _check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, problem.data
+    _check.key(name, key)
     score, more_is_better = _metric(metric)
     more_is_better = more_is_better if maximise is None else maximise
     seen_as = data if scored_as is None else scored_as

@@ -65,12 +65,18 @@ class TaskData(Pytree):
             raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; the number of tasks follows a changed `task`, a layout its samples."""
+        """A copy with some fields changed; what is not given follows from them.
+
+        The number of tasks follows a changed `task`, the weights a changed `loss_scaling`, a layout its samples.
+        """
         if "task" in changes:
             changes = {"num_tasks": -1, **changes}
         if not changes.keys().isdisjoint({"x", "y", "weight", "spread"}):
             changes = {"layout": None, **changes}
-        return super().replace(**changes)
+        changed: Self = super().replace(**changes)
+        if changed.loss_scaling == self.loss_scaling or "weight" in changes:
+            return changed
+        return changed.replace(weight=self.weight * safe_ratio(changed.base_weight(), self.base_weight()))
 
     @property
     def num_nodes(self) -> int:

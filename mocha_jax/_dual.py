@@ -152,7 +152,10 @@ class DualMethod(Algorithm[Problem]):
         return state.replace(round=round, beta=beta, v=v, server=answer), local.info
 
     def certify(self, state: MochaState, problem: Problem) -> Certificate:
-        return self._server(problem).certify(problem, state.server, state.beta, state.v)
+        # Of V as it follows from the duals: the V that is carried along has rounding of its own, which the terms of
+        # the gap do not see.
+        v = dual_vectors(problem.data, state.beta)
+        return self._server(problem).certify(problem, state.server, state.beta, v)
 
     def weights(self, state: MochaState) -> Array:
         return state.w

@@ -62,7 +62,9 @@ def graphical_lasso(
     [[0.625, 0.0], [0.0, 0.625]]
     """
     _check.nonnegative("graphical_lasso", penalty=penalty)
+    _check.positive_semidefinite("graphical_lasso", "covariance", covariance)
     s = jnp.asarray(covariance)
+    s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(float)
     m = len(s)
     eye = jnp.eye(m, dtype=s.dtype)
     p = jnp.broadcast_to(jnp.asarray(penalty, s.dtype), s.shape)

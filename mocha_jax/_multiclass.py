@@ -80,6 +80,7 @@ def one_vs_rest(
     count = int(y.max()) + 1 if classes is None else classes
     _check.integer("one_vs_rest", int(y.max()) + 1, classes=count)
     key = jax.random.key(0) if key is None else key
+    _check.key("one_vs_rest", key)
     labels = jnp.asarray(np.where(y[None] == np.arange(count)[:, None, None], 1.0, -1.0), data.dtype)
 
     @jax.jit

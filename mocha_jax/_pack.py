@@ -46,6 +46,8 @@ def pack_tasks(
     ((2, 3, 2), [3, 1], [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     """
     _check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
+    if intercept not in (False, True):
+        raise ValueError(f"pack_tasks: intercept must be True or False, got {intercept!r}.")
     names: list[str] = []
     if groups is not None:
         xs, ys, names = _by_group(np.asarray(xs), np.asarray(ys), np.asarray(groups))

@@ -52,9 +52,9 @@ class Path(Pytree):
     def __iter__(self) -> Iterator[Path]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, i: int) -> Path:
-        """One of them, without the leading axis."""
-        if not -len(self) <= i < len(self):
+    def __getitem__(self, i: int | slice) -> Path:
+        """One of them, without the leading axis; or several."""
+        if not isinstance(i, slice) and not -len(self) <= i < len(self):
             raise IndexError(f"a path of {len(self)} candidates has none with number {i}")
         return jax.tree.map(lambda leaf: leaf[i], self)
 
@@ -90,7 +90,9 @@ def lambda_path(
     ((3, 4, 3), True)
     """
     budget, _ = spending("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
-    return _path(jax.random.key(0) if key is None else key, problem, candidates, budget)
+    key = jax.random.key(0) if key is None else key
+    _check.key("lambda_path", key)
+    return _path(key, problem, candidates, budget)
 
 
 @jax.jit

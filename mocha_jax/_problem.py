@@ -62,8 +62,9 @@ class Problem(Federated):
         _check.instance("Problem", "regularizer", self.regularizer, Regularizer, "Independent(0.1)")
         dtype = self.data.dtype
         for name in ("loss", "regularizer"):
-            cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), getattr(self, name))
-            object.__setattr__(self, name, cast)
+            given = getattr(self, name)
+            _check.representable(type(given).__name__, given, dtype)
+            object.__setattr__(self, name, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given))
         self.regularizer.check_tasks(self.data.num_tasks)
         if self.loss.binary:
             _check_signs(self.data, type(self.loss).__name__)

@@ -102,6 +102,8 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
         raise ValueError("grid: name at least one setting, e.g. grid(make, lam=[0.1, 1.0]).")
     values = [a.ravel() for a in np.meshgrid(*(np.asarray(a) for a in axes.values()), indexing="ij")]
     size = values[0].size
+    if not size:
+        raise ValueError(f"grid: every setting needs at least one value, got {axes}.")
     combinations = [{name: a.item() for name, a in zip(axes, row, strict=True)} for row in zip(*values, strict=True)]
     # What becomes of the numbers is up to `make`, so it makes one record of each combination. Where static fields
     # follow from them (the room for the largest batch), it is given all at once.

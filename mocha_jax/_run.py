@@ -106,6 +106,7 @@ def run(
     >>> bool((jax.vmap(final_gap)(jnp.array([0.1, 1.0])) < 1e-2).all())
     True
     """
+    _check.key("run", key)
     _check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
     setting = settle(algorithm, problem, systems, cost, watch, record_every)
     return _run(key, setting, state, num_rounds=int(num_rounds), record_every=int(record_every))

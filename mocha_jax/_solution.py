@@ -52,11 +52,13 @@ class Solution(Pytree):
     @property
     def status(self) -> Status:
         """Why the solve ended."""
+        self._expect_one()
         return Status(int(self.code))
 
     @property
     def message(self) -> str:
         """The same in a sentence, with what was reached."""
+        self._expect_one()
         name = self.problem.criterion
         residual, rounds = float(self.certificate.residual), int(self.rounds)
         text = {
@@ -77,6 +79,7 @@ class Solution(Pytree):
     @property
     def silent_nodes(self) -> tuple[int, ...]:
         """Nodes with data that never did any work."""
+        self._expect_one()
         return tuple(np.flatnonzero(self.silent).tolist()) if int(self.rounds) else ()
 
     @property
@@ -102,6 +105,7 @@ class Solution(Pytree):
 
     def _num_tasks_squared(self) -> int:
         """The number of tasks, where a matrix over pairs of them is a thing to build."""
+        self._expect_one()
         m = self.problem.data.num_tasks
         if m > _LARGEST_MATRIX:
             raise ValueError(
@@ -109,6 +113,13 @@ class Solution(Pytree):
                 f"as base * I + factor @ factor.T."
             )
         return m
+
+    def _expect_one(self) -> None:
+        if np.ndim(self.code):
+            raise ValueError(
+                f"these are {np.size(self.code)} solutions of a mapped solve; look at one of them, "
+                f"jax.tree.map(lambda a: a[i], solution), or at their arrays."
+            )
 
     @property
     def primal(self) -> Any:

@@ -112,6 +112,7 @@ def solve(
         tol = float(tol)
     chunk = -(-chunk // record_every) * record_every  # a chunk ends on a record
     key = jax.random.key(0) if key is None else key
+    _check.key("solve", key)
     run = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost, watch, record_every)
 
     if _traced(key, run, state):

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._math import uniform_bits
 
 
 def draws(key: Array, nodes: int, rows: int) -> np.ndarray:
     """A random number for every row ``[nodes, rows]``, which depends on the key, the node and the row only."""
+    _check.key("TaskData.split or folds", key)
     keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(nodes))
     return np.asarray(jax.vmap(lambda k: uniform_bits(k, rows))(keys))
 

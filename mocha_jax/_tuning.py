@@ -130,6 +130,7 @@ def tune(
     budget = Budget(Mocha() if algorithm is None else algorithm, float(tol), int(max_rounds), int(record_every))
     adjoint = Implicit() if adjoint is None else adjoint
     key = jax.random.key(0) if key is None else key
+    _check.key("tune", key)
 
     @jax.jit
     def step(logs: Any, progress: Any, state: Any, validation: TaskData) -> tuple[Any, Any, Solution, Trace]:

@@ -143,6 +143,8 @@ def federation(
     >>> truth.data.x.shape, truth.weights.shape, int(truth.data.sizes.min())
     ((8, 120, 5), (8, 5), 12)
     """
+    _check.key("federation", key)
+    _check.integer("federation", 1, num_tasks=num_tasks, num_features=num_features)
     weight_key, size_key, sample_key = jax.random.split(key, 3)
     covariance = clusters(num_tasks, min(4, num_tasks)) if covariance is None else covariance
     weights = sample_weights(weight_key, covariance, num_features)

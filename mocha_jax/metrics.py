@@ -1,7 +1,8 @@
 """How good a model is on held-out data: per task, then averaged over tasks.
 
-A task without samples in the data has no score and does not count. Weights of one task (a
-global model) are used for every task of the data.
+A task without samples in the data has no score and does not count. One whose predictions are
+NaN has the score NaN, or as errors all of them. Weights of one task (a global model) are used
+for every task of the data.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
     z = predicted(weights, data)
-    return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), per_task)
+    return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), _counts(data) > 0, per_task)
 
 
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
     losses = loss.value(predicted(weights, data), data.y)
-    counts = data.to_tasks(jnp.sum(data.weight > 0, axis=1, dtype=jnp.int32)).astype(losses.dtype)
+    counts = _counts(data).astype(losses.dtype)
     totals = data.to_tasks(jnp.sum(jnp.where(data.weight > 0, losses, 0.0), axis=1))
     means = safe_ratio(totals, counts)
     if per_task:
@@ -60,20 +61,22 @@ def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     if data.shared:  # a task's samples are spread over nodes: look at all of them, task by task
         tasks = jnp.arange(data.num_tasks, dtype=data.task.dtype)
         own = real[None] & (data.task[None] == tasks[:, None])[:, :, None]
-        scores = jax.lax.map(lambda real: _auc(z.ravel(), y.ravel(), real.ravel()), own)
+        scores, scored = jax.lax.map(lambda real: _auc(z.ravel(), y.ravel(), real.ravel()), own)
     else:
         m = data.num_tasks
-        scores = jax.lax.map(lambda node: _auc(*node), (z[:m], y[:m], real[:m]))
-    return _summary(scores, per_task)
+        scores, scored = jax.lax.map(lambda node: _auc(*node), (z[:m], y[:m], real[:m]))
+    return _summary(scores, scored, per_task)
 
 
-def _auc(z: Array, y: Array, real: Array) -> Array:
+def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
+    """The score, and whether there are samples of both classes to score."""
     positive, negative = real & (y > 0), real & (y <= 0)
     below = jnp.sort(jnp.where(negative, z, jnp.inf))
     wins = 0.5 * sum(jnp.searchsorted(below, z, side=side).astype(z.dtype) for side in ("left", "right"))
     pairs = jnp.sum(positive) * jnp.sum(negative)
     total = jnp.sum(jnp.where(positive, wins, 0.0))
-    return jnp.where(pairs > 0, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan)
+    known = (pairs > 0) & ~jnp.any(real & jnp.isnan(z))  # NaN would outrank all, padding too
+    return jnp.where(known, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan), pairs > 0
 
 
 def predicted(weights: Array, data: TaskData) -> Array:
@@ -86,16 +89,22 @@ def predicted(weights: Array, data: TaskData) -> Array:
 
 def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:
     """Of a number for every sample: the mean of each task, and of them the mean unless `per_task`."""
-    return _summary(_task_means(values, data), per_task)
+    return _summary(_task_means(values, data), _counts(data) > 0, per_task)
 
 
 def _task_means(values: Array, data: TaskData) -> Array:
     """Mean over each task's real samples, NaN where there are none."""
     real = data.weight > 0
     total = data.to_tasks(jnp.sum(jnp.where(real, values, 0.0), axis=1))
-    count = data.to_tasks(jnp.sum(real, axis=1, dtype=jnp.int32)).astype(values.dtype)
+    count = _counts(data).astype(values.dtype)
     return jnp.where(count > 0, safe_ratio(total, count), jnp.nan)
 
 
-def _summary(scores: Array, per_task: bool) -> Array:
-    return scores if per_task else jnp.nanmean(scores)
+def _counts(data: TaskData) -> Array:
+    """Real samples of each task."""
+    return data.to_tasks(jnp.sum(data.weight > 0, axis=1, dtype=jnp.int32))
+
+
+def _summary(scores: Array, scored: Array, per_task: bool) -> Array:
+    """The mean over the tasks that there is something to score of; NaN where one of their scores is."""
+    return scores if per_task else jnp.mean(scores, where=scored)

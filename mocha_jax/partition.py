@@ -154,8 +154,7 @@ def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
 
 
 def _generator(key: Array) -> np.random.Generator:
-    if not hasattr(key, "dtype"):
-        raise ValueError(f"partition: key must be a JAX random key such as jax.random.key(0), got {key!r}.")
+    _check.key("partition", key)
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).tolist())
 
 

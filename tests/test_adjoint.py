@@ -228,6 +228,10 @@ def test_what_has_no_dual_variables_or_no_host_is_refused():
         mj.hypergradient(score, sgd)
     with pytest.raises(ValueError, match="need a host"):
         jax.jit(lambda p: mj.solve(p, progress=True).weights)(problem)
+    with pytest.raises(ValueError, match="must return a single number"):
+        mj.hypergradient(lambda w: w.sum(0), mj.solve(problem, tol=1e-3))
+    with pytest.raises(ValueError, match="no dual variables"):
+        jax.grad(lambda p: mj.solve(p, mj.MiniBatchSgd(batch=2), max_rounds=2).weights.sum(), allow_int=True)(problem)
     for bad in (dict(tol=0.0), dict(max_steps=0), dict(worst=-1.0)):
         with pytest.raises(ValueError, match="Implicit"):
             mj.Implicit(**bad)

@@ -51,6 +51,15 @@ def test_scalings():
     np.testing.assert_array_equal(mj.pack_tasks(xs, ys).pooled().weight, mj.pack_tasks(xs, ys).weight)
 
 
+def test_weights_follow_the_scaling(key):
+    xs, ys = ragged()
+    added, mean = mj.pack_tasks(xs, ys), mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    importance = jax.random.uniform(key, added.weight.shape)
+    for a, b in ((added, mean), (mean, added)):
+        changed = a.replace(weight=a.weight * importance).replace(loss_scaling=b.loss_scaling)
+        np.testing.assert_allclose(changed.weight, b.weight * importance, rtol=1e-12)
+
+
 def test_importance_weights_survive_pooling_and_splitting(key):
     data = mj.pack_tasks(*ragged(), loss_scaling="task_mean")
     weighted = data.replace(weight=data.weight * 3.0)
@@ -112,6 +121,9 @@ BAD_INPUT = {
     "one axis": (lambda: mj.pack_tasks([np.ones(3)], [GOOD_Y]), r"task 0: x must be \[n_t, d\]"),
     "strings": (lambda: mj.pack_tasks([np.array([["a", "b"]])], [np.ones(1)]), "task 0: x must be numbers"),
     "scaling": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], loss_scaling="mean"), "'sum', 'task_mean'"),
+    "intercept": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], intercept=2), "intercept must be True or False, got 2"),  # type: ignore[arg-type]
+    "no key": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(0, 0.5), "one JAX random key such as .*, got 0"),  # type: ignore[arg-type]
+    "many keys": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).folds(jax.random.split(jax.random.key(0)), 2), r"got an array key<fry>\[2\]"),
     "integer dtype": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="int32"), "must be a float type"),
     "overflow": (lambda: mj.pack_tasks([GOOD_X * 1e300], [GOOD_Y], dtype="float32"), "task 0: a value overflows float32"),
     "task gap": (lambda: mj.pack_tasks([GOOD_X] * 2, [GOOD_Y] * 2, task=[0, 2]), "every task from 0"),

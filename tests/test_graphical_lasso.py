@@ -119,3 +119,10 @@ def test_without_penalty_the_weights_are_linear_in_v():
     coupling = make_lasso(lam1=0.0)
     v = jnp.asarray(np.random.default_rng(2).normal(size=(6, 4)))
     np.testing.assert_array_equal(coupling.apply(v), coupling.matrix @ v)
+
+
+def test_what_is_no_covariance_is_refused():
+    for bad, message in (([[1, 0.5], [0.1, 1]], "must be symmetric"), (np.ones((3, 2)), "square"), ([[np.nan]], "NaN")):
+        with pytest.raises(ValueError, match=message):
+            mj.graphical_lasso(np.asarray(bad), 0.1)
+    np.testing.assert_allclose(mj.graphical_lasso(np.eye(2, dtype=int), 0.1).precision, np.eye(2) / 1.1)

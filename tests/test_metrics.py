@@ -36,3 +36,14 @@ def test_ties_one_class_and_global_weights():
     assert mj.metrics.error_rate(jnp.ones((1, 1)), data, per_task=True).tolist() == [0.5, 1 / 3]
     with pytest.raises(ValueError, match=r"weights must be \[2, 1\]"):
         mj.metrics.error_rate(jnp.ones((3, 1)), data)
+
+
+@pytest.mark.parametrize("owner", [None, [0, 1, 1, 2, 0]])
+def test_predictions_that_are_not_numbers_are_never_good(owner):
+    xs, ys = zoo.ragged(low=10, high=30)
+    data = mj.pack_tasks(xs, ys, task=owner).pad(nodes=7, rows=33)
+    w = jnp.ones((data.num_tasks, 4)).at[1].set(jnp.nan)
+    assert mj.metrics.error_rate(w, data, per_task=True)[1] == 1.0
+    for metric in (mj.metrics.auc, mj.metrics.rmse):
+        assert np.isnan(metric(w, data, per_task=True)).tolist() == [t == 1 for t in range(data.num_tasks)]
+        assert np.isnan(metric(w, data))

@@ -266,6 +266,7 @@ def test_a_path_is_a_sequence():
 
     assert [leaf(p) for p in path] == pytest.approx([10.0, 1.0, 0.1])
     assert leaf(path[-1]) == pytest.approx(0.1)
+    assert [leaf(p) for p in path[1:]] == pytest.approx([1.0, 0.1])
     with pytest.raises(IndexError, match="none with number 3"):
         path[3]
 
@@ -278,11 +279,22 @@ def test_a_candidate_that_fails_does_not_spoil_those_after_it(key):
     assert not np.isfinite(path.weights[1]).all()
     alone = mj.solve(problem.replace(regularizer=mj.regularizers.Independent(0.1)), tol=1e-10)
     np.testing.assert_allclose(path.weights[2], alone.weights, rtol=1e-3)
-    with pytest.warns(UserWarning, match=r"candidates \[1\] lack scores"):
-        found = mj.cross_validate(problem, grid, key=key, metric="rmse", folds=3)
-    assert np.isnan(found.mean).tolist() == [False, True, False]
-    assert np.isnan(found.standard_error).tolist() == [False, True, False]
-    assert found.best != 1
+    for metric in ("rmse", "auc"):
+        with pytest.warns(UserWarning, match=r"candidates \[1\] lack scores"):
+            found = mj.cross_validate(problem, grid, key=key, metric=metric, folds=3)
+        assert np.isnan(found.mean).tolist() == [False, True, False]
+        assert np.isnan(found.standard_error).tolist() == [False, True, False]
+        assert found.best != 1
+
+
+def test_methods_without_duals_have_paths(key):
+    problem = mj.Problem(regression(), mj.losses.Squared(), mj.regularizers.Independent(1.0))
+    grid, sgd = mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1]), mj.MiniBatchSgd(4, step_size=0.1)
+    path = mj.lambda_path(problem, grid, sgd, max_rounds=20)
+    alone = mj.solve(problem.replace(regularizer=path[0].regularizer), sgd, max_rounds=20, record_every=5)
+    np.testing.assert_allclose(path.weights[0], alone.weights, rtol=1e-9)
+    found = mj.cross_validate(problem, grid, sgd, key=key, metric="rmse", folds=3, max_rounds=20)
+    assert np.isfinite(found.mean).all()
 
 
 def test_candidates_are_ranked_on_what_all_of_them_have(key):

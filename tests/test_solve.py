@@ -120,6 +120,35 @@ def test_progress_is_shown(problem, capsys, monkeypatch, without_tqdm):
     assert "relative gap" in capsys.readouterr().err
 
 
+def test_a_certificate_is_of_the_duals_alone(key):
+    """And not of the V that is carried along, which rounding may have led astray."""
+    for regularizer in (mj.regularizers.MeanRegularized(0.1, 0.02), mj.regularizers.Probabilistic(0.1)):
+        problem = mj.Problem(zoo.data(), mj.losses.Hinge(), regularizer)
+        state, _ = mj.run(key, mj.Mocha(), problem, num_rounds=5)
+        astray = mj.Mocha().certify(state.replace(v=1.1 * state.v), problem)
+        chex.assert_trees_all_close(astray, mj.Mocha().certify(state, problem), rtol=1e-9)
+
+
+def test_features_in_other_units_are_no_reason_for_an_untrue_status():
+    xs, ys = zoo.ragged()
+    data = mj.pack_tasks([x * [1, 100, 1, 1] for x in xs], ys, dtype="float32")
+    solution = mj.solve(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1)), max_rounds=400)
+    np.testing.assert_allclose(solution.history.relative_gap[-1], solution.relative_gap, rtol=1e-2)
+
+
+def test_many_solutions_have_no_one_status(problem):
+    def there(lam):
+        return mj.solve(problem.replace(regularizer=mj.regularizers.Probabilistic(lam)), tol=1e-2)
+
+    many = jax.vmap(there)(np.array([0.1, 0.2]))
+    for name in ("status", "message", "silent_nodes", "omega", "correlation"):
+        with pytest.raises(ValueError, match="these are 2 solutions"):
+            getattr(many, name)
+    one = jax.tree.map(lambda a: a[1], many)
+    assert one.status == mj.Status.CONVERGED
+    assert one.omega.shape == (5, 5)
+
+
 def test_solution_reads_well(problem):
     solution = mj.solve(problem, tol=1e-3)
     assert repr(solution).startswith("Solution(converged: relative gap")
@@ -137,6 +166,7 @@ BAD: dict[str, dict[str, Any]] = {
     "record_every": dict(record_every=1.5),
     "algorithm": dict(algorithm=mj.Mocha),
     "tol": dict(tol=-1e-3),
+    "key": dict(key=0),
 }
 
 
