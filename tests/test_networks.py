@@ -158,7 +158,7 @@ def test_partitions_say_what_is_wrong(key):
         partition.dirichlet(key, np.array([0.0, np.nan, 1.0, np.nan]), 2)
     with pytest.raises(ValueError, match="flatten pictures"):
         partition.permuted(key, [np.zeros((3, 2, 2))])
-    with pytest.raises(ValueError, match="key must be a JAX random key"):
+    with pytest.raises(ValueError, match="key must be one JAX random key"):
         partition.iid(0, 3, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one label for every sample"):
         partition.by_group(np.zeros((2, 2)))
