@@ -78,7 +78,8 @@ class Saver:
         if str(arrays["fingerprint"]) != self._fingerprint:
             raise CheckpointError(
                 f"{self._path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, watch, "
-                f"key or record_every differ from this call's; choose another path, or delete it to start afresh."
+                f"key or record_every differ from this call's (nodes that `shard` adds to fill up the devices are data "
+                f"too); choose another path, or delete it to start afresh."
             )
         leaves, structure = jax.tree.flatten(fresh)
         saved = [_like(arrays[f"progress_{i}"], leaf) for i, leaf in enumerate(leaves)]

@@ -22,6 +22,9 @@ class Spread:
     tasks_too: bool
     nodes: int  # of the problem; those beyond were added to fill up the devices
 
+    def __reduce__(self) -> Any:
+        return _nowhere, ()  # devices are of one process; what is read back is on the default one
+
     @property
     def devices(self) -> int:
         """How many blocks there are."""
@@ -41,6 +44,10 @@ class Spread:
     def everywhere(self) -> NamedSharding:
         """Of what every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
+
+
+def _nowhere() -> None:
+    """What is left of a `Spread` in a file or another process."""
 
 
 def each_device(spread: Spread | None, work: Callable[..., Any], shared: Any, *by_node: Any) -> Any:

@@ -1,5 +1,6 @@
 """Many devices: the same numbers on any number of them, and no more talk than a round needs."""
 
+import pickle
 import re
 
 import jax
@@ -141,6 +142,15 @@ def test_a_checkpoint_of_some_devices_is_good_for_others(key, tmp_path):
     assert len(solution.state.beta.sharding.device_set) == 4
     np.testing.assert_allclose(solution.history.gap, straight.history.gap, rtol=1e-9)
     mj.solve(problem, tol=None, max_rounds=6, key=key, checkpoint=file)
+
+
+def test_a_sharded_solution_can_be_pickled(key):
+    problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), 13), mj.Mocha(sigma_prime="per_task")
+    there = mj.solve(mj.shard(problem, mesh_of(4)), plain, tol=1e-3, key=key)
+    back = pickle.loads(pickle.dumps(there))
+    np.testing.assert_array_equal(back.weights, there.weights)
+    again = mj.solve(back.problem, plain, tol=1e-3, key=key)
+    np.testing.assert_allclose(again.weights, there.weights, rtol=1e-6)
 
 
 def test_settings_of_each_node_need_not_know_of_the_devices(key):
