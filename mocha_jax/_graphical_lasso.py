@@ -62,7 +62,6 @@ def graphical_lasso(
     [[0.625, 0.0], [0.0, 0.625]]
     """
     _check.nonnegative("graphical_lasso", penalty=penalty)
-    _check.positive_semidefinite("graphical_lasso", "covariance", covariance)
     s = jnp.asarray(covariance)
     s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(float)
     m = len(s)
@@ -71,6 +70,7 @@ def graphical_lasso(
     if mask is not None:
         pair = mask[:, None] & mask[None, :]
         s, p = jnp.where(pair, s, eye), jnp.where(pair, p, 0.0)
+    _check.positive_semidefinite("graphical_lasso", "covariance", s)
     scale = jnp.maximum(jnp.max(jnp.abs(s)), jnp.max(p))
     least = jnp.finfo(s.dtype).eps ** 0.75 if tol is None else tol
     first = jnp.diag(1.0 / jnp.maximum(jnp.diagonal(s + p), jnp.finfo(s.dtype).tiny)) if start is None else start
