@@ -77,8 +77,10 @@ def test_killed_and_started_again_they_end_where_one_process_does(tmp_path):
     finally:
         first.kill()
         first.wait()
-    assert (tmp_path / "run.npz").exists()
     assert not (tmp_path / "out.npz").exists()
+    with np.load(tmp_path / "run.npz") as checkpoint:
+        held = len(checkpoint["history_0"])
+    assert held in (KILLED_AT - 5, KILLED_AT)  # the first process may not have come to write the last chunk
 
     for process in start_two(tmp_path, kill=False):
         try:
@@ -91,7 +93,7 @@ def test_killed_and_started_again_they_end_where_one_process_does(tmp_path):
         problem(), key=jax.random.key(1), tol=None, max_rounds=ROUNDS, chunk=5, systems=mj.systems.Dropout(0.2)
     )
     assert len(together["gap"]) == ROUNDS
-    assert together["seen"][0] == KILLED_AT + 5  # what the checkpoint held was not done again
+    assert together["seen"][0] == held + 5  # what the checkpoint held was not done again
     np.testing.assert_allclose(together["weights"], alone.weights, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(together["gap"], alone.history.gap, rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(together["utilisation"][:10], alone.utilisation, rtol=1e-6)
