@@ -16,7 +16,10 @@ a bundle method: every node's data term is replaced by the largest of a few of i
 
 Near the optimum a slope is a small difference of large numbers, and a gap can be as large as the square root of what
 the dual lacks: to see an improvement as a difference of two values of the dual would be to stop at a gap of
-:math:`\sqrt\epsilon`. So nodes add up differences of Fenchel-Young terms, sample by sample: nothing large occurs.
+:math:`\sqrt\epsilon`. So nodes add up :math:`\gamma` sample by sample, from the change of each dual
+(`Loss.fenchel_young_change`); lengths are measured relative to each node's longest, for duals are as small as
+:math:`\lambda`; and mixtures are told by their distance from where a node stands: one that does not move stays what
+it is to the last bit.
 """
 
 from __future__ import annotations
@@ -69,9 +72,8 @@ def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
 
 
 def _slopes(loss: Loss, z: Array, y: Array, stands: Array, *betas: Array) -> list[Array]:
-    """Of every sample."""
-    here = loss.fenchel_young(z, stands, y)
-    return [loss.fenchel_young(z, beta, y) - here for beta in betas]
+    """Of every sample. Both points have the same loss at z, so what changes is the Fenchel-Young term."""
+    return [loss.fenchel_young_change(z, stands, beta, y) for beta in betas]
 
 
 class Weighing(Pytree):
@@ -146,13 +148,17 @@ def _metric(along: Array, curvature: Array) -> Array:
 
     One number for each point, for old points can be far and new ones near.
     """
+    # Relative to each node's largest entry: squares of small numbers would be none.
+    size = jnp.max(jnp.abs(along), axis=(1, 2))
+    along = along / jnp.where(size > 0, size, 1.0)[:, None, None]
     gram = jnp.einsum("mpd,mqd->mpq", along, along, precision=EXACT)
     tiny = jnp.finfo(along.dtype).tiny ** 0.25
     length = jnp.maximum(jnp.diagonal(gram, axis1=1, axis2=2), tiny)
     length = jnp.maximum(length, _SHORTEST * jnp.max(length, axis=1, keepdims=True))  # [m, p - 1]
     cosines = gram**2 / (length[:, :, None] * length[:, None, :])
-    h = curvature[:, None] * length * jnp.sqrt(jnp.sum(cosines, axis=(1, 2)) + tiny)[:, None]
-    return jnp.swapaxes(jnp.maximum(h, tiny), 0, 1)
+    together = jnp.sqrt(jnp.sum(cosines, axis=(1, 2)) + tiny)
+    h = length * (size * (size * curvature) * together)[:, None]
+    return jnp.swapaxes(jnp.maximum(h, jnp.finfo(h.dtype).tiny ** 0.5), 0, 1)
 
 
 def nearest_weights(x: Array, metric: Array) -> Array:
@@ -171,8 +177,9 @@ def nearest_weights(x: Array, metric: Array) -> Array:
 
 
 def mixed(weights: Iterable[Array], points: Iterable[Array]) -> Array:
-    """Every node's mixture of p points ``[m, ...]``, with p weights ``[m]``."""
-    return total(expand(a, point) * point for a, point in zip(weights, points, strict=True))
+    """Every node's mixture of p points ``[m, ...]``, with p weights ``[m]`` that sum to one."""
+    (_, *shares), (first, *others) = weights, points
+    return first + total(expand(a, point) * (point - first) for a, point in zip(shares, others, strict=True))
 
 
 def expand(by_node: Array, like: Array) -> Array:

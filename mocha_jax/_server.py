@@ -38,9 +38,10 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, fields_of, static
 from mocha_jax.coupling import Coupling
 
-# Rounds between two recomputations of V from beta. Adding a round's change to V costs one
-# rounding error; this keeps their sum below what a certificate in float32 can see.
-REFRESH_EVERY = 64
+# Rounds between two recomputations of V from beta. Adding a round's change to V costs one rounding error; this keeps
+# their sum below what a certificate in float32 can see, also where the weights are V over a tiny lambda (after 64
+# rounds it did not), for a fiftieth of a local epoch a round.
+REFRESH_EVERY = 8
 
 # rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.

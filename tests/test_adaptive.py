@@ -11,7 +11,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax import _recombine
 from mocha_jax._objective import node_vectors
-from mocha_jax._recombine import Point, _metric, nearest_weights, weigh
+from mocha_jax._recombine import Point, _metric, mixed, nearest_weights, weigh
 from mocha_jax.coupling import as_matrix
 from tests import zoo
 
@@ -108,6 +108,31 @@ def test_the_metric_bounds_the_curvature_of_a_node(seed):
         a = rng.normal(size=(p, m))
         u = np.einsum("pm,mpd->md", a, along)
         assert (np.sum(metric * a**2, axis=0) >= np.asarray(curvature) * np.sum(u**2, axis=1) * (1 - 1e-9)).all()
+
+
+def test_the_metric_of_tiny_vectors_is_as_much_smaller():
+    v, _ = random_points(np.random.default_rng(0), 5, 4, 3)
+    along, curvature = jnp.swapaxes(v, 0, 1).astype(jnp.float32), jnp.arange(1, 6, dtype=jnp.float32)
+    np.testing.assert_allclose(_metric(1e-8 * along, curvature), 1e-16 * _metric(along, curvature), rtol=1e-5)
+
+
+def test_points_that_are_the_same_are_their_mixture_to_the_last_bit():
+    point = jnp.asarray(np.random.default_rng(0).normal(size=(6, 50)), jnp.float32)
+    weights = jnp.full((3, 6), 1 / 3, jnp.float32)
+    np.testing.assert_array_equal(mixed(weights, (point, point, point)), point)
+
+
+@pytest.mark.parametrize(("dtype", "lam"), [("float64", 1e-10), ("float32", 3e-4)])
+@pytest.mark.parametrize("seed", range(4))
+def test_few_rounds_also_where_the_duals_are_tiny(dtype, lam, seed):
+    # Separable, so all that is left of the optimum is of the size of lambda.
+    rng = np.random.default_rng(seed)
+    xs = [rng.normal(size=(n, 3)) for n in (8, 1, 12)]
+    data = mj.pack_tasks(xs, [np.where(x[:, 0] > 0, 1.0, -1.0) for x in xs], dtype=dtype)
+    p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(lam))
+    solution = mj.solve(p, tol=1e-4, max_rounds=40)
+    assert solution.status == mj.Status.CONVERGED
+    assert solution.weights.dtype == dtype
 
 
 def adaptive(**kwargs):

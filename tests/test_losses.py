@@ -112,6 +112,32 @@ def test_fenchel_young_keeps_its_digits_in_float32(name):
 
 
 @each_loss
+@given(y=numbers, shares=st.tuples(shares, shares), z=st.floats(-50, 50, width=32))
+def test_the_change_of_fenchel_young_is_the_difference(name, y, shares, z):
+    loss = LOSSES[name]
+    y = label(loss, y)
+    before, beta = (jnp.asarray(feasible(loss, y, share)) for share in shares)
+    z, y = jnp.asarray(z), jnp.asarray(y)
+    difference = loss.fenchel_young(z, beta, y) - loss.fenchel_young(z, before, y)
+    np.testing.assert_allclose(loss.fenchel_young_change(z, before, beta, y), difference, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"logistic"}))
+def test_small_changes_of_small_duals_count(name):
+    # Where the regularizer is weak every dual is tiny, and each term is nearly that of no dual at all.
+    loss = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), LOSSES[name])
+    rng = np.random.default_rng(0)
+    y = jnp.asarray(np.sign(rng.normal(size=4000)), jnp.float32)
+    z = jnp.asarray(3 * rng.normal(size=4000), jnp.float32)
+    before, beta = (loss.project(y * jnp.asarray(1e-6 * rng.random(4000), jnp.float32), y) for _ in range(2))
+    change = loss.fenchel_young_change(z, before, beta, y)
+    wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), loss)
+    true = wide.fenchel_young_change(*(jnp.asarray(a, jnp.float64) for a in (z, before, beta, y)))
+    assert change.dtype == jnp.float32
+    np.testing.assert_allclose(change, true, rtol=1e-5, atol=1e-12)
+
+
+@each_loss
 def test_constants(name):
     """Smoothness and Lipschitz constants bound what is measured, and are attained nearly."""
     loss = LOSSES[name]

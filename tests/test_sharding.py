@@ -114,7 +114,7 @@ def test_a_round_with_recombination_gathers_once_what_the_nodes_send(key):
         state = jax.jit(algorithm.init)(problem)
         work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
         compiled = jax.jit(algorithm.step).lower(key, state, problem, work).compile()
-        # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every 64th round.
+        # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every eighth round.
         assert collectives(compiled.as_text()) == [("all-gather", "f64[16,10]"), ("all-gather", "f64[16,5]")]
 
 

@@ -70,6 +70,10 @@ class Loss(Pytree):
         """
         return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
 
+    def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
+        """`fenchel_young` at `beta` minus that at `before`, both feasible, with small changes of small duals intact."""
+        return self.fenchel_young(z, beta, y) - self.fenchel_young(z, before, y)
+
     def project(self, beta: Array, y: Array) -> Array:
         """The dual feasible point nearest to `beta`."""
         return jnp.clip(beta, *self.dual_bounds(y))
@@ -103,6 +107,12 @@ class MarginLoss(Loss):
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
         return self._fenchel_young(y * z, y * beta)
+
+    def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
+        return self._change(y * z, y * before, y * beta)
+
+    def _change(self, p: Array, before: Array, a: Array) -> Array:
+        return self._fenchel_young(p, a) - self._fenchel_young(p, before)
 
     def _bounds(self) -> tuple[float, float]:
         return 0.0, 1.0
@@ -145,6 +155,12 @@ class ResidualLoss(Loss):
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
         return self._fenchel_young(z - y, beta)
+
+    def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
+        return self._change(z - y, before, beta)
+
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return self._fenchel_young(e, beta) - self._fenchel_young(e, before)
 
     @abstractmethod
     def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]: ...

@@ -42,6 +42,9 @@ class Hinge(MarginLoss):
         r = 1.0 - p
         return (1.0 - a) * jnp.maximum(r, 0.0) + a * jnp.maximum(-r, 0.0)
 
+    def _change(self, p: Array, before: Array, a: Array) -> Array:
+        return (a - before) * (p - 1.0)
+
 
 class SmoothedHinge(MarginLoss):
     r"""The hinge with its kink rounded off over a width gamma.
@@ -89,6 +92,9 @@ class SmoothedHinge(MarginLoss):
         below = a * jnp.maximum(-r, 0.0)
         return near + above + below
 
+    def _change(self, p: Array, before: Array, a: Array) -> Array:
+        return (a - before) * (p - 1.0 + 0.5 * self.gamma * (a + before))
+
 
 class SquaredHinge(MarginLoss):
     r"""The squared hinge :math:`\max(0, 1 - yz)^2` (no 1/2, as in LIBLINEAR).
@@ -118,6 +124,9 @@ class SquaredHinge(MarginLoss):
     def _fenchel_young(self, p: Array, a: Array) -> Array:
         r = 1.0 - p
         return (jnp.maximum(r, 0.0) - 0.5 * a) ** 2 + a * jnp.maximum(-r, 0.0)
+
+    def _change(self, p: Array, before: Array, a: Array) -> Array:
+        return (a - before) * (p - 1.0 + 0.25 * (a + before))
 
 
 class Logistic(MarginLoss):

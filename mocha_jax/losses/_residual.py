@@ -41,6 +41,9 @@ class Squared(ResidualLoss):
     def _fenchel_young(self, e: Array, beta: Array) -> Array:
         return 0.5 * (e + beta) ** 2
 
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return (beta - before) * (e + 0.5 * (beta + before))
+
 
 class Absolute(ResidualLoss):
     r"""The absolute residual :math:`|z - y|`.
@@ -69,6 +72,9 @@ class Absolute(ResidualLoss):
 
     def _fenchel_young(self, e: Array, beta: Array) -> Array:
         return jnp.maximum(e, 0.0) * (1.0 + beta) + jnp.maximum(-e, 0.0) * (1.0 - beta)
+
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return (beta - before) * e
 
 
 class EpsilonInsensitive(ResidualLoss):
@@ -115,6 +121,9 @@ class EpsilonInsensitive(ResidualLoss):
         along = out + b * (size + self.epsilon)
         return jnp.where(b < 0, against, along)
 
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return (beta - before) * e + jnp.asarray(self.epsilon) * (jnp.abs(beta) - jnp.abs(before))
+
 
 class Huber(ResidualLoss):
     r"""Huber's loss: :math:`\tfrac12 e^2` for :math:`|e| \le \delta`, else :math:`\delta|e| - \tfrac12\delta^2`.
@@ -160,6 +169,9 @@ class Huber(ResidualLoss):
         beyond = jnp.maximum(jnp.abs(e) - self.delta, 0.0)
         return 0.5 * (inner + beta) ** 2 + beyond * (self.delta + beta * jnp.where(e < 0, -1.0, 1.0))
 
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return (beta - before) * (e + 0.5 * (beta + before))
+
 
 class Quantile(ResidualLoss):
     r"""The pinball loss :math:`\max(\tau r, (\tau-1) r)` of :math:`r = y - z`.
@@ -199,3 +211,6 @@ class Quantile(ResidualLoss):
 
     def _fenchel_young(self, e: Array, beta: Array) -> Array:
         return jnp.maximum(-e, 0.0) * (self.tau - beta) + jnp.maximum(e, 0.0) * (beta - (self.tau - 1.0))
+
+    def _change(self, e: Array, before: Array, beta: Array) -> Array:
+        return (beta - before) * e
