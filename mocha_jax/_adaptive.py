@@ -161,8 +161,9 @@ class AdaptiveServer(Pytree):
             lambda: data.gathered(node_vectors(data, beta)),
             lambda: mixture,
         )
-        # A new point takes the place of the one that counts least.
-        slot = jnp.argmin(weights[2:], axis=0).astype(jnp.int32)
+        # A new point takes the place of the one that counts least; what rounding makes of no weight is none.
+        older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.75, weights[2:], 0.0)
+        slot = jnp.argmin(older, axis=0).astype(jnp.int32)
         memory = tuple(
             Point(
                 data.each_row(_exchanged, (), (put,), point.beta, local.beta),

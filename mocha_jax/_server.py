@@ -51,6 +51,10 @@ _RHO_DAMPING, _RHO_HORIZON, _RHO_FACTOR = 0.5, 10.0, 30.0
 # alone and rho falls for ever (four task sets, five lambdas: slower than without in two cases, both quick anyway).
 _RHO_LEAST = 0.5
 
+# Movements of fewer roundings say nothing about rho: where it followed them in float32, it grew a hundredfold after the
+# gap had reached 1e-4 and took it back to 1e-2 (land mines, Omega given).
+_TELLING = 1e3
+
 # So many steps count on another problem, of those that found rho on the last one.
 _RHO_KNOWN = 50
 
@@ -264,7 +268,9 @@ class ProximalServer(Pytree):
     def _step(self, problem: Problem, state: ProximalState, v: Array) -> ProximalState:
         model = problem.regularizer.prox(state.center + v / state.rho, state.rho)
         step = state.share[:, None] * (model - state.center)
-        squared = safe_ratio(jnp.sum(state.moved**2), jnp.sum(step**2)) / state.rho**2
+        least, moved, stepped = (_TELLING * jnp.finfo(v.dtype).eps) ** 2, jnp.sum(state.moved**2), jnp.sum(step**2)
+        telling = (moved > least * jnp.sum(v**2)) & (stepped > least * jnp.sum(model**2))
+        squared = jnp.where(telling, safe_ratio(moved, stepped) / state.rho**2, 0.0)
         damping = _RHO_DAMPING / (1.0 + state.steps.astype(v.dtype) / _RHO_HORIZON)
         bound = math.log(_RHO_FACTOR)
         log_ratio = jnp.clip(0.5 * jnp.log(jnp.where(squared > 0, squared, 1.0)), -bound, bound)

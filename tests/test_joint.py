@@ -441,6 +441,21 @@ def landmine(load):
     return mj.pack_tasks(f["X"], f["y"], f["task"], loss_scaling="task_mean", intercept=True)
 
 
+def test_the_step_size_rests_where_all_that_moves_is_rounding(key):
+    rng, sizes = np.random.default_rng(0), (8, 5, 12, 9)
+    xs = [rng.normal(size=(n, 3)) for n in sizes]
+    data = mj.pack_tasks(xs, [np.sign(rng.normal(size=n)) for n in sizes], loss_scaling="task_mean", dtype="float32")
+    problem, algorithm = (
+        mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1)),
+        mj.Mocha(server="proximal"),
+    )
+    first, history = mj.run(key, algorithm, problem, num_rounds=250)
+    second, _ = mj.run(key, algorithm, problem, num_rounds=250, state=first)
+    assert history.relative_gap[-1] < 1e-5
+    assert 0.1 < first.server.rho * first.server.curvature < 10
+    assert first.server.rho == second.server.rho
+
+
 @pytest.mark.parametrize("lam", [1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("model", ["sigma2 = 10", "sigma2 = inf", "clustered"])
 @pytest.mark.slow
