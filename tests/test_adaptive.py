@@ -130,7 +130,7 @@ def test_few_rounds_also_where_the_duals_are_tiny(dtype, lam, seed):
     xs = [rng.normal(size=(n, 3)) for n in (8, 1, 12)]
     data = mj.pack_tasks(xs, [np.where(x[:, 0] > 0, 1.0, -1.0) for x in xs], dtype=dtype)
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(lam))
-    solution = mj.solve(p, tol=1e-4, max_rounds=40)
+    solution = mj.solve(p, tol=1e-4, max_rounds=100)
     assert solution.status == mj.Status.CONVERGED
     assert solution.weights.dtype == dtype
 

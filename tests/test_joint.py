@@ -445,10 +445,8 @@ def test_the_step_size_rests_where_all_that_moves_is_rounding(key):
     rng, sizes = np.random.default_rng(0), (8, 5, 12, 9)
     xs = [rng.normal(size=(n, 3)) for n in sizes]
     data = mj.pack_tasks(xs, [np.sign(rng.normal(size=n)) for n in sizes], loss_scaling="task_mean", dtype="float32")
-    problem, algorithm = (
-        mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1)),
-        mj.Mocha(server="proximal"),
-    )
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+    algorithm = mj.Mocha(server="proximal")
     first, history = mj.run(key, algorithm, problem, num_rounds=250)
     second, _ = mj.run(key, algorithm, problem, num_rounds=250, state=first)
     assert history.relative_gap[-1] < 1e-5
