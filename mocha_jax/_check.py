@@ -1,6 +1,7 @@
 """Checks of what a person hands in: one sentence, naming the culprit and the remedy.
 
-Values that JAX is tracing cannot be looked at; the checks let them pass.
+Values that JAX is tracing cannot be looked at; the checks let them pass. Only numbers on the host are looked at one by
+one; of large arrays on a device, where a check says no more than "numbers", type and shape.
 """
 
 from __future__ import annotations
@@ -12,69 +13,155 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# What counts rows, rounds and nodes is an int32 on the device.
+_MOST = 2**31 - 1
+
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is traced, abstract, or partly with other processes."""
+    """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
+    return None if _hidden(value) else _array(value)
+
+
+def _hidden(value: Any) -> bool:
+    """Whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return True
+    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked."""
+    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
         return None
-    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever somebody's `__array__` raises
         return None
-    array = np.asarray(value)
     return None if array.dtype == object else array
 
 
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or of what makes one; None where nothing does."""
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return shape
+    return getattr(_array(value), "shape", None)
+
+
+def _real(dtype: Any) -> bool:
+    """Whether a type is one of real numbers, bfloat16 and its like included."""
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+
+
 def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
-    """The value as an array of numbers, or None where it is traced."""
-    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+    """The value as an array of numbers, or None where it cannot be looked at."""
+    if _hidden(value):
         return None
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {value!r}.")
+    array = _array(value)
+    if array is None or not _real(array.dtype):
+        raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {shown(value)}.")
+    return array if array.dtype.kind in "fiu" else array.astype(np.float64)
+
+
+def shown(value: Any) -> str:
+    """What was given, in a few words on one line."""
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    if dtype is not None and shape != () and isinstance(shape, tuple):
+        return f"an array {dtype}{list(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # whatever somebody's `__repr__` raises
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:100]}..."
+
+
+def listed(owner: str, name: str, value: Any) -> Any:
+    """A list as the array that it stands for; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    if (array := _array(value)) is None:
+        raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
     return array
 
 
-def integer(owner: str, least: int, /, **values: Any) -> None:
-    """Every value a whole number, at least `least`."""
+def real(owner: str, **values: Any) -> None:
+    """Every value a number or an array of numbers, whichever."""
+    for name, value in values.items():
+        plain = isinstance(value, jax.Array | np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+        if not (plain and _real(value.dtype)):  # of an array no more is looked at
+            _numbers(owner, name, value)
+
+
+def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> None:
+    """An array of numbers of that shape; an axis of any length is given by its letter."""
+    found = _shape(value)
+    fits = found is not None and len(found) == len(shape)
+    if not fits or any(isinstance(n, int) and n != k for n, k in zip(shape, found or (), strict=True)):
+        wanted = ", ".join(map(str, shape))
+        got = shown(value) if found is None else f"shape {found}"
+        raise ValueError(f"{owner}: {name} must be an array [{wanted}], got {got}.")
+    real(owner, **{name: value})
+
+
+def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
+    """Every value a whole number of Python or NumPy from `least` to `most`, by default what an int32 can hold."""
     for name, value in values.items():
         try:
-            ok = operator.index(value) >= least
-        except TypeError:
-            ok = False
-        if not ok:
-            raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}.")
+            number = None if isinstance(value, bool) else operator.index(value)
+        except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
+            number = None
+        if number is None or number < least:
+            raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {shown(value)}.")
+        if number > most:
+            raise ValueError(f"{owner}: {name} must be an integer >= {least} and below 2**31, got {number}.")
 
 
-def indices(owner: str, name: str, value: Any) -> None:
-    """An array of integers >= 0."""
-    if (a := concrete(value)) is not None and (a.dtype.kind not in "iu" or (a.size and a.min() < 0)):
-        raise ValueError(f"{owner}: {name} must be integers >= 0, got {a}.")
+def integers(owner: str, least: int, /, **values: Any) -> None:
+    """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
+    for name, value in values.items():
+        if not _hidden(value):
+            a = _array(value)
+            if a is None or a.dtype.kind not in "iu" or not a.size or not least <= a.min() <= a.max() <= _MOST:
+                raise ValueError(
+                    f"{owner}: {name} must be an integer >= {least}, or an array of such, got {shown(value)}."
+                )
+
+
+def flag(owner: str, **values: Any) -> None:
+    """Every value True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{owner}: {name} must be True or False, got {shown(value)}.")
+
+
+def function(owner: str, name: str, value: Any, example: str) -> None:
+    """Something to call."""
+    if not callable(value):
+        raise ValueError(f"{owner}: {name} must be a function such as {example}, got {shown(value)}.")
 
 
 def key(owner: str, value: Any) -> None:
     """One random key of JAX, of either kind."""
-    dtype, shape = getattr(value, "dtype", None), np.shape(value)
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and shape == ():
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
             return
-        if dtype == np.uint32 and len(shape) == 1:
+        if value.dtype == np.uint32 and value.shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
             return
-    got = repr(value) if dtype is None else f"an array {dtype}{list(shape)}"
-    raise ValueError(f"{owner}: key must be one JAX random key such as jax.random.key(0), got {got}.")
+    raise ValueError(f"{owner}: key must be one JAX random key such as jax.random.key(0), got {shown(value)}.")
 
 
 def seed(owner: str, value: Any) -> None:
     """An integer that a random key can be made of, or an array of them."""
-    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+    if _hidden(value):
         return
-    known = np.asarray(value)
-    if known.dtype.kind not in "iu" or (known.size and not 0 <= known.min() <= known.max() < 2**31):
-        raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {value!r}.")
+    known = _array(value)
+    if known is None or known.dtype.kind not in "iu" or (known.size and not 0 <= known.min() <= known.max() <= _MOST):
+        raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 
 def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
     """A sequence of integers from 1, as a tuple."""
-    if not isinstance(value, tuple | list | np.ndarray):
-        raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {value!r}.")
+    if not isinstance(value, tuple | list | np.ndarray) or len(_shape(value) or ()) != 1:
+        raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {shown(value)}.")
     for one in value:
         integer(owner, 1, **{name: one})
     return tuple(int(one) for one in value)
@@ -83,14 +170,15 @@ def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
 def scalar(owner: str, **values: Any) -> None:
     """Every value a single number."""
     for name, value in values.items():
-        if np.shape(value) != ():
-            raise ValueError(f"{owner}: {name} must be a single number, got shape {np.shape(value)}.")
+        if (shape := _shape(value)) != ():
+            got = shown(value) if shape is None else f"shape {shape}"
+            raise ValueError(f"{owner}: {name} must be a single number, got {got}.")
 
 
 def instance(owner: str, name: str, value: Any, kind: type, example: str) -> None:
     """The value an object of that class, not the class itself."""
     if not isinstance(value, kind):
-        raise ValueError(f"{owner}: {name} must be a {kind.__name__} such as {example}, got {value!r}.")
+        raise ValueError(f"{owner}: {name} must be a {kind.__name__} such as {example}, got {shown(value)}.")
 
 
 def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
@@ -119,14 +207,15 @@ def nonnegative(owner: str, **values: Any) -> None:
 
 
 def representable(owner: str, tree: Any, dtype: Any) -> None:
-    """No number that is 0 or infinite in that float type only; small entries of a matrix may well be 0."""
+    """No number too large or too small for that float type; small entries of a matrix may well be 0."""
+    limits = jnp.finfo(dtype)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if (v := concrete(leaf)) is None:
             continue
-        with np.errstate(over="ignore", under="ignore"):
-            cast = v.astype(dtype)
-        if np.any(np.isfinite(v) & ~np.isfinite(cast)) or (v.ndim == 0 and v != 0 and cast == 0):
-            name, limits = jax.tree_util.keystr(path).lstrip("."), np.finfo(dtype)
+        size = np.abs(v.astype(np.float64))
+        lost = (size != 0) & (size < float(limits.tiny)) & (v.ndim < 2)  # processors take such numbers for 0
+        if np.any(np.isfinite(size) & (size > float(limits.max)) | lost):
+            name = jax.tree_util.keystr(path).lstrip(".")
             raise ValueError(
                 f"{owner}: {name} must be from {limits.tiny:.2g} to {limits.max:.2g}, as numbers of {np.dtype(dtype)} "
                 f"are, got {v.item() if v.size == 1 else v}."
@@ -152,10 +241,11 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
 
 def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
     """Square, finite, symmetric and without an eigenvalue below rounding."""
-    shape = np.shape(matrix)
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {shape}.")
-    if (a := concrete(matrix)) is None:
+    shape = _shape(matrix)
+    if shape is None or len(shape) != 2 or shape[0] != shape[1]:
+        got = shown(matrix) if shape is None else f"shape {shape}"
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got {got}.")
+    if (a := _numbers(owner, name, matrix)) is None:
         return
     if not np.all(np.isfinite(a)):
         raise ValueError(f"{owner}: {name} has a NaN or infinite entry.")
@@ -176,5 +266,5 @@ def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
 
 def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
     """The value is one of a few words."""
-    if value not in choices:
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}.")

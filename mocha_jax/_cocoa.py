@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -47,7 +49,7 @@ class Cocoa(SubproblemMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check.in_unit_interval("Cocoa", open_right=True, theta=self.theta)
-        _check.integer("Cocoa", 1, max_epochs=self.max_epochs)
+        _check.integer("Cocoa", 1, math.inf, max_epochs=self.max_epochs)
 
     def full_work(self, problem: Problem) -> Array:
         # So many passes or as many steps as an int32 can count.

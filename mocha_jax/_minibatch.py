@@ -56,9 +56,8 @@ def _draw(key: Array, data: TaskData, sizes: Array, limit: int) -> _Batch:
 
 def _limit(owner: str, batch: Any, limit: int | None) -> int | None:
     """The rows to make room for: the largest batch where that is known."""
+    _check.integers(owner, 1, batch=batch)
     sizes = _check.concrete(batch)
-    if sizes is not None and (sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes.min() < 1):
-        raise ValueError(f"{owner}: batch must be an integer >= 1, or an array of such to map over, got {batch!r}.")
     if limit is None:
         return None if sizes is None else int(sizes.max())
     _check.integer(owner, 1, limit=limit)

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax import Array
 
+from mocha_jax import _check
+
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
 
@@ -54,12 +56,13 @@ class Pytree:
                 object.__setattr__(node, name, value)
             return node
 
-        given = cls.__init__
+        given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
 
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             # A list would be a subtree of numbers, where an array leaf is meant.
-            listed = {k: np.asarray(v) if isinstance(v, list) else v for k, v in kwargs.items()}
-            given(self, *(np.asarray(v) if isinstance(v, list) else v for v in args), **listed)
+            owner, more = cls.__name__, args[len(names) :]
+            first = (_check.listed(owner, k, v) for k, v in zip(names, args, strict=False))
+            given(self, *first, *more, **{k: _check.listed(owner, k, v) for k, v in kwargs.items()})
 
         functools.update_wrapper(init, given)
         cls.__init__ = init  # type: ignore[method-assign]
@@ -98,16 +101,17 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
     >>> jax.vmap(last_gap)(rivals).shape
     (4,)
     """
+    _check.function("grid", "make", make, "regularizers.Independent")
     if not axes:
         raise ValueError("grid: name at least one setting, e.g. grid(make, lam=[0.1, 1.0]).")
-    values = [a.ravel() for a in np.meshgrid(*(np.asarray(a) for a in axes.values()), indexing="ij")]
+    values = [a.ravel() for a in np.meshgrid(*(_values(k, v) for k, v in axes.items()), indexing="ij")]
     size = values[0].size
-    if not size:
-        raise ValueError(f"grid: every setting needs at least one value, got {axes}.")
     combinations = [{name: a.item() for name, a in zip(axes, row, strict=True)} for row in zip(*values, strict=True)]
     # What becomes of the numbers is up to `make`, so it makes one record of each combination. Where static fields
     # follow from them (the room for the largest batch), it is given all at once.
     records = [make(**combination) for combination in combinations]
+    for record in records:
+        _check.instance("grid", "what make returns", record, Pytree, "regularizers.Independent(0.1)")
     if len({str(jax.tree.structure(r)) for r in records}) == 1:
         return jax.tree.map(lambda *leaf: np.stack([np.asarray(a) for a in leaf]), *records)
     first = records[0]
@@ -121,6 +125,14 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
 
     others = {name: jax.tree.map(stacked, getattr(record, name)) for name in leaves - set(axes)}
     return record.replace(**others)
+
+
+def _values(name: str, given: Any) -> np.ndarray:
+    """The values of one setting of a grid."""
+    values = _check.concrete(given)
+    if values is None or values.ndim > 1 or not values.size:
+        raise ValueError(f"grid: {name} needs a list of values, at least one, got {_check.shown(given)}.")
+    return values
 
 
 def fields_of(record: Pytree) -> dict[str, Any]:

@@ -276,7 +276,7 @@ BAD = {
     "negative node": (lambda data, full: NeverAnswers((-1,)), "counted from 0"),
     "no such node": (lambda data, full: NeverAnswers((9,)).work(KEY, data, full), "node 9 does not exist"),
     "groups": (lambda data, full: Outages(0.1, np.array([0, 1])).work(KEY, data, full), r"one per node \[5\]"),
-    "group numbers": (lambda data, full: Outages(0.1, np.array([0, -1])), "groups must be integers >= 0"),
+    "group numbers": (lambda data, full: Outages(0.1, np.array([0, -1])), "groups must be an integer >= 0"),
     "length": (lambda data, full: Outages(0.1, length=0), "length must be an integer >= 1"),
     "fraction": (lambda data, full: Sampled(0.0), r"fraction must be in \(0, 1\]"),
     "table": (lambda data, full: Trace(np.ones(5)), r"table must be \[rounds, nodes\]"),

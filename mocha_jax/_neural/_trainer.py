@@ -189,7 +189,7 @@ def failures(before: Array, good: Array, bad: Array) -> Array:
 def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
     """A client's number, where it is one."""
     _check.scalar(type(owner).__name__, node=node)
-    _check.indices(type(owner).__name__, "node", node)
+    _check.integers(type(owner).__name__, 0, node=node)
     known = _check.concrete(node)
     if known is not None and not known < problem.data.num_nodes:
         raise ValueError(

@@ -149,7 +149,7 @@ class Virtual(Trainer):
         if self.order is not None:
             if self.parallel:
                 raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
-            _check.indices("Virtual", "order", self.order)
+            _check.integers("Virtual", 0, order=self.order)
             if np.ndim(self.order) != 1 or not len(self.order):
                 raise ValueError(f"Virtual: order must name clients, such as (0, 2, 1); got {self.order!r}.")
             object.__setattr__(self, "order", tuple(int(i) for i in self.order))

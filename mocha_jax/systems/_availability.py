@@ -69,7 +69,7 @@ class Outages(System):
         _check.in_unit_interval("Outages", p=self.p)
         _check.integer("Outages", 1, length=self.length)
         if self.groups is not None:
-            _check.indices("Outages", "groups", self.groups)
+            _check.integers("Outages", 0, groups=self.groups)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         given = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.fill_nodes(self.groups)
