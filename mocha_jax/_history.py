@@ -48,8 +48,9 @@ class History(Pytree):
 
     What the algorithm reports of its answers, its `quality`, can be read as if it were the history's own. Of a convex
     problem: ``history.primal dual gap relative_gap joint_primal joint_dual joint_gap relative_joint_gap gap_before``,
-    see `Certificate`; ``joint_dual`` is the best bound up to there, and ``joint`` numbers are NaN where the problem is
-    not convex in W and Omega together. Of networks: ``history.loss test_loss error diverged``, see `Evaluation`.
+    see `Certificate`; ``joint_dual`` is the best bound up to there, and where the problem is not convex in W and Omega
+    together it is minus infinity and ``joint_gap`` infinite. Of networks: ``history.loss test_loss error diverged``,
+    see `Evaluation`.
     Of all: ``history.residual``, what `solve` compares with its tolerance.
     """
 
@@ -97,7 +98,7 @@ def start(algorithm: Algorithm[Any], problem: Federated, state: Any = None, watc
     counts, reals = jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
     nodes = None
     if watch is not None:
-        theta = None if watch.theta is None else jnp.full_like(reals, jnp.nan)
+        theta = None if watch.theta is None else jnp.ones_like(reals)  # no dual has changed
         nodes = Nodes(counts, reals, counts, theta, theta)
     return Progress(
         state=algorithm.init(problem) if state is None else algorithm.adopt(state, problem),

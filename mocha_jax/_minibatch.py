@@ -153,7 +153,7 @@ class SgdState(Pytree):
     w: Array  # [num_tasks, d] the model
     omega: Any  # as the regularizer keeps it; None where Omega is given
     coupling: Coupling
-    gap_before: Array  # [] gap just before Omega was last replaced, NaN before that
+    gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
     change: Array  # [] by how much replacing it lowered the objective, infinite before that
 
 
@@ -208,7 +208,7 @@ class MiniBatchSgd(_Batched):
         data = problem.data
         w = jnp.zeros((data.num_tasks, data.num_features), data.dtype)
         omega = problem.regularizer.initial_omega(*w.shape)
-        return self._state(problem, jnp.zeros((), jnp.int32), w, omega, jnp.nan, jnp.inf)
+        return self._state(problem, jnp.zeros((), jnp.int32), w, omega, jnp.inf, jnp.inf)
 
     def adopt(self, state: SgdState, problem: Problem) -> SgdState:
         data = problem.data

@@ -21,7 +21,8 @@ class Certificate(Quality):
     For the Omega at hand ``dual <= optimum <= primal``, so ``primal`` is within ``gap`` of the optimum.
     Where Omega is learned and the problem convex in W and Omega together, the ``joint`` numbers say
     the same of the optimum over both. Where Omega is given they repeat the others; where the problem
-    is not jointly convex, they are NaN. ``residual`` is the relative joint gap where there is one.
+    is not jointly convex, nothing bounds that optimum: ``joint_gap`` is infinite, ``joint_dual`` minus infinity.
+    ``residual`` is the relative joint gap where there is one.
     """
 
     primal: Array  # [] P(W, Omega)
@@ -33,7 +34,7 @@ class Certificate(Quality):
     joint_dual: Array  # [] a lower bound on the optimum over W and Omega
     joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
     relative_joint_gap: Array  # []
-    gap_before: Array  # [] the gap just before Omega was last replaced; NaN where it was not
+    gap_before: Array  # [] the gap just before Omega was last replaced; infinite where it was not
 
     @property
     def finite(self) -> Array:
@@ -126,7 +127,7 @@ def certify_implied(
     omega: Any,
     coupling: Coupling,
     change: Array | float = 0.0,
-    gap_before: Array | float = math.nan,
+    gap_before: Array | float = math.inf,
 ) -> Certificate:
     r"""The certificate of the weights that V implies, :math:`W = \nabla R^*(V)`."""
     w = coupling.apply(v)
@@ -143,7 +144,7 @@ def certify(
     slack: Array | float,
     offset: Array | float = 0.0,
     change: Array | float = 0.0,
-    gap_before: Array | float = math.nan,
+    gap_before: Array | float = math.inf,
 ) -> Certificate:
     r"""The certificate of a dual point and weights.
 
@@ -182,8 +183,8 @@ def certify(
         bracket = jnp.maximum(fenchel_young(least, regularizer.conjugate(v), v, w), slack)
         joint_gap = jnp.sum(task_gaps) + bracket
     else:
-        joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.nan)
-    relative = joint_gap / _scale(joint_primal, joint_gap)
+        joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.inf)
+    relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), jnp.inf)
     joint_dual = joint_primal - joint_gap
     if regularizer.learned:  # it will be compared with other rounds' numbers: nothing may be gained by rounding
         joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)

@@ -107,7 +107,7 @@ class DualState(Pytree):
     coupling: Coupling
     sigma: Array  # [num_tasks] sigma'_t
     model: Array  # [num_tasks, d] W = coupling.apply(V)
-    gap_before: Array  # [] gap just before Omega was last replaced, NaN before that
+    gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
     change: Array  # [] by how much replacing it lowered the objective, infinite before that
 
     @property
@@ -128,7 +128,7 @@ class DualServer(Pytree):
         data = problem.data
         omega = problem.regularizer.initial_omega(data.num_tasks, data.num_features)
         nothing = jnp.zeros((), v.dtype)
-        return self._with(problem, omega, v, nothing + jnp.nan, nothing + jnp.inf)
+        return self._with(problem, omega, v, nothing + jnp.inf, nothing + jnp.inf)
 
     def adopt(self, state: DualState, problem: Problem, beta: Array, v: Array) -> DualState:
         return self._settled(problem, keep_omega(problem, state.omega), v, state.gap_before)

@@ -17,7 +17,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._neural._clients import at_once, over_clients
 from mocha_jax._neural._prediction import Prediction
-from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss
+from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, mean_of_known
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._work import Work
@@ -31,7 +31,7 @@ class FedAvgState(Pytree):
     round: Array  # [] int32
     params: Any  # of the model
     server: Any  # state of the server's optimizer
-    loss: Array  # [] mean over the training of the last round; NaN before any
+    loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 updates left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
 
@@ -103,7 +103,7 @@ class FedAvg(Trainer):
     def init(self, problem: Prediction) -> FedAvgState:
         params, dtype = self.start(problem), problem.data.dtype
         return FedAvgState(
-            jnp.zeros((), jnp.int32), params, self.server_optimizer.init(params), jnp.full((), jnp.nan, dtype),
+            jnp.zeros((), jnp.int32), params, self.server_optimizer.init(params), jnp.full((), jnp.inf, dtype),
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
 
@@ -165,14 +165,14 @@ class LocalState(Pytree):
     round: Array  # [] int32
     params: Any  # of every client, ``[m, ...]``
     optimizer: Any  # of every client, ``[m, ...]``
-    losses: Array  # [m] mean over its last training; NaN before any
+    losses: Array  # [m] mean over its last training; infinite before any
     diverged: Array  # [] int32 trainings left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
 
     @property
     def loss(self) -> Array:
         """Mean over the clients that have trained."""
-        return jnp.nanmean(self.losses)
+        return mean_of_known(self.losses)
 
 
 class Local(Trainer):
@@ -207,7 +207,7 @@ class Local(Trainer):
         params = jax.vmap(lambda node: self.start(problem, node))(jnp.arange(m))
         return LocalState(
             jnp.zeros((), jnp.int32), params, jax.vmap(self.client_optimizer.init)(params),
-            jnp.full(m, jnp.nan, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
+            jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
 
     def adopt(self, state: LocalState, problem: Prediction) -> LocalState:

@@ -77,7 +77,7 @@ class Evaluation(Quality):
     """How well networks predict; ``residual`` is the error on held-out samples, mean over tasks."""
 
     # [] mean over the training of the last round, each batch before its step; of all that was minimised, proximal
-    # terms and divergences too; NaN before any
+    # terms and divergences too; infinite before any
     loss: Array
     test_loss: Array  # [] mean over held-out samples of a task, then over tasks
     error: Array  # [] the same of errors: share of wrong classes, or mean squared error

@@ -186,6 +186,13 @@ def failures(before: Array, good: Array, bad: Array) -> Array:
     return jnp.where(good > 0, 0, before + bad)
 
 
+def mean_of_known(losses: Array) -> Array:
+    """Mean over the clients that have trained; infinite, as the loss of one that has not, where none has."""
+    known = jnp.isfinite(losses)
+    count = jnp.sum(known, dtype=losses.dtype)
+    return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(known, losses, 0.0)), count), jnp.inf)
+
+
 def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
     """A client's number, where it is one."""
     _check.scalar(type(owner).__name__, node=node)

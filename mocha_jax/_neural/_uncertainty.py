@@ -20,13 +20,12 @@ class Predicted(Pytree):
     @classmethod
     def of(cls, likelihood: Likelihood, values: Array) -> Predicted:
         """From what every draw predicts, ``[draws, b, c]``."""
-        mean = jnp.mean(values, axis=0)
-        nothing = jnp.full(mean.shape[:-1], jnp.nan, mean.dtype)
-        entropy, information = nothing, nothing
-        if likelihood.classes:
-            entropy = _entropy(mean)
-            information = jnp.maximum(entropy - jnp.mean(_entropy(values), axis=0), 0.0)
-        return cls(mean, jnp.std(values, axis=0), entropy, information)
+        mean, spread = jnp.mean(values, axis=0), jnp.std(values, axis=0)
+        if not likelihood.classes:
+            nothing = jnp.full(mean.shape[:-1], jnp.nan, mean.dtype)
+            return cls(mean, spread, nothing, nothing)
+        entropy = _entropy(mean)
+        return cls(mean, spread, entropy, jnp.maximum(entropy - jnp.mean(_entropy(values), axis=0), 0.0))
 
 
 def _entropy(probabilities: Array) -> Array:

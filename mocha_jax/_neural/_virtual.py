@@ -21,7 +21,16 @@ from mocha_jax._neural._fedavg import adopted, info
 from mocha_jax._neural._gaussian import NOISES, Gaussian, draw
 from mocha_jax._neural._prediction import Judge, Prediction
 from mocha_jax._neural._refinement import Refinement, Trained, most_of
-from mocha_jax._neural._trainer import Trainer, all_finite, failures, known_client, mean_loss, outputs, samples
+from mocha_jax._neural._trainer import (
+    Trainer,
+    all_finite,
+    failures,
+    known_client,
+    mean_loss,
+    mean_of_known,
+    outputs,
+    samples,
+)
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._pytree import Hyperparameter, Pytree, static
@@ -43,14 +52,14 @@ class VirtualState(Pytree):
     factors: Gaussian  # [m, p] s_i of every client
     private: Gaussian  # [m, q] c_i over every client's own parameters
     first: Array  # [p] shared parameters to begin with where nobody has learned anything yet
-    losses: Array  # [m] mean over its last training of the free energy for each sample; NaN before any
+    losses: Array  # [m] mean over its last training of the free energy for each sample; infinite before any
     diverged: Array  # [] int32 refinements left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
 
     @property
     def loss(self) -> Array:
         """Mean over the clients that have been refined."""
-        return jnp.nanmean(self.losses)
+        return mean_of_known(self.losses)
 
     @property
     def mean(self) -> Array:
@@ -190,7 +199,7 @@ class Virtual(Trainer):
         precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
         return VirtualState(
             jnp.zeros((), jnp.int32), _product(factors), factors, Gaussian.of(private, precision), first,
-            jnp.full(m, jnp.nan, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
+            jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
 
     def adopt(self, state: VirtualState, problem: Prediction) -> VirtualState:
@@ -255,7 +264,7 @@ class Virtual(Trainer):
                 expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
                 return expected + temperature * refinement.divergences(v) / total
 
-            start = refinement.begin(begin, factor, private, first, jnp.isnan(before))
+            start = refinement.begin(begin, factor, private, first, jnp.isinf(before))
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
                          loss, start, self.client_optimizer.init(start), rate)  # fmt: skip
             new_private = refinement.own(done.params)
