@@ -19,10 +19,10 @@ _MOST = 2**31 - 1
 
 def concrete(value: Any) -> np.ndarray | None:
     """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
-    return None if _hidden(value) else _array(value)
+    return None if hidden(value) else _array(value)
 
 
-def _hidden(value: Any) -> bool:
+def hidden(value: Any) -> bool:
     """Whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
         return True
@@ -54,7 +54,7 @@ def _real(dtype: Any) -> bool:
 
 def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
     """The value as an array of numbers, or None where it cannot be looked at."""
-    if _hidden(value):
+    if hidden(value):
         return None
     array = _array(value)
     if array is None or not _real(array.dtype):
@@ -118,7 +118,7 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> No
 def integers(owner: str, least: int, /, **values: Any) -> None:
     """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
     for name, value in values.items():
-        if not _hidden(value):
+        if not hidden(value):
             a = _array(value)
             if a is None or a.dtype.kind not in "iu" or not a.size or not least <= a.min() <= a.max() <= _MOST:
                 raise ValueError(
@@ -151,7 +151,7 @@ def key(owner: str, value: Any) -> None:
 
 def seed(owner: str, value: Any) -> None:
     """An integer that a random key can be made of, or an array of them."""
-    if _hidden(value):
+    if hidden(value):
         return
     known = _array(value)
     if known is None or known.dtype.kind not in "iu" or (known.size and not 0 <= known.min() <= known.max() <= _MOST):

@@ -19,6 +19,7 @@ from mocha_jax import _check
 from mocha_jax._math import safe_ratio
 from mocha_jax._products import combine, times, totals
 from mocha_jax._pytree import Pytree, static
+from mocha_jax._samples import check_arrays
 from mocha_jax._splits import dealt, draws, stratified
 from mocha_jax._spread import Spread
 
@@ -44,19 +45,19 @@ class TaskData(Pytree):
     spread: Spread | None = static(default=None)  # on which devices the nodes are, from `shard`
 
     def __post_init__(self) -> None:
-        m, n, _ = _expect_ndim("x", self.x, 3)
-        for name, value, shape in (("y", self.y, (m, n)), ("weight", self.weight, (m, n)), ("task", self.task, (m,))):
-            if np.shape(value) != shape:
-                raise ValueError(f"TaskData: {name} must have shape {shape} to match x, got {np.shape(value)}.")
+        check_arrays(self.x, self.y, self.weight, self.task)
         _check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
+        _check.flag("TaskData", shared=self.shared)
         task, weight = _check.concrete(self.task), _check.concrete(self.weight)
-        if weight is not None and not (np.isfinite(weight) & (weight >= 0)).all():
-            node = int(np.argmin((np.isfinite(weight) & (weight >= 0)).all(1)))
-            raise ValueError(f"TaskData: node {node} has a negative or non-finite weight; weights must be >= 0.")
         if task is not None:
             count = int(task.max()) + 1 if self.num_tasks < 0 else self.num_tasks
             if task.dtype.kind not in "iu" or task.min() < 0 or task.max() >= count:
                 raise ValueError(f"TaskData: task must hold integers from 0 to {count - 1}, got {task}.")
+            if count > self.num_nodes:
+                raise ValueError(
+                    f"TaskData: num_tasks must be at most the number of nodes, {self.num_nodes}, got {count}; number "
+                    f"the tasks without gaps, and give one without samples a node of weight 0."
+                )
             object.__setattr__(self, "num_tasks", count)
             if weight is not None:  # in order, and beyond the last task nothing but inert nodes?
                 shared = not np.array_equal(task[:count], np.arange(count)) or bool(weight[count:].any())
@@ -205,6 +206,7 @@ class TaskData(Pytree):
         ([-1.0, 1.0], [-1.0, 1.0])
         """
         _check.in_unit_interval("TaskData.split", open_left=True, open_right=True, fraction=fraction)
+        _check.flag("TaskData.split", stratify=stratify)
         bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0
         labels = np.asarray(self.y) if stratify else np.zeros(self.y.shape)
         first = stratified(labels, bits, real, fraction)
@@ -237,7 +239,9 @@ class TaskData(Pytree):
         The number of tasks does not change: nodes beyond it hold no data and do no work.
         """
         m, n, _ = self.x.shape
-        more_nodes, more_rows = (nodes or m) - m, (rows or n) - n
+        nodes, rows = m if nodes is None else nodes, n if rows is None else rows
+        _check.integer("TaskData.pad", 0, nodes=nodes, rows=rows)
+        more_nodes, more_rows = nodes - m, rows - n
         if more_nodes < 0 or more_rows < 0:
             raise ValueError(f"TaskData.pad: cannot shrink {m} nodes x {n} rows to {nodes} x {rows}.")
         grow = [(0, more_nodes), (0, more_rows)]
@@ -340,9 +344,3 @@ class TaskData(Pytree):
             return real
         count = self.to_tasks(jnp.sum(real, axis=1))
         return real / jnp.maximum(self.to_nodes(count), 1.0)[:, None]
-
-
-def _expect_ndim(name: str, value: Any, ndim: int) -> tuple[int, ...]:
-    if np.ndim(value) != ndim:
-        raise ValueError(f"TaskData: {name} must have {ndim} axes, got shape {np.shape(value)}.")
-    return np.shape(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
@@ -22,6 +24,7 @@ class GraphicalLasso(Pytree):
     covariance: Array  # [m, m] its inverse
     residual: Array  # [] largest entry of the smallest subgradient, 0 at the optimum
     iterations: Array  # [] int32
+    solved: Array  # [] bool whether the residual is as small as was asked for
 
 
 class _At(Pytree):
@@ -54,7 +57,8 @@ def graphical_lasso(
       mask: which variables exist ``[m]``; the others end with 1 on the diagonal, related to none.
       start: positive definite ``[m, m]`` to begin from, e.g. the previous solution.
       tol: residual to stop at, relative to the largest entry of S and P; default the 3/4 power of the rounding unit.
-      max_iterations: bound on the steps.
+      max_iterations: bound on the steps. Where they do not suffice, or rounding does not allow so small a residual,
+        ``solved`` is False, and outside of compiled code a warning says so.
 
     >>> import jax.numpy as jnp
     >>> s = jnp.array([[1.0, 0.5], [0.5, 1.0]])
@@ -62,6 +66,10 @@ def graphical_lasso(
     [[0.625, 0.0], [0.0, 0.625]]
     """
     _check.nonnegative("graphical_lasso", penalty=penalty)
+    _check.integer("graphical_lasso", 1, max_iterations=max_iterations)
+    if tol is not None:
+        _check.scalar("graphical_lasso", tol=tol)
+        _check.nonnegative("graphical_lasso", tol=tol)
     s = jnp.asarray(covariance)
     s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(float)
     m = len(s)
@@ -124,4 +132,12 @@ def graphical_lasso(
     inv = inverse(first)
     safe_step = 1.0 / jnp.maximum(jnp.sum(inv**2), jnp.finfo(s.dtype).tiny)  # at most the least eigenvalue squared
     at = lax.while_loop(unfinished, iterate, _At(first, inv, safe_step, jnp.zeros((), jnp.int32)))
-    return GraphicalLasso(at.precision, at.covariance, residual(at), at.iterations)
+    left = residual(at)
+    solved = left <= least * scale
+    if _check.concrete(solved) is not None and not solved:
+        warnings.warn(
+            f"graphical_lasso: not solved: after {int(at.iterations)} iterations the residual is {float(left):.1e}, "
+            f"above {float(least * scale):.1e}; allow more max_iterations or a larger tol.",
+            stacklevel=2,
+        )
+    return GraphicalLasso(at.precision, at.covariance, left, at.iterations, solved)

@@ -30,13 +30,20 @@ class OneVsRest(Pytree):
 
     def predict(self, data: TaskData) -> Array:
         """The class of every sample, ``[m, n]`` int32."""
-        says = lax.map(lambda w: predicted(w, data), self.weights)
-        return jnp.argmax(says, axis=0).astype(jnp.int32)
+        return jnp.argmax(self._says(data), axis=0).astype(jnp.int32)
 
     def error_rate(self, data: TaskData, *, per_task: bool = False) -> Array:
-        """Share of wrong classes, mean over tasks; of every task with `per_task`, NaN without samples."""
-        wrong = (self.predict(data) != data.y.astype(jnp.int32)).astype(data.dtype)
-        return mean_over_tasks(wrong, data, per_task)
+        """Share of wrong classes, mean over tasks; of every task with `per_task`.
+
+        NaN without samples, or where a model predicts NaN.
+        """
+        says = self._says(data)
+        wrong = (jnp.argmax(says, axis=0).astype(jnp.int32) != data.y.astype(jnp.int32)).astype(data.dtype)
+        return mean_over_tasks(jnp.where(jnp.isnan(says).any(0), jnp.nan, wrong), data, per_task)
+
+    def _says(self, data: TaskData) -> Array:
+        """What every model says of every sample, ``[classes, m, n]``."""
+        return lax.map(lambda w: predicted(w, data), self.weights)
 
 
 def one_vs_rest(

@@ -81,6 +81,7 @@ def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
     2.0
     """
     data, loss = problem.data, problem.loss
+    problem.regularizer.check_omega("objective", omega, data.num_tasks, data.num_features)
     weights = jnp.asarray(weights)
     losses = loss.value(predictions(data, weights), data.y)
     return jnp.sum(weighted(data, losses)) + problem.regularizer.value(weights, omega)
@@ -114,6 +115,7 @@ def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate
     data, regularizer = problem.data, problem.regularizer
     if beta.shape != data.y.shape:
         raise ValueError(f"beta must be {list(data.y.shape)} for this data, got {list(beta.shape)}.")
+    regularizer.check_omega("certificate", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)
     v = dual_vectors(data, beta)

@@ -12,6 +12,7 @@ import numpy as np
 
 from mocha_jax import _check
 from mocha_jax._data import SCALINGS, TaskData
+from mocha_jax._samples import check_unmasked, masked
 
 
 def pack_tasks(
@@ -46,15 +47,19 @@ def pack_tasks(
     ((2, 3, 2), [3, 1], [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     """
     _check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
-    if intercept not in (False, True):
-        raise ValueError(f"pack_tasks: intercept must be True or False, got {intercept!r}.")
+    _check.flag("pack_tasks", intercept=intercept)
     names: list[str] = []
+    check_unmasked("pack_tasks", groups=groups, task=task)
     if groups is not None:
+        check_unmasked("pack_tasks", xs=xs, ys=ys)
         xs, ys, names = _by_group(np.asarray(xs), np.asarray(ys), np.asarray(groups))
     elif getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
         raise ValueError(
             "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."
         )
+    for what, arrays in (("x", xs), ("y", ys)):
+        if (node := next((t for t, a in enumerate(arrays) if masked(a)), None)) is not None:
+            check_unmasked(names[node] if names else f"task {node}", **{what: arrays[node]})
     xs, ys = [np.asarray(x) for x in xs], [np.asarray(y) for y in ys]
     names = names or [f"task {t}" for t in range(len(xs))]
     storage, dtype = _dtypes(xs, dtype)

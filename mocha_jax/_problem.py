@@ -65,6 +65,7 @@ class Problem(Federated):
             given = getattr(self, name)
             _check.representable(type(given).__name__, given, dtype)
             object.__setattr__(self, name, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given))
+        self.loss.check_numbers()
         self.regularizer.check_tasks(self.data.num_tasks)
         if self.loss.binary:
             _check_signs(self.data, type(self.loss).__name__)

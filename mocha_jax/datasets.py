@@ -40,6 +40,11 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
     >>> clusters(4, 2, within=0.5).tolist()[0]
     [1.0, 0.5, 0.0, 0.0]
     """
+    _check.integer("clusters", 1, num_tasks=num_tasks, num_clusters=num_clusters)
+    if num_clusters > num_tasks:
+        raise ValueError(f"clusters: num_clusters must be at most num_tasks, {num_tasks}, got {num_clusters}.")
+    _check.scalar("clusters", within=within, across=across)
+    _check.in_unit_interval("clusters", open_right=True, within=within)
     label = jnp.arange(num_tasks) * num_clusters // num_tasks
     covariance = jnp.where(label[:, None] == label[None, :], within, across)
     covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
@@ -48,7 +53,18 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
 
 
 def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> Array:
-    """Covariance of tasks that mix a few hidden factors, plus a little of their own; unit diagonal."""
+    """Covariance of tasks that mix a few hidden factors, plus a little of their own; unit diagonal.
+
+    Args:
+      key: a JAX random key; the key is consumed.
+      num_tasks: m.
+      rank: how many factors.
+      noise: share of a task's variance that is its own, in [0, 1].
+    """
+    _check.key("low_rank", key)
+    _check.integer("low_rank", 1, num_tasks=num_tasks, rank=rank)
+    _check.scalar("low_rank", noise=noise)
+    _check.in_unit_interval("low_rank", noise=noise)
     factor = jax.random.normal(key, (num_tasks, rank))
     factor = factor / jnp.linalg.norm(factor, axis=1, keepdims=True) * (1.0 - noise) ** 0.5
     return matmul(factor, factor.T) + noise * jnp.eye(num_tasks)
@@ -64,8 +80,12 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
       key: a JAX random key; the key is consumed.
       num_tasks: m.
       degree: neighbours of a task on average.
-      strength: how much a pair of neighbours agrees.
+      strength: how much a pair of neighbours agrees, >= 0.
     """
+    _check.key("sparse_graph", key)
+    _check.integer("sparse_graph", 1, num_tasks=num_tasks)
+    _check.scalar("sparse_graph", degree=degree, strength=strength)
+    _check.nonnegative("sparse_graph", degree=degree, strength=strength)
     edge = jnp.triu(jax.random.uniform(key, (num_tasks, num_tasks)) < degree / max(num_tasks - 1, 1), 1)
     adjacency = (edge | edge.T).astype(jnp.result_type(float))
     laplacian = jnp.diag(jnp.sum(adjacency, axis=1)) - adjacency
@@ -75,6 +95,10 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
 
 def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
+    _check.key("sample_weights", key)
+    _check.integer("sample_weights", 1, num_features=num_features)
+    _check.positive_semidefinite("sample_weights", "covariance", covariance)
+    covariance = jnp.asarray(covariance)
     return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), num_features)))
 
 
@@ -85,6 +109,10 @@ def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.
     >>> sorted(skewed_sizes(jax.random.key(0), 3, 10, 1000).tolist())
     [10, 100, 1000]
     """
+    _check.key("skewed_sizes", key)
+    _check.integer("skewed_sizes", 1, num_tasks=num_tasks, smallest=smallest, largest=largest)
+    if smallest > largest:
+        raise ValueError(f"skewed_sizes: smallest must be at most largest, {largest}, got {smallest}.")
     sizes = np.round(np.geomspace(smallest, largest, num_tasks)).astype(int)
     return np.asarray(jax.random.permutation(key, jnp.asarray(sizes)))
 
@@ -101,6 +129,9 @@ def classification(
       label_noise: probability of a flipped label.
       loss_scaling: of the data, see `pack_tasks`.
     """
+    _check_samples("classification", key, weights, sizes)
+    _check.scalar("classification", label_noise=label_noise)
+    _check.in_unit_interval("classification", label_noise=label_noise)
     x_key, flip_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
     flip = jax.random.bernoulli(flip_key, label_noise, z.shape)
@@ -111,7 +142,10 @@ def classification(
 def regression(
     key: Array, weights: Array, sizes: np.ndarray, *, noise: float = 0.1, loss_scaling: str = "task_mean"
 ) -> TaskData:
-    """Samples with targets w_t'x plus Gaussian noise; otherwise as `classification`."""
+    """Samples with targets w_t'x plus Gaussian noise of deviation `noise`; otherwise as `classification`."""
+    _check_samples("regression", key, weights, sizes)
+    _check.scalar("regression", noise=noise)
+    _check.nonnegative("regression", noise=noise)
     x_key, noise_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
     return _as_data(x, z + noise * jax.random.normal(noise_key, z.shape, z.dtype), sizes, loss_scaling)
@@ -145,6 +179,8 @@ def federation(
     """
     _check.key("federation", key)
     _check.integer("federation", 1, num_tasks=num_tasks, num_features=num_features)
+    if covariance is not None:
+        _check.array("federation", "covariance", covariance, (num_tasks, num_tasks))
     weight_key, size_key, sample_key = jax.random.split(key, 3)
     covariance = clusters(num_tasks, min(4, num_tasks)) if covariance is None else covariance
     weights = sample_weights(weight_key, covariance, num_features)
@@ -152,7 +188,18 @@ def federation(
     return Federation(classification(sample_key, weights, sizes, label_noise=label_noise), weights, covariance)
 
 
+def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) -> None:
+    _check.key(owner, key)
+    _check.array(owner, "weights", weights, ("m", "d"))
+    m = len(weights)
+    _check.array(owner, "sizes", sizes, (m,))
+    given = np.asarray(sizes)
+    if given.dtype.kind not in "iu" or given.min(initial=1) < 1:
+        raise ValueError(f"{owner}: sizes must be integers >= 1, one for each of {m} tasks, got {given}.")
+
+
 def _samples(key: Array, weights: Array, sizes: np.ndarray) -> tuple[Array, Array]:
+    weights = jnp.asarray(weights)
     m, d = weights.shape
     x = jax.random.normal(key, (m, int(np.max(sizes)), d), weights.dtype) / d**0.5
     return x, matmul(x, weights[:, :, None])[:, :, 0]

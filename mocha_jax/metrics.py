@@ -1,7 +1,7 @@
 """How good a model is on held-out data: per task, then averaged over tasks.
 
 A task without samples in the data has no score and does not count. One whose predictions are
-NaN has the score NaN, or as errors all of them. Weights of one task (a global model) are used
+NaN has the score NaN. Weights of one task (a global model) are used
 for every task of the data.
 """
 
@@ -31,7 +31,8 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
     0.25
     """
     z = predicted(weights, data)
-    return mean_over_tasks(jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z)), data, per_task)
+    wrong = jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))
+    return mean_over_tasks(jnp.where(jnp.isnan(z), jnp.nan, wrong), data, per_task)
 
 
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
@@ -42,6 +43,7 @@ def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
+    loss.check_numbers()
     losses = loss.value(predicted(weights, data), data.y)
     counts = _counts(data).astype(losses.dtype)
     totals = data.to_tasks(jnp.sum(jnp.where(data.weight > 0, losses, 0.0), axis=1))

@@ -135,6 +135,9 @@ def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
       key: a JAX random key. The order depends on it and on the client's place only.
       xs: ``[n_t, d]`` of each client.
     """
+    _check.key("permuted", key)
+    if any(np.ma.is_masked(x) for x in xs):
+        raise ValueError("permuted: xs holds masked values; fill or remove them.")
     arrays = [np.asarray(x) for x in xs]
     if wrong := [a.shape for a in arrays if a.ndim != 2]:
         raise ValueError(f"permuted: samples of a client are [n_t, d], got shape {wrong[0]}; flatten pictures first.")
@@ -159,6 +162,8 @@ def _generator(key: Array) -> np.random.Generator:
 
 
 def _labels(owner: str, labels: Any) -> np.ndarray:
+    if np.ma.is_masked(labels):
+        raise ValueError(f"{owner}: {int(np.ma.getmaskarray(labels).sum())} labels are masked; fill or remove them.")
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels):
         raise ValueError(f"{owner}: one label for every sample, [N], is needed; got shape {labels.shape}.")

@@ -60,7 +60,9 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
       omega: Omega where it is learned, as the regularizer keeps it; default the initial one.
       tol: relative accuracy, about.
     """
+    _check.positive("sigma", tol=tol)
     data, regularizer = problem.data, problem.regularizer
+    regularizer.check_omega("sigma", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)
 
@@ -150,6 +152,8 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     theta = jnp.asarray(theta)
     if theta.ndim != 2:
         raise ValueError(f"assumption2: theta must be [rounds, nodes], got shape {theta.shape}.")
+    if (seen := _check.concrete(theta)) is not None:
+        _check.in_unit_interval("assumption2", theta=seen[~np.isnan(seen)])
     known, dropped = ~jnp.isnan(theta), theta == 1
 
     def mean(values: Array, where: Array, empty: float) -> Array:
@@ -176,6 +180,8 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float
       theta_bar: from `assumption2`.
       gamma: aggregation parameter.
     """
+    _check.nonnegative("dual_bound", start=start, rounds=rounds)
+    _check_progress("dual_bound", s, theta_bar, gamma)
     return jnp.asarray(start) * (1.0 - s * gamma * (1.0 - theta_bar)) ** jnp.asarray(rounds, float)
 
 
@@ -186,9 +192,18 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.
 
     The paper bounds the distance at the start by n; here it is an argument. Other arguments as in `dual_bound`.
     """
+    _check.nonnegative("theorem1", start=start)
+    _check.positive("theorem1", tol=tol)
+    _check_progress("theorem1", s, theta_bar, gamma)
     wanted = jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0))
     rounds = wanted / jnp.asarray((1.0 - theta_bar) * s * gamma)
     return jnp.where(wanted > 0, jnp.ceil(rounds), 0.0)
+
+
+def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: float) -> None:
+    """The ranges of what a round's progress is the product of."""
+    _check.in_unit_interval(owner, s=s, theta_bar=theta_bar)
+    _check.in_unit_interval(owner, open_left=True, gamma=gamma)
 
 
 def theorem2(
@@ -209,6 +224,9 @@ def theorem2(
     Returns:
       :math:`H_0` and H: the average is over the rounds in between.
     """
+    _check.nonnegative("theorem2", start=start)
+    _check.positive("theorem2", tol=tol)
+    _check_progress("theorem2", 1.0, theta_bar, gamma)
     lipschitz = problem.loss.lipschitz
     if lipschitz is None:
         raise ValueError(f"theorem2: {type(problem.loss).__name__} is not Lipschitz; see theorem1.")

@@ -136,6 +136,16 @@ BAD_INPUT = {
     "no features": (lambda: mj.pack_tasks([np.ones((3, 0))], [GOOD_Y]), "task 0: has no features"),
     "negative weight": (lambda: mj.TaskData(jnp.ones((1, 3, 4)), jnp.ones((1, 3)), -jnp.ones((1, 3)), jnp.arange(1)), "node 0 has a negative"),
     "task out of range": (lambda: mj.TaskData(jnp.ones((1, 3, 4)), jnp.ones((1, 3)), jnp.ones((1, 3)), jnp.array([2]), num_tasks=2), "integers from 0 to 1"),
+    "shrink to nothing": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).pad(nodes=0), "cannot shrink 1 nodes x 3 rows to 0 x 3"),
+    "shrink by a word": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).pad(rows=""), "rows must be an integer"),  # type: ignore[arg-type]
+    "stratify": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(jax.random.key(0), 0.5, stratify="no"), "stratify must be True or False"),  # type: ignore[arg-type]
+    "masked samples": (lambda: mj.pack_tasks([GOOD_X, np.ma.masked_greater(GOOD_X * [[1, 2]], 1)], [GOOD_Y] * 2), "task 1: x holds masked values"),
+    "masked rows": (lambda: mj.pack_tasks([list(np.ma.masked_greater(GOOD_X * [[1, 2]], 1))], [GOOD_Y]), "task 0: x holds masked values"),
+    "masked labels": (lambda: mj.pack_tasks([GOOD_X], [np.ma.masked_array(GOOD_Y, [False, True, False])]), "task 0: y holds masked values"),
+    "masked at once": (lambda: mj.pack_tasks(np.ma.masked_less(GOOD_X, 2), GOOD_Y, ["a", "b", "a"]), "pack_tasks: xs holds masked values"),
+    "masked groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, np.ma.masked_less([0, 1, 1], 1)), "groups holds masked values"),
+    "masked record": (lambda: mj.TaskData(np.ma.masked_less(np.zeros((1, 3, 4)), 1), jnp.ones((1, 3)), jnp.ones((1, 3)), jnp.arange(1)), "TaskData: x holds masked"),  # type: ignore[arg-type]
+    "too many tasks": (lambda: mj.TaskData(jnp.ones((1, 3, 4)), jnp.ones((1, 3)), jnp.ones((1, 3)), jnp.arange(1), num_tasks=10**9), "num_tasks must be at most the number of nodes, 1"),
     "shrink": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).pad(rows=1), "cannot shrink"),
 }  # fmt: skip
 
@@ -146,6 +156,38 @@ def test_bad_input_gets_one_clear_sentence(name):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_what_is_masked_nowhere_is_data():
+    plain, masked = (
+        mj.pack_tasks([GOOD_X], [GOOD_Y]),
+        mj.pack_tasks([np.ma.masked_array(GOOD_X)], [np.ma.masked_array(GOOD_Y)]),
+    )
+    np.testing.assert_array_equal(plain.x, masked.x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_not_finite_is_refused_wherever_it_comes_from(dtype):
+    data = mj.pack_tasks(*ragged(), task=[0, 0, 1, 1, 2], dtype=dtype)
+    sizes = np.asarray(data.sizes)
+    for bad in (jnp.nan, jnp.inf):
+        with pytest.raises(
+            ValueError, match="TaskData: x is NaN or infinite in task 1, node 3, row 1; remove or impute it"
+        ):
+            data.replace(x=data.x.at[3, 1, 0].set(bad))
+    with pytest.raises(ValueError, match="TaskData: y is NaN or infinite in task 0, node 1, row 0; remove"):
+        data.replace(y=data.y.at[1, 0].set(jnp.nan))
+    short = int(np.argmin(sizes))
+    with pytest.raises(ValueError, match=f"node {short}, row {sizes[short]}; padding must be finite too, e.g. 0"):
+        data.replace(x=data.x.at[short, sizes[short], 0].set(jnp.nan))
+    # Large numbers are numbers, even where their sum is none; and what is traced cannot be looked at.
+    assert data.replace(x=jnp.full_like(data.x, 3e38)).x.dtype == dtype
+    assert jnp.isnan(jax.jit(lambda x: jnp.sum(data.replace(x=x).x))(data.x.at[0].set(jnp.nan)))
+    # Whatever changes in an array of NumPy is seen.
+    mine = data.replace(x=np.array(data.x))
+    mine.x[0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="x is NaN or infinite in task 0, node 0, row 0"):
+        mine.replace(loss_scaling="task_mean")
 
 
 def test_float64_without_x64_says_what_happens():

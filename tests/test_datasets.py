@@ -47,6 +47,33 @@ def test_labels_follow_the_weights(key):
     assert abs(float(mj.metrics.rmse(weights, targets, per_task=True)[int(np.argmax(sizes))]) - 0.3) < 0.03
 
 
+KEY, W = jax.random.key(0), jnp.ones((2, 3))
+IMPOSSIBLE = {
+    "noise of a share": (lambda: datasets.low_rank(KEY, 4, 2, noise=5.0), r"low_rank: noise must be in \[0, 1\]"),
+    "no factors": (lambda: datasets.low_rank(KEY, 4, -1), "low_rank: rank must be an integer >= 1"),
+    "no clusters": (lambda: datasets.clusters(0, 2), "clusters: num_tasks must be an integer >= 1"),
+    "more clusters than tasks": (lambda: datasets.clusters(2, 3), "num_clusters must be at most num_tasks, 2, got 3"),
+    "correlation": (lambda: datasets.clusters(2, 1, within=1.5), r"clusters: within must be in \[0, 1\)"),
+    "negative neighbours": (lambda: datasets.sparse_graph(KEY, 4, degree=-1.0), "degree must be finite and >= 0"),
+    "rivalry": (lambda: datasets.sparse_graph(KEY, 4, strength=-9.0), "strength must be finite and >= 0"),
+    "no covariance": (lambda: datasets.sample_weights(KEY, -jnp.eye(2), 3), "sample_weights: covariance must be positive"),
+    "too few": (lambda: datasets.skewed_sizes(KEY, 3, 0, 9), "smallest must be an integer >= 1"),
+    "backwards": (lambda: datasets.federation(KEY, smallest=9, largest=3), "smallest must be at most largest, 3, got 9"),
+    "flips": (lambda: datasets.classification(KEY, W, np.array([3, 3]), label_noise=7.0), r"label_noise must be in \[0, 1\]"),
+    "negative size": (lambda: datasets.regression(KEY, W, np.array([3, -3])), "sizes must be integers >= 1"),
+    "sizes of others": (lambda: datasets.regression(KEY, W, np.array([3])), r"sizes must be an array \[2\]"),
+    "anti-noise": (lambda: datasets.regression(KEY, W, np.array([3, 3]), noise=-1.0), "noise must be finite and >= 0"),
+    "other tasks": (lambda: datasets.federation(KEY, 3, covariance=jnp.eye(4)), r"covariance must be an array \[3, 3\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_no_federation_can_be_is_refused(name):
+    make, message = IMPOSSIBLE[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.slow
 def test_related_tasks_are_learned_better_together():
     truth = datasets.federation(jax.random.key(0))

@@ -121,6 +121,31 @@ def test_without_penalty_the_weights_are_linear_in_v():
     np.testing.assert_array_equal(coupling.apply(v), coupling.matrix @ v)
 
 
+def test_an_unsolved_problem_says_so():
+    s = samples(20, 15)
+    with pytest.warns(UserWarning, match="not solved: after 3 iterations the residual is .* allow more max_iterations"):
+        short = mj.graphical_lasso(s, 0.1, max_iterations=3)
+    assert not short.solved
+    assert short.iterations == 3
+    assert mj.graphical_lasso(s, 0.1).solved
+    # Inside of compiled code only the record says so.
+    assert not jax.jit(lambda s: mj.graphical_lasso(s, 0.1, max_iterations=3))(s).solved
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (dict(tol=float("nan")), "tol must be finite and >= 0"),
+        (dict(tol=-1.0), "tol must be finite and >= 0"),
+        (dict(max_iterations=-1), "max_iterations must be an integer >= 1"),
+        (dict(max_iterations=True), "max_iterations must be an integer >= 1"),
+    ],
+)
+def test_what_would_return_the_start_is_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        mj.graphical_lasso(np.eye(3), 0.1, **setting)
+
+
 def test_what_is_no_covariance_is_refused():
     for bad, message in (([[1, 0.5], [0.1, 1]], "must be symmetric"), (np.ones((3, 2)), "square"), ([[np.nan]], "NaN")):
         with pytest.raises(ValueError, match=message):

@@ -472,3 +472,18 @@ def test_landmine_reaches_the_joint_optimum_in_few_rounds(lam, model, real_data)
     rounds = [int((solution.history.relative_joint_gap > tol).sum()) for tol in (5e-3, 1e-3)]
     assert all(a <= b for a, b in pairwise(rounds))
     assert rounds[0] < 150
+
+
+@pytest.mark.parametrize("omega", ["abc", 5.0, np.eye(5), object()])
+def test_an_omega_is_what_the_regularizer_keeps(omega):
+    data = zoo.data()
+    given = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.1, 0.1))
+    learned = given.replace(regularizer=mj.regularizers.Clustered(0.1, 0.1, 2.0))
+    for problem, message in ((given, "omega must be left out: the relationship of Graph is given"),
+                             (learned, "omega must be Omega as Clustered keeps it, for 5 tasks and 4 features")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"certificate: {message}"):
+            mj.certificate(problem, 0 * data.y, omega)
+        with pytest.raises(ValueError, match=f"objective: {message}"):
+            mj.objective(problem, jnp.zeros((5, 4)), omega)
+    kept = learned.regularizer.initial_omega(5, 4)
+    assert mj.certificate(learned, 0 * data.y, kept).gap == mj.certificate(learned, 0 * data.y).gap

@@ -1,5 +1,7 @@
 """Every loss against brute force, and from_scalar against the closed forms."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from hypothesis import given
 from jax.test_util import check_grads
 
 import mocha_jax as mj
+from tests import zoo
 from tests.zoo import LOSSES
 
 numbers = st.floats(-5, 5, allow_nan=False, width=32)
@@ -221,6 +224,58 @@ def test_from_scalar_agrees_with_the_closed_forms(name):
 def test_a_scalar_function_that_overflows_is_refused():
     with pytest.raises(ValueError, match="logaddexp"):
         mj.losses.from_scalar(lambda z, y: jnp.log1p(jnp.exp(-y * z)), binary=True)
+
+
+def square(z, y):
+    return (z - y) ** 2
+
+
+NO_LOSSES: dict[str, tuple[Any, str]] = {
+    "concave": (lambda: mj.losses.from_scalar(lambda z, y: -((z - y) ** 2)), "fn must be convex in z, but its slope falls"),
+    "redescending": (lambda: mj.losses.from_scalar(lambda z, y: jnp.log1p((z - y) ** 2)), "fn must be convex"),
+    "convex for one label": (
+        lambda: mj.losses.from_scalar(lambda z, y: -y * jax.nn.softplus(z), binary=True), "fn must be convex .* for y = 1"
+    ),
+    "negative smoothness": (lambda: mj.losses.from_scalar(square, smoothness=-1.0), "smoothness must be finite and > 0"),
+    "too smooth": (lambda: mj.losses.from_scalar(square, smoothness=1.0), "smoothness must bound .* by 2 per unit .* got 1"),
+    "word": (lambda: mj.losses.from_scalar(square, lipschitz="abc"), "lipschitz must be a number"),  # type: ignore[arg-type]
+    "not Lipschitz": (lambda: mj.losses.from_scalar(square, lipschitz=3.0), "lipschitz must bound the slopes of fn"),
+    "flag": (lambda: mj.losses.from_scalar(square, binary="abc"), "binary must be True or False"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_LOSSES)
+def test_what_is_said_of_a_function_is_looked_at(name):
+    make, message = NO_LOSSES[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_what_is_true_of_a_function_is_accepted(name):
+    exact: Any = LOSSES[name]
+    with jax.enable_x64(False):
+        loss = mj.losses.from_scalar(
+            SCALARS[name], smoothness=exact.smoothness, lipschitz=exact.lipschitz, binary=exact.binary
+        )
+    assert loss.smoothness == exact.smoothness
+
+
+NUMBERS = np.linspace(0.2, 0.9, 6)
+
+
+@pytest.mark.parametrize(
+    "make", [mj.losses.SmoothedHinge, mj.losses.Huber, mj.losses.EpsilonInsensitive, mj.losses.Quantile]
+)
+def test_a_loss_is_the_same_for_all_samples(make):
+    data, independent = zoo.data(m=3, low=6, high=6), mj.regularizers.Independent(1.0)
+    loss = make(NUMBERS)
+    with pytest.raises(ValueError, match=r"must be a single number, got shape \(6,\)"):
+        mj.Problem(data, loss, independent)
+    with pytest.raises(ValueError, match="must be a single number"):
+        mj.metrics.mean_loss(jnp.zeros((3, 4)), data, loss)
+    each = jax.vmap(lambda loss: mj.objective(mj.Problem(data, loss, independent), jnp.zeros((3, 4))))(loss)
+    assert each.shape == (6,)
 
 
 def test_tiny_curvature_keeps_gradients_finite():

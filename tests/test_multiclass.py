@@ -43,6 +43,19 @@ def test_a_class_that_a_task_has_not_seen_is_no_trouble():
     assert int(found.predict(data).max()) <= 3
 
 
+def test_a_model_that_is_not_a_number_has_no_error_rate():
+    xs, ys = ragged()
+    data = mj.pack_tasks(xs, ys)
+    found = mj.one_vs_rest(
+        data, lambda d: mj.Problem(d, mj.losses.Hinge(), mj.regularizers.Independent(1.0)), max_rounds=2
+    )
+    spoilt = found.replace(weights=found.weights.at[2, 1].set(jnp.nan))
+    assert np.isnan(spoilt.error_rate(data, per_task=True)).tolist() == [False, True, False]
+    np.testing.assert_array_equal(
+        spoilt.error_rate(data, per_task=True)[::2], found.error_rate(data, per_task=True)[::2]
+    )
+
+
 def test_what_is_no_class_is_said():
     xs, ys = ragged()
     data = mj.pack_tasks(xs, [np.where(y > 0, 1, -1) for y in ys])

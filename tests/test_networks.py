@@ -117,6 +117,18 @@ def test_partitions_are_as_skewed_as_they_say(key):
     assert [p.tolist() for p in partition.by_group(groups)] == [[1, 4], [0, 2, 3]]
 
 
+def test_what_cannot_be_dealt_is_refused(key):
+    hidden = np.ma.masked_array([0, 1, 0, 1], [False, True, False, False])
+    for deal, message in (
+        (lambda: partition.quantity(key, 2**63, 3), "quantity: count must be an integer >= 1 and below"),
+        (lambda: partition.shards(key, hidden, 2), "shards: 1 labels are masked"),
+        (lambda: partition.by_group(hidden), "by_group: 1 labels are masked"),
+        (lambda: partition.permuted(key, [hidden[None]]), "permuted: xs holds masked values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            deal()
+
+
 def test_permuted_features_differ_by_client_and_not_by_sample(key):
     x = np.random.default_rng(0).normal(size=(5, 30))
     first, second = partition.permuted(key, [x, x])

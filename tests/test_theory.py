@@ -359,6 +359,19 @@ BAD = {
     "not smooth": (lambda: theory.rate(problem("hinge")), "Hinge is not smooth"),
     "not Lipschitz": (lambda: theory.theorem2(problem("squared"), 1.0, 0.1, 0.5), "Squared is not Lipschitz"),
     "theta": (lambda: theory.assumption2(np.ones(3)), r"theta must be \[rounds, nodes\]"),
+    "theta beyond 1": (lambda: theory.assumption2(np.full((3, 3), 5.0)), r"assumption2: theta must be in \[0, 1\]"),
+    "theta_bar": (lambda: theory.theorem1(1.0, 0.1, 0.1, 2.0), r"theorem1: theta_bar must be in \[0, 1\]"),
+    "s": (lambda: theory.theorem1(1.0, 0.1, -0.1, 0.5), r"theorem1: s must be in \[0, 1\]"),
+    "start": (lambda: theory.theorem1(-1.0, 0.1, 0.1, 0.5), "theorem1: start must be finite and >= 0"),
+    "tol": (lambda: theory.theorem1(1.0, -0.1, 0.1, 0.5), "theorem1: tol must be finite and > 0"),
+    "gamma": (lambda: theory.dual_bound(1.0, 3, 0.1, 0.5, gamma=2.0), r"dual_bound: gamma must be in \(0, 1\]"),
+    "rounds": (lambda: theory.dual_bound(1.0, -3, 0.1, 0.5), "dual_bound: rounds must be finite and >= 0"),
+    "theta_bar of (7)": (
+        lambda: theory.theorem2(problem(), 1.0, 0.1, -1.0),
+        r"theorem2: theta_bar must be in \[0, 1\]",
+    ),
+    "accuracy": (lambda: theory.sigma(problem(), tol=float("nan")), "sigma: tol must be finite and > 0"),
+    "an Omega of none": (lambda: theory.sigma(problem(), "abc"), "sigma: omega must be left out"),
     "p": (lambda: theory.corollary8(np.ones((2, 2))), "4 rounds or more"),
     "watch": (lambda: mj.Watch(theta=0.0), "theta must be finite and > 0"),
     "what to watch": (
@@ -373,3 +386,8 @@ def test_bad_input_is_refused(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_is_traced_has_the_same_bounds():
+    bound = jax.jit(lambda theta_bar: theory.theorem1(10.0, 1.0, 0.1, theta_bar))
+    assert bound(0.5) == theory.theorem1(10.0, 1.0, 0.1, 0.5)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._pytree import Hyperparameter, Pytree
 
 
@@ -77,6 +79,11 @@ class Loss(Pytree):
     def project(self, beta: Array, y: Array) -> Array:
         """The dual feasible point nearest to `beta`."""
         return jnp.clip(beta, *self.dual_bounds(y))
+
+    def check_numbers(self) -> None:
+        """Raise where a hyperparameter is an array: a loss is the same for all samples."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self):
+            _check.scalar(type(self).__name__, **{jax.tree_util.keystr(path).lstrip("."): leaf})
 
 
 class MarginLoss(Loss):

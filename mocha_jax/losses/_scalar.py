@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from mocha_jax import _check
 from mocha_jax._pytree import static
 from mocha_jax.losses._base import Loss
 
@@ -117,6 +118,12 @@ def from_scalar(
     >>> round(float(step[0]), 4)  # the root of b + (b - 1) / (1 + |b - 1|)
     0.382
     """
+    _check.function("from_scalar", "fn", fn, "lambda z, y: (z - y) ** 2")
+    for name, bound in (("smoothness", smoothness), ("lipschitz", lipschitz)):
+        if bound is not None:
+            _check.scalar("from_scalar", **{name: bound})
+            _check.positive("from_scalar", **{name: bound})
+    _check.flag("from_scalar", binary=binary)
     for z in (-_FAR, _FAR):
         if not np.isfinite(fn(jnp.asarray(z), jnp.asarray(1.0))) or np.isnan(
             jax.grad(fn)(jnp.asarray(z), jnp.asarray(1.0))
@@ -125,7 +132,39 @@ def from_scalar(
                 f"from_scalar: fn or its slope is not a number at z = {z:g}; write it so that it does not "
                 f"overflow, e.g. with jax.nn.softplus or jnp.logaddexp instead of a logarithm of an exponential."
             )
+    for label in (-1.0, 1.0) if binary else (0.0, 1.0):
+        _check_slopes(fn, label, smoothness, lipschitz)
     return FromScalar(fn=fn, smooth=smoothness, bound=lipschitz, labels_are_signs=binary)
+
+
+def _check_slopes(
+    fn: Callable[[Array, Array], Array], label: float, smoothness: float | None, lipschitz: float | None
+) -> None:
+    """Compare what was said of a loss with its slopes for one label: near 0, and further and further away."""
+    far = 2.0 ** np.arange(3, 21)
+    z = np.concatenate([-far[::-1], np.linspace(-4.0, 4.0, 65), far])
+    points = jnp.asarray(z, jnp.result_type(float))
+    slopes = np.asarray(jax.vmap(jax.grad(fn), (0, None))(points, jnp.asarray(label, points.dtype)), np.float64)
+    size, rise, run = np.abs(slopes), np.diff(slopes), np.diff(z)
+    slack = float(jnp.finfo(points.dtype).eps) ** 0.5 * np.maximum(size[1:], size[:-1])
+    if (falls := rise < -slack).any():
+        i = int(np.argmax(falls))
+        raise ValueError(
+            f"from_scalar: fn must be convex in z, but its slope falls from {slopes[i]:.3g} at z = {z[i]:g} to "
+            f"{slopes[i + 1]:.3g} at z = {z[i + 1]:g} for y = {label:g}."
+        )
+    if smoothness is not None and (steep := rise - slack > smoothness * run).any():
+        i = int(np.argmax(steep))
+        raise ValueError(
+            f"from_scalar: smoothness must bound how fast fn's slope changes, by {rise[i] / run[i]:.3g} per unit of z "
+            f"between z = {z[i]:g} and {z[i + 1]:g} for y = {label:g}; got {smoothness:g}."
+        )
+    if lipschitz is not None and (steep := size > lipschitz * 1.001).any():
+        i = int(np.argmax(steep))
+        raise ValueError(
+            f"from_scalar: lipschitz must bound the slopes of fn, one of which is {slopes[i]:.3g}, at z = {z[i]:g} "
+            f"for y = {label:g}; got {lipschitz:g}."
+        )
 
 
 def _increasing_root(residual: Callable[[Array], tuple[Array, Array]], start: Array) -> Array:

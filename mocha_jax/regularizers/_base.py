@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from mocha_jax import _check
 from mocha_jax import coupling as couplings
 from mocha_jax._pytree import Pytree
 from mocha_jax._stationary import Proximal, Stationary
@@ -83,3 +86,20 @@ class Regularizer(Pytree):
 
     def check_tasks(self, num_tasks: int) -> None:
         """Raise where the hyperparameters do not fit that many tasks."""
+
+    def check_omega(self, owner: str, omega: Any, num_tasks: int, num_features: int) -> None:
+        """Raise where what is handed in as Omega is no record such as `initial_omega` makes."""
+        if omega is None:
+            return
+        name = type(self).__name__
+        if not self.learned:
+            raise ValueError(f"{owner}: omega must be left out: the relationship of {name} is given, not learned.")
+
+        def form(record: Any) -> Any:
+            return jax.tree.structure(record), [np.shape(leaf) for leaf in jax.tree.leaves(record)]
+
+        if form(omega) != form(jax.eval_shape(lambda: self.initial_omega(num_tasks, num_features))):
+            raise ValueError(
+                f"{owner}: omega must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} features, "
+                f"such as solution.relation; got {_check.shown(omega)}."
+            )
