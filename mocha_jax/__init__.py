@@ -24,7 +24,6 @@ from mocha_jax._adjoint import Unrolled as Unrolled
 from mocha_jax._adjoint import hypergradient as hypergradient
 from mocha_jax._algorithm import Algorithm as Algorithm
 from mocha_jax._algorithm import Info as Info
-from mocha_jax._checkpoint import CheckpointError as CheckpointError
 from mocha_jax._cocoa import Cocoa as Cocoa
 from mocha_jax._cross_validation import CrossValidation as CrossValidation
 from mocha_jax._cross_validation import cross_validate as cross_validate
@@ -47,6 +46,7 @@ from mocha_jax._neural._virtual import Virtual as Virtual
 from mocha_jax._objective import Certificate as Certificate
 from mocha_jax._objective import certificate as certificate
 from mocha_jax._objective import objective as objective
+from mocha_jax._owned_file import CheckpointError as CheckpointError
 from mocha_jax._pack import pack_tasks as pack_tasks
 from mocha_jax._path import Path as Path
 from mocha_jax._path import lambda_path as lambda_path

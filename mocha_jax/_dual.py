@@ -71,22 +71,27 @@ class DualMethod(Algorithm[Problem]):
 
     def adopt(self, state: MochaState, problem: Problem) -> MochaState:
         """Keep the duals, the round and what the server learned; derive everything else from the problem."""
-        data, server = problem.data, self._server(problem)
-        if not isinstance(state, MochaState):
-            raise ValueError(f"{type(self).__name__}: the state is a {type(state).__name__}, not one of a dual method.")
+        data, server = problem.data, self._server_of(state, problem)
         if state.beta.shape != data.y.shape or state.v.shape != (data.num_tasks, data.num_features):
             raise ValueError(
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
                 f"this data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to other data."
             )
-        if isinstance(server, ProximalServer) != isinstance(state.server, ProximalState):
-            raise ValueError(
-                f"{type(self).__name__}: the state holds a {type(state.server).__name__}, which is none of a "
-                f"{type(server).__name__}; choose the same server and kind of regularizer as in the run it comes from."
-            )
         beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
         v = dual_vectors(data, beta)
         return MochaState(state.round, beta, v, server.adopt(state.server, problem, beta, v))
+
+    def _server_of(self, state: Any, problem: Problem) -> Any:
+        """The server for this problem, which a state of the same kind can be given to."""
+        name, server = type(self).__name__, self._server(problem)
+        if not isinstance(state, MochaState):
+            raise ValueError(f"{name}: the state is a {type(state).__name__}, not one of a dual method.")
+        if isinstance(server, ProximalServer) != isinstance(state.server, ProximalState):
+            raise ValueError(
+                f"{name}: the state holds a {type(state.server).__name__}, which is none of a "
+                f"{type(server).__name__}; choose the same server and kind of regularizer as in the run it comes from."
+            )
+        return server
 
     def carry(self, state: MochaState, problem: Problem) -> MochaState:
         r"""The duals shrunk by the power of two that is best for this problem.
@@ -128,7 +133,8 @@ class DualMethod(Algorithm[Problem]):
         >>> joined.omega.shape
         (3, 3)
         """
-        data, (m, n) = problem.data, state.beta.shape
+        data, server = problem.data, self._server_of(state, problem)
+        m, n = state.beta.shape
         old_tasks, d = state.v.shape
         if data.num_nodes < m or data.y.shape[1] < n or data.num_tasks < old_tasks or data.num_features != d:
             raise ValueError(
@@ -138,7 +144,7 @@ class DualMethod(Algorithm[Problem]):
             )
         beta = jnp.pad(state.beta, [(0, data.num_nodes - m), (0, data.y.shape[1] - n)])
         beta = problem.loss.project(beta, data.y)
-        v, server = dual_vectors(data, beta), self._server(problem)
+        v = dual_vectors(data, beta)
         return MochaState(state.round, beta, v, server.extend(state.server, problem, beta, v))
 
     def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:

@@ -108,6 +108,7 @@ def run(
     """
     _check.key("run", key)
     _check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
+    check_state("run", state, num_rounds=num_rounds)
     setting = settle(algorithm, problem, systems, cost, watch, record_every)
     return _run(key, setting, state, num_rounds=int(num_rounds), record_every=int(record_every))
 
@@ -140,6 +141,24 @@ def settle(
     systems = algorithm.asks(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
     return Setting(algorithm, problem, systems, cost, watch, size_profile(problem.data))
+
+
+def check_state(owner: str, state: Any, **rounds: int) -> None:
+    """Something that has done a number of rounds, and can do so many more."""
+    done: Any = None if state is None else getattr(state, "round", None)
+    if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
+        raise ValueError(
+            f"{owner}: state must be what an algorithm carries from round to round, such as solution.state; "
+            f"got {_check.shown(state)}."
+        )
+    known = None if done is None else _check.concrete(done)
+    left = np.iinfo(np.int32).max - max(0 if known is None else int(known), 0)
+    for name, value in rounds.items():
+        if value > left:
+            raise ValueError(
+                f"{owner}: {name} must be at most {left}, for rounds are counted in 32 bits"
+                f"{f' and the state has done {known}' if known else ''}; got {value}."
+            )
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "record_every"))

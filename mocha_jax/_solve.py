@@ -20,11 +20,14 @@ from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
 from mocha_jax._problem import Federated, Problem
 from mocha_jax._progress import Bar
-from mocha_jax._run import Setting, settle
+from mocha_jax._run import Setting, check_state, settle
 from mocha_jax._solution import Solution, Status
 from mocha_jax._spread import fetched
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
+
+# Rounds per compiled call by default, and at least: shorter solves share a program.
+_CHUNK = 25
 
 
 def solve(
@@ -38,7 +41,7 @@ def solve(
     systems: System | None = None,
     cost: Cost | None = None,
     record_every: int = 1,
-    chunk: int = 25,
+    chunk: int = _CHUNK,
     watch: Watch | None = None,
     progress: bool = False,
     callback: Callable[[int, History], Any] | None = None,
@@ -73,8 +76,10 @@ def solve(
       progress: show a progress bar (tqdm where installed).
       callback: called as ``callback(round, history)`` after each chunk with all records so
         far; a true return value stops the solve.
-      checkpoint: file to save to after each chunk and to resume from where it exists. It is
-        replaced atomically. A damaged file, or one of another run, is refused.
+      checkpoint: file to save to before the first round and after each chunk, and to resume from where it exists. It is
+        replaced atomically. A damaged file, one of another run, or one that another solve is saving to is refused with
+        a `CheckpointError`, and so is a path that cannot be saved to. A save that fails later, on a disk that is
+        full by then, costs a warning: the file keeps what it has, and the solve goes on.
       state: continue from here instead of ``algorithm.init(problem)``; on another problem of the
         same shape it is a warm start. `max_rounds` counts the rounds of this call.
       adjoint: how derivatives go through it, `Implicit` (the default) or `Unrolled`; of no effect outside of a
@@ -99,20 +104,25 @@ def solve(
     """
     _check.integer("solve", 0, max_rounds=max_rounds)
     _check.integer("solve", 1, record_every=record_every, chunk=chunk)
-    if joint_tol is not None:
-        if not isinstance(problem, Problem) or not problem.regularizer.jointly_convex:
-            kind = problem.regularizer if isinstance(problem, Problem) else problem
-            raise ValueError(
-                f"solve: {type(kind).__name__} is not convex in W and Omega together, so there is no "
-                f"joint gap; pass tol instead of joint_tol."
-            )
-        tol = joint_tol
-    if tol is not None:
-        _check.nonnegative("solve", tol=tol)
-        tol = float(tol)
-    chunk = -(-chunk // record_every) * record_every  # a chunk ends on a record
+    if joint_tol is not None and not (isinstance(problem, Problem) and problem.regularizer.jointly_convex):
+        kind = problem.regularizer if isinstance(problem, Problem) else problem
+        raise ValueError(
+            f"solve: {type(kind).__name__} is not convex in W and Omega together, so there is no joint gap; pass tol "
+            f"instead of joint_tol."
+        )
+    for name, value in (("tol", tol), ("joint_tol", joint_tol)):
+        if value is not None:
+            _check.scalar("solve", **{name: value})
+            _check.nonnegative("solve", **{name: value})
+            tol = float(value)
+    chunk = min(chunk, max(max_rounds, _CHUNK))  # there has to be room for the records of a chunk
+    chunk = -(-chunk // record_every) * record_every  # which ends on a record
     key = jax.random.key(0) if key is None else key
     _check.key("solve", key)
+    _check_host(progress, callback, checkpoint)
+    if adjoint is not None:
+        _check.instance("solve", "adjoint", adjoint, Adjoint, "Implicit()")
+    check_state("solve", state, max_rounds=max_rounds)
     run = settle(Mocha() if algorithm is None else algorithm, problem, systems, cost, watch, record_every)
 
     if _traced(key, run, state):
@@ -125,25 +135,37 @@ def solve(
         return _within_a_transformation(adjoint, key, run, state, tol, max_rounds, record_every)
 
     where, room = begin(key, run, state, records=chunk // record_every)
-    save = _checkpoint.Saver(checkpoint, key, run, record_every, state)
     first = int(where.state.round)
     last = first + int(max_rounds)
-    where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
-    run = prepare(run)
     stopped = False
-    with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
-        while (outcome := _outcome(history, where, tol, last, stopped)) is None:
-            limit = min(int(where.state.round) // record_every * record_every + chunk, last)
-            within = _tolerance(problem, tol)
-            where, records, count = stretch(key, run, where, room, limit, within, record_every=record_every)
-            history = _extend(history, records, int(count))
-            save(where, history)
-            bar.show(int(where.state.round), float(history.residual[-1]))
-            stopped = callback is not None and bool(callback(int(where.state.round), history))
+    with _checkpoint.Saver(checkpoint, key, run, record_every, state) as save:
+        where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
+        run = prepare(run)
+        if _outcome(history, where, tol, last, stopped) is None:
+            save(where, history)  # a path that cannot be saved to is found out before there is something to lose
+        with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
+            while (outcome := _outcome(history, where, tol, last, stopped)) is None:
+                limit = min(int(where.state.round) // record_every * record_every + chunk, last)
+                within = _tolerance(problem, tol)
+                where, records, count = stretch(key, run, where, room, limit, within, record_every=record_every)
+                history = _extend(history, records, int(count))
+                save(where, history)
+                bar.show(int(where.state.round), float(history.residual[-1]))
+                stopped = callback is not None and bool(callback(int(where.state.round), history))
     solution = _solution(problem, run, where, history, outcome, tol, int(where.state.round) - first)
     if solution.unheard:
         warnings.warn(f"solve: {solution.message}", stacklevel=2)
     return solution
+
+
+def _check_host(progress: bool, callback: Any, checkpoint: Any) -> None:
+    """What is done between chunks."""
+    _check.flag("solve", progress=progress)
+    if callback is not None:
+        _check.function("solve", "callback", callback, "lambda round, history: round >= 100")
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        shown = _check.shown(checkpoint)
+        raise ValueError(f'solve: checkpoint must be the path of a file such as "run.npz", got {shown}.')
 
 
 def _extend(history: History, records: History, count: int) -> History:

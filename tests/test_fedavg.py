@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._checkpoint import fingerprint
+from mocha_jax._fingerprint import fingerprint
 from mocha_jax._neural._flops import flops
 from tests import zoo
 
@@ -498,7 +498,7 @@ def test_a_checkpoint_knows_what_functions_do():
     assert len(set(made[0])) == len(OPTIMIZERS)
     assert fingerprint(Net(1.0).apply) == fingerprint(Net(1.0).apply) != fingerprint(Net(2.0).apply)
     assert fingerprint(scaled(1.0)) == fingerprint(scaled(1.0)) != fingerprint(scaled(2.0))
-    code = "from mocha_jax._checkpoint import fingerprint; from tests import test_fedavg as t\n"
+    code = "from mocha_jax._fingerprint import fingerprint; from tests import test_fedavg as t\n"
     code += "print([fingerprint(make()) for make in t.OPTIMIZERS], fingerprint(lambda x: x in {'a', 'b', 'c'}))"
     said = {
         subprocess.run(

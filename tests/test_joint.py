@@ -338,6 +338,28 @@ def test_a_new_task_joins(regularizer, server, m):
         algorithm.extend(joined.state, first.problem)
 
 
+def test_a_state_of_another_server_is_not_extended():
+    data = zoo.data(m=3)
+    larger = data.append(zoo.data(m=1, seed=9))
+    alternating, sgd = mj.Mocha(server="dual"), mj.MiniBatchSgd(batch=2)
+    given, learned = R.MeanRegularized(0.1, 0.1), R.Probabilistic(0.1)
+
+    def start(algorithm, regularizer):
+        return algorithm.init(mj.Problem(data, mj.losses.Hinge(), regularizer))
+
+    proximal, dual = start(mj.Mocha(), learned), start(mj.Mocha(), given)
+    for algorithm, state, regularizer, message in [
+        (mj.Mocha(), proximal, given, "holds a ProximalState, which is none of a"),
+        (alternating, proximal, learned, "holds a ProximalState, which is none of a"),
+        (mj.Mocha(), dual, learned, "which is none of a ProximalServer"),
+        (mj.MiniBatchSdca(batch=2), proximal, given, "holds a ProximalState, which is none of a"),
+        (mj.Mocha(), start(sgd, given), given, "is a SgdState, not one of a dual method"),
+    ]:
+        problem = mj.Problem(larger, mj.losses.Hinge(), regularizer)
+        with pytest.raises(ValueError, match=message):
+            algorithm.extend(state, problem)
+
+
 def test_a_state_of_the_other_server_is_refused():
     problem = make()
     state = mj.solve(problem, max_rounds=3).state

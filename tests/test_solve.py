@@ -1,10 +1,6 @@
-"""The drivers: stopping, watching, saving, and coming back from the dead."""
+"""The drivers: stopping and watching."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
 from typing import Any
 
 import chex
@@ -167,11 +163,17 @@ BAD: dict[str, dict[str, Any]] = {
     "algorithm": dict(algorithm=mj.Mocha),
     "tol": dict(tol=-1e-3),
     "key": dict(key=0),
+    "joint_tol": dict(joint_tol=-1e-3),
+    "callback": dict(callback=5),
+    "progress": dict(progress="no"),
+    "adjoint": dict(adjoint=5),
+    "state": dict(state=5),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_options_are_refused(problem, name):
+def test_bad_options_are_refused(problem, name, monkeypatch):
+    monkeypatch.setattr("mocha_jax._solve.begin", None)  # nothing is computed
     with pytest.raises(ValueError, match=f"solve.*: {name} must be"):
         mj.solve(problem, **BAD[name])
     if name == "record_every":
@@ -179,158 +181,26 @@ def test_bad_options_are_refused(problem, name):
             mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=0)
 
 
-# Checkpoints.
+@pytest.mark.parametrize("state", ["abc", np.zeros(3), np.zeros(())], ids=["text", "an array", "a number"])
+def test_what_is_no_state_is_refused_by_name(problem, state):
+    for solution_or_state in (state, mj.solve(problem, max_rounds=1)):
+        with pytest.raises(ValueError, match="solve: state must be what an algorithm carries"):
+            mj.solve(problem, state=solution_or_state)
+        with pytest.raises(ValueError, match="run: state must be what an algorithm carries"):
+            mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=1, state=solution_or_state)
 
 
-def options(path, **more):
-    return dict(key=jax.random.key(5), tol=None, max_rounds=60, chunk=8, systems=SYSTEMS, checkpoint=path) | more
+def test_rounds_end_where_an_int32_does(problem, key):
+    state = mj.solve(problem, max_rounds=1).state.replace(round=jnp.asarray(2**31 - 3, jnp.int32))
+    assert mj.solve(problem, state=state, tol=None, max_rounds=2).history.round.tolist() == [2**31 - 2, 2**31 - 1]
+    with pytest.raises(ValueError, match="solve: max_rounds must be at most 2"):
+        mj.solve(problem, state=state)
+    with pytest.raises(ValueError, match="run: num_rounds must be at most 2"):
+        mj.run(key, mj.Mocha(), problem, num_rounds=3, state=state)
 
 
-def test_resume_is_the_straight_run_bit_for_bit(problem, tmp_path):
-    straight = mj.solve(problem, **options(None))
-    path = tmp_path / "sub" / "run.npz"
-    mj.solve(problem, **options(path, max_rounds=24))
-    resumed = mj.solve(problem, **options(path))
-    same(straight, resumed)
-    same(straight, mj.solve(problem, **options(path)))  # finished: nothing left to do
-    assert sorted(p.name for p in path.parent.iterdir()) == ["run.npz"]
-
-
-def test_data_in_half_precision_is_resumed(problem, tmp_path):
-    half = problem.replace(data=problem.data.replace(x=problem.data.x.astype(jnp.bfloat16)))
-    straight, path = mj.solve(half, **options(None)), tmp_path / "run.npz"
-    mj.solve(half, **options(path, max_rounds=24))
-    same(straight, mj.solve(half, **options(path)))
-
-
-def test_resume_after_the_callback_raised(problem, tmp_path):
-    def fail(round, history):
-        if round >= 32:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        mj.solve(problem, **options(tmp_path / "run.npz", callback=fail))
-    same(mj.solve(problem, **options(None)), mj.solve(problem, **options(tmp_path / "run.npz")))
-
-
-@pytest.mark.parametrize("change", ["lam", "data", "loss", "key", "systems", "algorithm", "record_every"])
-def test_a_checkpoint_of_another_run_is_refused(problem, tmp_path, change):
-    path = tmp_path / "run.npz"
-    mj.solve(problem, **options(path, max_rounds=8))
-    before = path.read_bytes()
-    other, more = problem, dict[str, Any]()
-    match change:
-        case "lam":
-            other = problem.replace(regularizer=mj.regularizers.MeanRegularized(0.1, 0.021))
-        case "data":
-            other = problem.replace(data=problem.data.replace(x=problem.data.x.at[0, 0, 0].add(1e-9)))
-        case "loss":
-            other = problem.replace(loss=mj.losses.SmoothedHinge(1.0))
-        case "key":
-            more = dict(key=jax.random.key(6))
-        case "systems":
-            more = dict(systems=mj.systems.Dropout(0.3))
-        case "algorithm":
-            more = dict(algorithm=mj.Mocha(gamma=0.9))
-        case "record_every":
-            more = dict(record_every=2)
-    with pytest.raises(mj.CheckpointError, match="belongs to another run"):
-        mj.solve(other, **options(path, **more))
-    assert path.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_scalar_losses_are_told_apart_by_what_they_compute(problem, tmp_path):
-    make = lambda a: mj.losses.from_scalar(lambda z, y: a * jax.nn.softplus(-y * z), binary=True)  # noqa: E731
-    path = tmp_path / "run.npz"
-    mj.solve(problem.replace(loss=make(1.0)), **options(path, max_rounds=2))
-    mj.solve(problem.replace(loss=make(1.0)), **options(path, max_rounds=3))
-    with pytest.raises(mj.CheckpointError, match="belongs to another run"):
-        mj.solve(problem.replace(loss=make(5.0)), **options(path, max_rounds=3))
-
-
-def test_torn_and_foreign_files_are_refused(problem, tmp_path):
-    path = tmp_path / "run.npz"
-    mj.solve(problem, **options(path, max_rounds=16))
-    whole = path.read_bytes()
-    npz = tmp_path / "other.npz"
-    np.savez(npz, a=np.ones(3))
-    contents = [whole[: len(whole) // 2], whole[:-7], b"", b"not a checkpoint", npz.read_bytes()]
-    for content in contents:
-        path.write_bytes(content)
-        with pytest.raises(mj.CheckpointError, match=r"run\.npz is") as error:
-            mj.solve(problem, **options(path))
-        assert "\n" not in str(error.value)
-        assert path.read_bytes() == content
-
-
-def test_no_flipped_bit_goes_unnoticed(problem, tmp_path):
-    path = tmp_path / "run.npz"
-    solution = mj.solve(problem, **options(path, max_rounds=16))
-    whole = path.read_bytes()
-    refused = 0
-    for at in np.random.default_rng(0).integers(0, len(whole), size=60):
-        torn = bytearray(whole)
-        torn[at] ^= 0x10
-        path.write_bytes(bytes(torn))
-        try:
-            same(solution, mj.solve(problem, **options(path, max_rounds=16)))  # it hit an unused byte
-        except mj.CheckpointError:
-            refused += 1
-    assert refused > 40
-
-
-def test_a_left_over_partial_file_is_harmless(problem, tmp_path):
-    path = tmp_path / "run.npz"
-    mj.solve(problem, **options(path, max_rounds=24))
-    (tmp_path / ".run.npz.partial").write_bytes(b"torn")
-    same(mj.solve(problem, **options(None)), mj.solve(problem, **options(path)))
-
-
-CHILD = """
-import sys, jax
-jax.config.update("jax_enable_x64", True)
-import numpy as np
-import mocha_jax as mj
-rng = np.random.default_rng(0)
-xs = [rng.normal(size=(n, 30)) for n in (40, 200, 90, 150)]
-data = mj.pack_tasks(xs, [np.sign(x[:, 0] + rng.normal(size=len(x))) for x in xs], loss_scaling="task_mean")
-problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1e-3, 1e-3))
-solution = mj.solve(
-    problem, mj.Mocha(), key=jax.random.key(1), tol=None, max_rounds=600, chunk=5,
-    systems=mj.systems.Dropout(0.2), checkpoint=sys.argv[1] if sys.argv[1] else None,
-)
-np.savez(sys.argv[2], beta=solution.state.beta, w=solution.weights, gap=solution.history.gap)
-"""
-
-
-def test_killed_at_any_moment_and_resumed(tmp_path):
-    def child(checkpoint, out):
-        code = [sys.executable, "-c", CHILD, str(checkpoint), str(out)]
-        return subprocess.Popen(code, env={**os.environ, "JAX_PLATFORMS": "cpu"})
-
-    straight, resumed, path = tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "run.npz"
-    assert child("", straight).wait(timeout=240) == 0
-    rng = np.random.default_rng(7)
-    kills = 0
-    for _ in range(4):
-        process = child(path, resumed)
-        until = time.monotonic() + 120
-        seen = path.stat().st_mtime_ns if path.exists() else None
-        while process.poll() is None and time.monotonic() < until:  # wait for it to save something new
-            if path.exists() and path.stat().st_mtime_ns != seen:
-                break
-            time.sleep(0.001)
-        time.sleep(float(rng.uniform(0, 0.05)))  # then strike anywhere: computing, writing, renaming
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-    assert kills > 0
-    assert child(path, resumed).wait(timeout=240) == 0
-    with np.load(straight) as a, np.load(resumed) as b:
-        for name in a.files:
-            np.testing.assert_array_equal(a[name], b[name])
+def test_a_long_chunk_needs_no_more_room_than_there_are_rounds(problem):
+    same(mj.solve(problem, max_rounds=3, chunk=2**31 - 1), mj.solve(problem, max_rounds=3))
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha()], ids=["per_task", "adaptive"])
