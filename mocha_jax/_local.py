@@ -13,32 +13,30 @@ Speed. All nodes visit their rows in one common random order, so a step takes ro
 node: stored in that order (`mocha_jax._rows`) it is one contiguous slice, and the whole step is two
 fused loops. What a step needs to know of budgets is worked out before the loop, and the new duals
 leave the loop as outputs; state carried through the loop costs more than the arithmetic. On an
-accelerator a pass is one kernel (`mocha_jax._pallas`).
+accelerator a pass is one kernel (`mocha_jax._epoch`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._late import platform_dependent
 from mocha_jax._math import matmul, uniform_bits
 from mocha_jax._rows import Bucket, Rows
 from mocha_jax._spread import each_device
 from mocha_jax.losses import Loss
-from mocha_jax.losses._scalar import FromScalar
 
 Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done
 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
-
-# Features of a sample up to which a block of 128 nodes fits on a TPU's chip.
-_LONGEST_ON_TPU = 3000
 
 
 def visiting_order(key: Array, count: int) -> Array:
@@ -107,12 +105,10 @@ def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Arra
 
 def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:
     """All nodes of a bucket: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
-    # Any function may stand in a scalar loss, also one that kernels cannot hold.
-    unsuited = isinstance(loss, FromScalar) or state[0].dtype != jnp.float32
-    if backend == "xla" or (backend == "auto" and (jax.default_backend() == "cpu" or unsuited)):
+    precise = backend == "auto" and state[0].dtype != jnp.float32
+    if backend == "xla" or precise or not loss.in_kernel:
         return _by_xla(orders, loss, bucket, *state)
-    by_kernel = _by_kernel if backend == "pallas" else _by_kernel_where_there_is_one
-    return by_kernel(orders, loss, bucket, *state)
+    return _by_machine(backend, orders, loss, bucket, *state)
 
 
 def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
@@ -143,38 +139,59 @@ def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q:
     return jnp.swapaxes(beta, 1, 2), u, done
 
 
-@jax.custom_jvp
-def _by_kernel(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
-    """As one kernel a pass; where there is no accelerator it is interpreted, for tests."""
-    from mocha_jax import _pallas  # what it needs of JAX is young; the rest of the library must not depend on it
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_machine(backend: str, *given: Any) -> Result:
+    """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
+    *_, beta, w, _, steps = given
+    other = _interpreted if backend == "pallas" else _by_xla
+    found = platform_dependent((beta, w, steps), *given, cuda=_on_gpu, rocm=_on_gpu, tpu=_on_tpu, default=other)
+    return cast(Result, found)
+
+
+@_by_machine.defjvp
+def _derivative(backend: str, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Result, Result]:
+    """A kernel has no derivative of its own; that of the loops is that of the same function."""
+    del backend
+    return jax.jvp(_by_xla, primals, tangents)
+
+
+def _on_gpu(*given: Any) -> Result:
+    return _by_kernel("gpu", *given)
+
+
+def _on_tpu(*given: Any) -> Result:
+    return _by_kernel("tpu", *given)
+
+
+def _interpreted(*given: Any) -> Result:
+    return _by_kernel("gpu", *given, interpret=True)
+
+
+def _by_kernel(
+    machine: str, orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
+    interpret: bool = False,
+) -> Result:  # fmt: skip
+    """As one kernel a pass, unless this version of JAX has none for the machine or the rows are too long for it."""
+    try:
+        kernel = importlib.import_module(f"mocha_jax._epoch_{machine}")
+    except ImportError:
+        return _by_xla(orders, loss, bucket, beta, w, q, steps)
+    if bucket.x.shape[-1] > kernel.LONGEST:
+        return _by_xla(orders, loss, bucket, beta, w, q, steps)
 
     def one_pass(carry: Result, order: Array) -> Result:
         beta, u, done = carry
 
         def blocks(*block: Array) -> Result:
             x, y, weight, norm2, beta, w, q, u, done, steps = block
-            return _pallas.epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order)
+            found = kernel.epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order, interpret=interpret)
+            return cast(Result, found)
 
         return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, u, done, steps)
 
     start = jnp.swapaxes(beta, 1, 2), jnp.zeros_like(w), jnp.zeros_like(steps)
     beta, u, done = _passes(one_pass, start, orders.astype(jnp.int32), steps)
     return jnp.swapaxes(beta, 1, 2), u, done
-
-
-@jax.custom_jvp
-def _by_kernel_where_there_is_one(orders: Array, loss: Loss, bucket: Bucket, *state: Array) -> Result:
-    tpu = _by_kernel if bucket.x.shape[-1] <= _LONGEST_ON_TPU else _by_xla
-    return lax.platform_dependent(
-        orders, loss, bucket, *state, cuda=_by_kernel, rocm=_by_kernel, tpu=tpu, default=_by_xla
-    )
-
-
-@_by_kernel.defjvp
-@_by_kernel_where_there_is_one.defjvp
-def _derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Result, Result]:
-    """A kernel has no derivative of its own; that of the loops is that of the same function."""
-    return jax.jvp(_by_xla, primals, tangents)
 
 
 def _passes(one_pass: Callable[[Result, Array], Result], start: Result, orders: Array, steps: Array) -> Result:

@@ -48,6 +48,14 @@ class SubproblemMethod(DualMethod):
             _check.one_of(name, "server", self.server, SERVERS)
         _check.one_of(name, "backend", self.backend, BACKENDS)
 
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if self.backend == "pallas" and not problem.loss.in_kernel:
+            raise ValueError(
+                f'{type(self).__name__}: backend="pallas" needs a loss that says it fits the kernel, and '
+                f'{type(problem.loss).__name__} does not (see `Loss`, in_kernel=True); use "auto" or "xla".'
+            )
+
     def _rules(self) -> tuple[str, ...]:
         return SIGMA_PRIME_RULES
 
@@ -127,8 +135,9 @@ class Mocha(SubproblemMethod):
         :math:`(WW^\top + \epsilon I)^{1/2}`. With 0, the paper's update, Omega never regains a direction that
         W has lost.
       backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
-        over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel on GPUs and TPUs for float32
-        and the built-in losses, the loops otherwise. Derivatives are always those of the loops.
+        over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel in what is compiled for GPUs
+        and TPUs, in float32 and for losses that say they fit, as the built-in ones do, and the loops otherwise. Up to
+        4096 (GPU) and 3000 (TPU) features; longer rows get the loops. Derivatives are always those of the loops.
 
     >>> import jax, numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """The kernels against the solver that XLA compiles and a NumPy loop; they lower for GPUs and TPUs on any machine."""
 
+import sys
 from functools import partial
 
 import jax
@@ -12,15 +13,16 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 import mocha_jax as mj
+from mocha_jax import _epoch_gpu, _epoch_tpu, _local
 from mocha_jax._local import ascend, visiting_order
-from mocha_jax._pallas import epoch, epoch_on_gpu, epoch_on_tpu
 from mocha_jax._rows import size_profile, time_major
 from tests import zoo
 
 VARIANTS = {
-    "gpu": partial(epoch_on_gpu, nodes=2, depth=2, interpret=True),
-    "tpu": partial(epoch_on_tpu, nodes=2, interpret=True),
+    "gpu": partial(_epoch_gpu.epoch, nodes=2, depth=2, interpret=True),
+    "tpu": partial(_epoch_tpu.epoch, nodes=2, interpret=True),
 }
+EPOCHS = {"cuda": _epoch_gpu.epoch, "tpu": _epoch_tpu.epoch}
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 
 
@@ -109,8 +111,8 @@ def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, store)
     arrays = draw(seed, n, m, d, store)
     loss = mj.losses.SmoothedHinge(0.5)
     expected = numpy_epoch(0.5, *arrays)
-    on_gpu = jax.jit(partial(epoch_on_gpu, nodes=nodes, depth=depth, interpret=True))
-    on_tpu = jax.jit(partial(epoch_on_tpu, nodes=nodes, interpret=True))
+    on_gpu = jax.jit(partial(_epoch_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
+    on_tpu = jax.jit(partial(_epoch_tpu.epoch, nodes=nodes, interpret=True))
     for beta, u, done in (on_gpu(loss, *arrays), on_tpu(loss, *arrays)):
         np.testing.assert_allclose(beta, expected[0], rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(u, expected[1], rtol=1e-4, atol=2e-5)
@@ -139,7 +141,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
     unused = ((weight == 0) | (steps == done)[None])[:, :, None]
     assert 0 < unused.sum() < unused.size
     rest = y, weight, norm2, beta, w, q, u, done, steps, order
-    one_pass = jax.jit(partial(epoch, mj.losses.Hinge()))
+    one_pass = jax.jit(partial(_epoch_gpu.epoch, mj.losses.Hinge(), interpret=True))
     for a, b in zip(one_pass(jnp.where(unused, jnp.nan, x), *rest), one_pass(x, *rest), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -149,7 +151,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
 @pytest.mark.parametrize("loss", zoo.LOSSES)
 def test_is_one_kernel_on_an_accelerator(loss, platform):
     arrays = draw(0, 5, 300, 100)
-    assert custom_calls(platform, epoch, zoo.LOSSES[loss], *arrays) == 1
+    assert custom_calls(platform, EPOCHS[platform], zoo.LOSSES[loss], *arrays) == 1
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
@@ -159,14 +161,14 @@ def test_any_shape_lowers_and_a_batch_is_one_kernel(platform, m, d, store):
     x, *rest = draw(0, 5, m, d, store)
 
     def batch(gammas):
-        return jax.vmap(lambda gamma: epoch(mj.losses.SmoothedHinge(gamma), x, *rest))(gammas)
+        return jax.vmap(lambda gamma: EPOCHS[platform](mj.losses.SmoothedHinge(gamma), x, *rest))(gammas)
 
     assert custom_calls(platform, batch, jnp.ones(3, jnp.float32)) == 1
 
 
 def test_indices_on_a_tpu_are_int32():
     # Mosaic's compiler, which is not here, refuses the int64 that Python's numbers are in this suite.
-    equations = jax.make_jaxpr(epoch_on_tpu)(mj.losses.Hinge(), *draw(0, 2, 3, 4)).jaxpr.eqns
+    equations = jax.make_jaxpr(_epoch_tpu.epoch)(mj.losses.Hinge(), *draw(0, 2, 3, 4)).jaxpr.eqns
     [call] = (e for e in equations if e.primitive.name == "pallas_call")
     indices = [index for b in call.params["grid_mapping"].block_mappings for index in b.index_map_jaxpr.out_avals]
     assert {index.dtype for index in indices} == {np.dtype("int32")}
@@ -208,23 +210,78 @@ def test_the_derivative_is_that_of_the_loops(key):
         np.testing.assert_allclose(by_kernel, by_loops, rtol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+class Doubled(mj.losses.Hinge):
+    """Says nothing of kernels, whatever its parent says."""
+
+
+class Same(mj.losses.Hinge, in_kernel=True):
+    """Says that it fits."""
+
+
+def two_passes(loss, backend="auto", dtype=jnp.float32, features=4, map_over=None):
+    """Arguments of the local solver, and the solver of them."""
+    data = jax.tree.map(lambda a: a.astype(dtype) if a.dtype == jnp.float64 else a, zoo.data(d=features))
+    m = len(data.y)
+    w, q = jnp.ones((m, features), dtype), jnp.ones(m, dtype)
+
+    def local(w):
+        rows = time_major(data, (), backend)
+        return ascend(jax.random.key(0), loss, rows, jnp.zeros_like(data.y), w, q, data.sizes, passes=2)
+
+    return (jax.vmap(local), jnp.stack([w, 2 * w])) if map_over else (local, w)
+
+
 @pytest.mark.parametrize("platform", CALLS)
-def test_auto_takes_the_kernel_where_there_is_one(platform, key, monkeypatch):
+@pytest.mark.parametrize(
+    ("loss", "how", "kernels"),
+    [
+        (mj.losses.Hinge(), {}, 2),
+        (mj.losses.Huber(0.5), {"map_over": True}, 2),
+        (Same(), {}, 2),
+        (mj.losses.Hinge(), {"backend": "xla"}, 0),
+        (mj.losses.Hinge(), {"dtype": jnp.float64}, 0),
+        (mj.losses.Hinge(), {"features": 5000}, 0),
+        (Doubled(), {}, 0),
+        (mj.losses.from_scalar(lambda z, y: (z - y) ** 2), {}, 0),
+    ],
+    ids=["built in", "mapped", "says so", "loops wanted", "float64", "long rows", "says nothing", "any function"],
+)
+def test_the_machine_lowered_for_decides(platform, loss, how, kernels):
+    # The default backend of this process is a CPU; no deprecation of JAX's own parts gets through (warnings are errors).
+    assert custom_calls(platform, *two_passes(loss, **how)) == kernels
+
+
+def test_each_device_has_the_kernel(key):
+    mesh = jax.make_mesh((2,), ("nodes",), axis_types=(AxisType.Auto,))
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
-    w, q = jnp.ones((len(data.y), data.num_features), jnp.float32), jnp.ones(len(data.y), jnp.float32)
+    problem = mj.shard(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5)), mesh)
+    go = lambda problem: mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=2)[0]  # noqa: E731
+    assert custom_calls("tpu", go, problem) == 1  # GPUs must be real, or in `benchmarks.accelerators`
 
-    def local(loss, backend):
-        return ascend(key, loss, time_major(data, (), backend), jnp.zeros_like(data.y), w, q, data.sizes, passes=2)
 
-    expected = local(mj.losses.Hinge(), "xla")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    anything = mj.losses.from_scalar(lambda z, y: (z - y) ** 2)
-    for loss, backend, kernels in (
-        (mj.losses.Hinge(), "auto", 2),
-        (mj.losses.Hinge(), "xla", 0),
-        (anything, "auto", 0),
+def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(_local, "_by_kernel", never)
+    (auto, w), (loops, _) = two_passes(mj.losses.Hinge()), two_passes(mj.losses.Hinge(), "xla")
+    assert jax.jit(auto).lower(w).as_text() == jax.jit(loops).lower(w).as_text()
+    for a, b in zip(jax.jit(jax.vmap(auto))(w[None]), loops(w), strict=True):
+        np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7)
+
+
+def test_without_triton_a_gpu_has_the_loops(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    monkeypatch.delitem(sys.modules, "mocha_jax._epoch_gpu")
+    monkeypatch.delattr(jax.experimental.pallas, "triton")
+    monkeypatch.delattr(mj, "_epoch_gpu")
+    for platform, kernels in (("cuda", 0), ("tpu", 2)):
+        assert custom_calls(platform, *two_passes(mj.losses.Hinge())) == kernels
+
+
+def test_a_loss_that_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
+    problem = mj.Problem(zoo.data(), Doubled(), mj.regularizers.Independent(1.0))
+    with pytest.raises(
+        ValueError, match='Mocha: backend="pallas" needs .*, and Doubled does not .*in_kernel=True.* "auto"'
     ):
-        assert custom_calls(platform, lambda loss=loss, backend=backend: local(loss, backend)) == kernels
-    for a, b in zip(jax.jit(local, static_argnums=1)(mj.losses.Hinge(), "auto"), expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # on a CPU after all
+        mj.solve(problem, mj.Mocha(backend="pallas"))

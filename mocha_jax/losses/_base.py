@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,16 @@ class Loss(Pytree):
     """
 
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
+    in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
+
+    def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
+        """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
+
+        That is so where `dual_step` is arithmetic that they know, and hyperparameters are scalars. It is not inherited,
+        for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` says so for itself.
+        """
+        super().__init_subclass__(**kwargs)
+        cls.in_kernel = in_kernel
 
     @property
     def smoothness(self) -> Hyperparameter | None:

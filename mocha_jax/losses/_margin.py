@@ -12,7 +12,7 @@ from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import MarginLoss
 
 
-class Hinge(MarginLoss):
+class Hinge(MarginLoss, in_kernel=True):
     r"""The support vector machine's loss :math:`\max(0, 1 - yz)`.
 
     :math:`\ell^*(-\beta) = -a` with :math:`a = y\beta \in [0, 1]`. Not smooth; 1-Lipschitz.
@@ -46,7 +46,7 @@ class Hinge(MarginLoss):
         return (a - before) * (p - 1.0)
 
 
-class SmoothedHinge(MarginLoss):
+class SmoothedHinge(MarginLoss, in_kernel=True):
     r"""The hinge with its kink rounded off over a width gamma.
 
     0 for :math:`p \ge 1`, :math:`(1-p)^2/2\gamma` for :math:`1-\gamma \le p \le 1`,
@@ -96,7 +96,7 @@ class SmoothedHinge(MarginLoss):
         return (a - before) * (p - 1.0 + 0.5 * self.gamma * (a + before))
 
 
-class SquaredHinge(MarginLoss):
+class SquaredHinge(MarginLoss, in_kernel=True):
     r"""The squared hinge :math:`\max(0, 1 - yz)^2` (no 1/2, as in LIBLINEAR).
 
     :math:`\ell^*(-\beta) = -a + a^2/4` for :math:`a \ge 0`. 2-smooth; not Lipschitz.
@@ -129,7 +129,7 @@ class SquaredHinge(MarginLoss):
         return (a - before) * (p - 1.0 + 0.25 * (a + before))
 
 
-class Logistic(MarginLoss):
+class Logistic(MarginLoss, in_kernel=True):
     r"""The logistic loss :math:`\log(1 + e^{-yz})`.
 
     :math:`\ell^*(-\beta) = a\log a + (1-a)\log(1-a)` on [0, 1]. 1/4-smooth, 1-Lipschitz.

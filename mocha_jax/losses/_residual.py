@@ -11,7 +11,7 @@ from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import ResidualLoss
 
 
-class Squared(ResidualLoss):
+class Squared(ResidualLoss, in_kernel=True):
     r"""Half the squared residual, :math:`\tfrac12 (z - y)^2`.
 
     :math:`\ell^*(-\beta) = \tfrac12\beta^2 - \beta y`. 1-smooth; not Lipschitz. With
@@ -45,7 +45,7 @@ class Squared(ResidualLoss):
         return (beta - before) * (e + 0.5 * (beta + before))
 
 
-class Absolute(ResidualLoss):
+class Absolute(ResidualLoss, in_kernel=True):
     r"""The absolute residual :math:`|z - y|`.
 
     :math:`\ell^*(-\beta) = -\beta y` on [-1, 1]. Not smooth; 1-Lipschitz.
@@ -77,7 +77,7 @@ class Absolute(ResidualLoss):
         return (beta - before) * e
 
 
-class EpsilonInsensitive(ResidualLoss):
+class EpsilonInsensitive(ResidualLoss, in_kernel=True):
     r"""Support vector regression's loss :math:`\max(|z - y| - \epsilon, 0)`.
 
     :math:`\ell^*(-\beta) = \epsilon|\beta| - \beta y` on [-1, 1]. Not smooth; 1-Lipschitz.
@@ -125,7 +125,7 @@ class EpsilonInsensitive(ResidualLoss):
         return (beta - before) * e + jnp.asarray(self.epsilon) * (jnp.abs(beta) - jnp.abs(before))
 
 
-class Huber(ResidualLoss):
+class Huber(ResidualLoss, in_kernel=True):
     r"""Huber's loss: :math:`\tfrac12 e^2` for :math:`|e| \le \delta`, else :math:`\delta|e| - \tfrac12\delta^2`.
 
     :math:`\ell^*(-\beta) = \tfrac12\beta^2 - \beta y` on :math:`[-\delta, \delta]`.
@@ -173,7 +173,7 @@ class Huber(ResidualLoss):
         return (beta - before) * (e + 0.5 * (beta + before))
 
 
-class Quantile(ResidualLoss):
+class Quantile(ResidualLoss, in_kernel=True):
     r"""The pinball loss :math:`\max(\tau r, (\tau-1) r)` of :math:`r = y - z`.
 
     Its minimiser is the conditional quantile of level tau.
