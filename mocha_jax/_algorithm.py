@@ -44,6 +44,10 @@ class Algorithm(Pytree, Generic[Kind]):
         """Which nodes the server asks, on top of how they behave. Default: all."""
         return systems
 
+    def by_loops(self, problem: Kind) -> Any:
+        """The same algorithm without the kernel that it would choose for the problem. Default: None, it has none."""
+        return None
+
     def prepare(self, problem: Kind, profile: Profile = ()) -> Kind:
         """Lay out the data for the rounds, sizes put together as `profile` says; drivers call it. Default: leave it."""
         return problem

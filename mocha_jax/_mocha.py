@@ -56,6 +56,9 @@ class SubproblemMethod(DualMethod):
                 f'{type(problem.loss).__name__} does not (see `Loss`, in_kernel=True); use "auto" or "xla".'
             )
 
+    def by_loops(self, problem: Problem) -> Any:
+        return self.replace(backend="xla") if self.backend == "auto" and problem.loss.in_kernel else None
+
     def _rules(self) -> tuple[str, ...]:
         return SIGMA_PRIME_RULES
 

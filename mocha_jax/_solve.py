@@ -16,6 +16,7 @@ from mocha_jax import _check, _checkpoint
 from mocha_jax._adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._drive import begin, prepare, settled, stretch
+from mocha_jax._fallback import or_by_loops
 from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
 from mocha_jax._problem import Federated, Problem
@@ -147,7 +148,9 @@ def solve(
             while (outcome := _outcome(history, where, tol, last, stopped)) is None:
                 limit = min(int(where.state.round) // record_every * record_every + chunk, last)
                 within = _tolerance(problem, tol)
-                where, records, count = stretch(key, run, where, room, limit, within, record_every=record_every)
+                where, records, count = or_by_loops(
+                    stretch, key, run, where, room, limit, within, record_every=record_every
+                )
                 history = _extend(history, records, int(count))
                 save(where, history)
                 bar.show(int(where.state.round), float(history.residual[-1]))

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 import mocha_jax as mj
-from mocha_jax import _epoch_gpu, _epoch_tpu, _local
+from mocha_jax import _epoch_gpu, _epoch_tpu, _fallback, _local
+from mocha_jax._late import platform_dependent
 from mocha_jax._local import ascend, visiting_order
 from mocha_jax._rows import size_profile, time_major
 from tests import zoo
@@ -285,3 +286,49 @@ def test_a_loss_that_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
         ValueError, match='Mocha: backend="pallas" needs .*, and Doubled does not .*in_kernel=True.* "auto"'
     ):
         mj.solve(problem, mj.Mocha(backend="pallas"))
+
+
+@pytest.mark.parametrize("driver", ["solve", "run"])
+def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
+    tried = []
+
+    def refuses(*_):
+        tried.append(1)
+        raise RuntimeError("INTERNAL: Failed to compile Triton kernel\nand more")
+
+    def by_machine(backend, *given):
+        *_, beta, w, _, steps = given
+        return platform_dependent((beta, w, steps), *given, default=refuses)
+
+    monkeypatch.setattr(_local, "_by_machine", by_machine)
+    monkeypatch.setattr(_fallback, "_on_accelerator", lambda run: True)
+    monkeypatch.setattr(_fallback, "_refused", set())
+    # Of a shape and dtype of their own: JAX keeps what it traced.
+    data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data(m=3, d=6))
+    problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.MeanRegularized(0.5, 0.5))
+
+    def gap(backend="auto"):
+        algorithm = mj.Mocha(backend=backend, sigma_prime="per_task")
+        if driver == "run":
+            return mj.run(key, algorithm, problem, num_rounds=4)[1].gap[-1]
+        return mj.solve(problem, algorithm, key=key, tol=None, max_rounds=4, chunk=2).gap
+
+    with pytest.warns(
+        UserWarning, match=r"Mocha: the kernel for SmoothedHinge with 6 features .*INTERNAL.*kernel\); .*xla"
+    ):
+        first = gap()
+    assert len(tried) == 1
+    assert first == gap() == gap("xla")  # nothing is said, and nothing is tried again
+    assert len(tried) == 1
+
+
+def test_an_error_of_something_else_is_raised(key, monkeypatch):
+    monkeypatch.setattr(_fallback, "_on_accelerator", lambda run: True)
+
+    class Broken(mj.systems.Full):
+        def work(self, *_):
+            raise RuntimeError("mine")
+
+    problem = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    with pytest.raises(RuntimeError, match="mine"):
+        mj.run(key, mj.Mocha(), problem, num_rounds=1, systems=Broken())

@@ -1,0 +1,76 @@
+"""What a compiled program consists of, read from its text."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+# Operations of a compiled GPU program that start nothing on the card.
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "async-done", "copy-done"}
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_OPERATION = re.compile(r" = .*? ([a-z][a-z\-]*)\(")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(
+    r"(body|to_apply|calls|branch_computations|true_computation|false_computation)=\{?((?:%[\w.\-]+(?:, )?)+)"
+)
+
+
+def starts(text: str) -> int:
+    """Kernels that a run of the program starts: an open-ended loop counts once, a condition by its longer branch."""
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            name = head[2]
+            bodies[name] = []
+            entry = name if head[1] else entry
+        elif name:
+            bodies[name].append(line)
+
+    @cache
+    def of(name: str) -> int:
+        return sum(map(of_line, bodies[name]))
+
+    def of_line(line: str) -> int:
+        operation = _OPERATION.search(line)
+        if operation is None or operation[1] in _FREE:
+            return 0
+        called = {kind: names.replace("%", "").replace(",", " ").split() for kind, names in _CALLED.findall(line)}
+        if operation[1] == "while":
+            trips = _TRIPS.search(line)
+            return int(trips[1] if trips else 1) * of(called["body"][0])
+        if operation[1] == "conditional":
+            return 1 + max(of(n) for kind, names in called.items() if "computation" in kind for n in names)
+        if operation[1] == "call":
+            return of(called["to_apply"][0])
+        return 1
+
+    return of(entry)
+
+
+class Resources(NamedTuple):
+    """What a GPU kernel takes of a multiprocessor."""
+
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread that are stored to memory and loaded again
+
+
+def resources(dump: str, kernel: str, architecture: str) -> list[Resources]:
+    """Of all kernels of this name whose code is in the folder; it is removed."""
+    import nvidia.cuda_nvcc as nvcc  # type: ignore[import-not-found]
+
+    assembler = Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
+    found = []
+    for path in Path(dump).glob("*.ptx"):
+        if f".entry {kernel}" in path.read_text():
+            command: list[str | Path] = [assembler, "-v", f"-arch={architecture}", path, "-o", os.devnull]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            registers, spilled = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+            found.append(Resources(max(map(int, registers)), max(map(int, spilled))))
+        path.unlink()
+    return found

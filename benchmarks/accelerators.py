@@ -1,0 +1,255 @@
+"""Compile for GPUs and TPUs that are not here: ``python -m benchmarks.accelerators [--short] [--json FILE]``.
+
+The compilers of JAX's CUDA plugin and of libtpu need no device. Which one is installed decides what is compiled for, so
+it takes an environment for each; `.ci/run` makes them. Nothing is run and no time is measured. It prints
+
+- of the kernel for GPUs alone, for every width: the registers of a thread and what it spills, the most of all losses;
+- of whole runs (losses, shapes, algorithms and servers, on one device and on several): how often the kernel of the
+  library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, and memory
+  for arguments and temporaries relative to the samples.
+
+The exit status counts what is wrong: does not compile, spills, or has loops where the kernel is expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+GPU = find_spec("jax_plugins") is not None
+DUMP = tempfile.TemporaryDirectory()
+os.environ["JAX_PLATFORMS"] = "cpu"
+if GPU:  # there is no card to try variants on; of what can be dumped, the code of the kernels is wanted
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={DUMP.name} --xla_dump_emitter_re=ptx"
+else:
+    os.environ |= {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.experimental import topologies  # noqa: E402
+from jax.sharding import (  # noqa: E402
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    use_abstract_mesh,
+)  # fmt: skip
+
+import mocha_jax as mj  # noqa: E402
+from benchmarks._cards import CARDS  # noqa: E402
+from benchmarks._programs import resources, starts  # noqa: E402
+from mocha_jax._spread import Spread  # noqa: E402
+
+SLICES = {"TPU v5e": "v5e:2x2", "TPU v5p": "v5p:2x2x1"}
+MACHINES = tuple(CARDS if GPU else SLICES)
+KERNEL = "__gpu$xla.gpu.triton" if GPU else "tpu_custom_call"
+LOSSES = {
+    "hinge": mj.losses.Hinge(),
+    "smoothed hinge": mj.losses.SmoothedHinge(0.5),
+    "squared hinge": mj.losses.SquaredHinge(),
+    "logistic": mj.losses.Logistic(),
+    "squared": mj.losses.Squared(),
+    "absolute": mj.losses.Absolute(),
+    "epsilon": mj.losses.EpsilonInsensitive(0.1),
+    "huber": mj.losses.Huber(1.0),
+    "quantile": mj.losses.Quantile(0.3),
+}
+WIDTHS = (1, 2, 10, 32, 64, 100, 128, 256, 561, 1500, 2000, 4096)
+MEAN, LEARNED = mj.regularizers.MeanRegularized(0.1, 0.1), mj.regularizers.Probabilistic(0.1)
+ALGORITHMS: dict[str, tuple[Any, Any]] = {
+    "Algorithm 1": (mj.Mocha(sigma_prime="per_task"), MEAN),
+    "adaptive": (mj.Mocha(), MEAN),
+    "proximal": (mj.Mocha(), LEARNED),
+    "alternation": (mj.Mocha(server="dual"), LEARNED),
+    "CoCoA": (mj.Cocoa(theta=0.5), MEAN),
+}
+ROUNDS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run to compile."""
+
+    algorithm: str = "Algorithm 1"
+    loss: str = "hinge"
+    shape: tuple[int, int, int] = (1000, 64, 64)  # m, n, d
+    storage: str = "float32"
+    devices: int = 1
+
+
+def cases(short: bool) -> Iterator[Case]:
+    """A usual run, then one thing varied at a time."""
+    yield Case()
+    yield Case("adaptive", "logistic", devices=4)
+    if not short:
+        yield from (Case(name) for name in ALGORITHMS if name != Case.algorithm)
+        yield from (Case(name, devices=4) for name in ("Algorithm 1", "proximal"))
+        yield from (Case(loss=name) for name in LOSSES if name != Case.loss)
+        yield from (Case(shape=s) for s in [(10_000, 16, 10), (10_000, 128, 64), (30, 240, 561), (7, 33, 1500)])
+        yield from (Case(storage=name) for name in ("bfloat16", "float16"))
+
+
+def main() -> int:
+    """Compile, print, save; return how much is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.accelerators", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="a few programs, as a check")
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, help="default all, of the short form the first")
+    parser.add_argument("--json", type=Path, help="save what was found here")
+    options = parser.parse_args()
+    machines = options.machines or (MACHINES[:1] if options.short else MACHINES)
+    kernels: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    print(f"compiled, not run: jax {jax.__version__}, Python {sys.version.split()[0]}")
+    if GPU:
+        print("\nkernel alone: registers (spilled bytes)\n" + "".join(f"{title:>10}" for title in ("d", *machines)))
+        losses = ["hinge", "logistic"] if options.short else list(LOSSES)
+        for d in WIDTHS:
+            of_width = [worst(machine, losses, d) for machine in machines]
+            kernels += of_width
+            print(f"{d:10}" + "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width), flush=True)
+    print(f"\n{'machine':8} {'algorithm':12} {'loss':14} {'m, n, d':>15} {'samples':9} devices  kernel  starts  memory")
+    for machine in machines:
+        for case in cases(options.short):
+            runs.append(row := whole_run(machine, case))
+            shape = ", ".join(map(str, case.shape))
+            what = f"{machine:8} {case.algorithm:12} {case.loss:14} {shape:>15} {case.storage:9} {case.devices:7}"
+            print(f"{what} {row['kernels']:7} {row['starts'] or '':>7} {row['memory']:7.1f} {row['wrong']}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"jax": jax.__version__, "kernels": kernels, "runs": runs}, indent=1))
+    wrong = [row for row in kernels + runs if row["wrong"]]
+    print("\n" + "\n".join(["all is well"] if not wrong else [f"wrong: {row}" for row in wrong]))
+    return len(wrong)
+
+
+def worst(machine: str, losses: list[str], d: int) -> dict[str, Any]:
+    """What the kernel alone takes of a GPU, the most of some losses."""
+    from mocha_jax import _epoch_gpu
+
+    n, m = 64, 1000
+    row: dict[str, Any]
+    [device] = devices_of(machine, 1)
+    real, count = (partial(struct, SingleDeviceSharding(device), dtype=dtype) for dtype in (jnp.float32, jnp.int32))
+    numbers, matrix, of_node = real(n, m), real(m, d), real(m)
+    arrays = real(n, m, d), *[numbers] * 4, matrix, of_node, matrix, count(m), count(m), count(n)
+    row = {"machine": machine, "d": d, "registers": 0, "spilled": 0, "wrong": ""}
+    for name in losses:
+        loss = jax.tree.map(lambda _: real(), LOSSES[name])
+        try:
+            compiled(machine, _epoch_gpu.epoch, loss, *arrays)
+            row = judged(machine, row)
+        except Exception as error:
+            row["wrong"] = f"{name}: {first_line(error)}"
+    return row
+
+
+def whole_run(machine: str, case: Case) -> dict[str, Any]:
+    """What a run consists of."""
+    devices = devices_of(machine, case.devices)
+    algorithm, regularizer = ALGORITHMS[case.algorithm]
+    row = {"machine": machine} | dataclasses.asdict(case)
+    row |= {"kernels": 0, "starts": None, "memory": float("nan"), "registers": 0, "spilled": 0, "wrong": ""}
+
+    def go(key: jax.Array, problem: mj.Problem) -> jax.Array:
+        return mj.run(key, algorithm, problem, num_rounds=ROUNDS, record_every=ROUNDS)[1].gap
+
+    try:
+        program = compiled(machine, go, *abstract(case, regularizer, devices))
+    except Exception as error:
+        return row | {"wrong": first_line(error)}
+    text, memory = program.as_text(), program.memory_analysis()
+    of_samples = np.prod(case.shape) * jnp.dtype(case.storage).itemsize / case.devices
+    row["kernels"] = text.count(KERNEL)
+    row["memory"] = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / of_samples
+    if not row["kernels"]:
+        row["wrong"] = "loops in place of the kernel"
+    return judged(machine, row | {"starts": round(starts(text) / ROUNDS)}) if GPU else row
+
+
+def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
+    """With what the kernels take that were compiled since the last call."""
+    for registers, spilled in resources(DUMP.name, "epoch_on_gpu", CARDS[machine].architecture):
+        row = row | {"registers": max(row["registers"], registers), "spilled": max(row["spilled"], spilled)}
+    if not row["registers"]:
+        return row | {"wrong": "no code of the kernel was found"}
+    return row | {"wrong": row["wrong"] or ("spills" if row["spilled"] else "")}
+
+
+def compiled(machine: str, work: Any, *given: Any) -> Any:
+    """The program of a function of abstract arrays, for the devices that these lie on."""
+    lowered_for = AbstractMesh((), ())
+    if GPU:  # a kernel is written for a card; a mesh that is not there tells which
+        lowered_for = AbstractMesh(
+            (), (), abstract_device=AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu")
+        )
+    with use_abstract_mesh(lowered_for):
+        return jax.jit(work).lower(*given).compile()
+
+
+def devices_of(machine: str, count: int) -> list[Any]:
+    """Devices of a machine that is not here."""
+    if GPU:
+        topology = topologies.get_topology_desc(
+            "", "cuda", target_config=CARDS[machine].target, topology=f"1x1x{count}"
+        )
+    else:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=SLICES[machine])
+    return list(topology.devices[:count])
+
+
+def struct(where: Any, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """An array of which nothing is known but its shape and place."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+
+def abstract(case: Case, regularizer: Any, devices: list[Any]) -> tuple[Any, mj.Problem]:
+    """A key and a problem of shapes, spread over the devices as `mj.shard` does where there are several."""
+    m, n, d = case.shape
+    mesh = Mesh(np.array(devices), ("nodes",), axis_types=(AxisType.Auto,))
+    by_node: Sharding = NamedSharding(mesh, PartitionSpec("nodes"))
+    everywhere: Sharding = NamedSharding(mesh, PartitionSpec())
+    if case.devices == 1:
+        by_node = everywhere = SingleDeviceSharding(devices[0])
+    key: Any = jax.eval_shape(lambda: jax.random.key(0))
+    x, y, owner = ((case.shape, case.storage), ((m, n), jnp.float32), ((m,), jnp.int32))
+    fields: list[Any] = [struct(by_node, *size, dtype=dtype) for size, dtype in (x, y, y, owner)]
+    data = mj.TaskData(
+        x=fields[0], y=fields[1], weight=fields[2], task=fields[3], num_tasks=m, loss_scaling="task_mean"
+    )
+    if case.devices > 1:
+        data = data.replace(spread=Spread(mesh, ("nodes",), tasks_too=not regularizer.learned, nodes=m))
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            return leaf
+        return struct(everywhere, *jnp.shape(leaf), dtype=getattr(leaf, "dtype", jnp.float32))
+
+    return cast(Any, jax.tree.map(shape_of, (key, mj.Problem(data, LOSSES[case.loss], regularizer))))
+
+
+def first_line(error: Exception) -> str:
+    """The gist of an error."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}" if str(error) else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,61 @@
+"""What drivers do where a machine's compiler refuses a program with the kernel: say so, and go on with the loops."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import jax
+
+from mocha_jax._problem import Problem
+
+if TYPE_CHECKING:
+    from mocha_jax._run import Setting
+
+Result = TypeVar("Result")
+
+# What was refused in this process: not tried again, and not said again.
+_refused: set[Hashable] = set()
+
+
+def or_by_loops(work: Callable[..., Result], key: Any, run: Setting, *rest: Any, **how: Any) -> Result:
+    """``work(key, run, *rest, **how)``; where that fails on a GPU or TPU and the kernel was not asked for, without it.
+
+    Compilers raise errors of many kinds, so all count, but only if the loops do better: what they raise is raised.
+    Where `run` is traced, the program is compiled by others later.
+    """
+    loops = run.algorithm.by_loops(run.problem)
+    if loops is None or not _on_accelerator(run):
+        return work(key, run, *rest, **how)
+    x, loss = run.problem.data.x, cast(Problem, run.problem).loss
+    kind = jax.tree.structure(loss), x.dtype, x.shape[-1]  # in what kernels differ
+    if kind in _refused:
+        return work(key, _with(loops, run), *rest, **how)
+    try:
+        return work(key, run, *rest, **how)
+    except Exception as error:
+        found = work(key, _with(loops, run), *rest, **how)
+        _refused.add(kind)
+        gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        warnings.warn(
+            f"{type(run.algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
+            f'on this machine ({gist}); the loops do its work, as with backend="xla".',
+            stacklevel=3,
+        )
+        return found
+
+
+def _with(loops: Any, run: Setting) -> Setting:
+    data = run.problem.data
+    if data.layout is not None:  # it says what works through it
+        data = data.replace(layout=data.layout.replace(backend=loops.backend))
+    return run.replace(algorithm=loops, problem=run.problem.replace(data=data))
+
+
+def _on_accelerator(run: Setting) -> bool:
+    x = run.problem.data.x
+    if isinstance(x, jax.core.Tracer):
+        return False
+    platforms = {d.platform for d in x.devices()} if isinstance(x, jax.Array) else {jax.default_backend()}
+    return platforms != {"cpu"}
