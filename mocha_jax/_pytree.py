@@ -8,6 +8,7 @@ retraces, while a new array does not.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax import _check
+from mocha_jax._inner_functions import portable
 
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
@@ -71,6 +73,19 @@ class Pytree:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; the checks of the constructor run again."""
         return type(self)(**{**fields_of(self), **changes})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: portable(value) for name, value in vars(self).items()}
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return twin
 
     def __repr__(self) -> str:
         inner = ", ".join(f"{k}={_short(v)}" for k, v in fields_of(self).items())

@@ -25,6 +25,9 @@ class Spread:
     def __reduce__(self) -> Any:
         return _nowhere, ()  # devices are of one process; what is read back is on the default one
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Spread:
+        return self  # a copy in this process is on the same devices
+
     @property
     def devices(self) -> int:
         """How many blocks there are."""
