@@ -6,6 +6,7 @@ r"""Which derivative a solve has.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,12 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._drive import begin, settled, stretch
 from mocha_jax._history import History, Progress, record
-from mocha_jax._objective import Certificate, objective
+from mocha_jax._minres import Solved
+from mocha_jax._objective import Certificate
+from mocha_jax._optimum import Point, optimum, pulled_back, refine
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._run import Setting, advance
-from mocha_jax._sensitivity import Sensitivity, implicit, read, unknown_at
 from mocha_jax._solution import Solution
 
 
@@ -97,15 +99,19 @@ class Implicit(Adjoint):
     smooth it is that of the free dual variables (see `mocha_jax._sensitivity`); at a kink that of one side or another.
     Weights, Omega and the primal objective have derivatives, the rest of the solution (state, gaps, history) has none.
 
-    It is the derivative of the exact optimum, taken at the point reached: solve well enough. How well the system was
-    solved is reported by `hypergradient`; inside a transformation a residual above `worst` gives NaN. There are first
-    derivatives only; asking for second ones is an error.
+    The point at which it is taken is the optimum too, or there is none: where a derivative is asked for, Newton steps
+    lead on from where the rounds ended (see `mocha_jax._optimum`), and the weights, Omega and objective that come with
+    the derivative are those at their end. A gap of 1e-4 is near enough for that; how far the last step still went says
+    how exact the point is, and after too few rounds, or where alternation stalls far from the joint optimum, the steps
+    lead nowhere. Then, and where the linear system could not be solved, the derivative is NaN. `hypergradient` says of
+    each number how exact it is. There are first derivatives only; asking for second ones is an error.
 
     Args:
-      tol: relative residual of the linear system to stop at; default the 3/4 power of the rounding unit.
-      max_steps: of MINRES, each two products with the samples.
-      worst: relative residual above which a derivative is NaN. It bounds what the system is short of, not the error
-        of each number, which can be some ten times larger where the system is ill-conditioned.
+      tol: relative residual of a linear system to stop at; default the 3/4 power of the rounding unit.
+      max_steps: of MINRES for each, two products with the samples a step.
+      worst: above which a derivative is NaN: by how much the last Newton step may have moved the point, as a share of
+        its size, and the relative residual of the linear system. The error of a number is some ten times larger than
+        the residual where the system is ill-conditioned or the number the small difference of large ones.
 
     >>> import jax, numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)
@@ -113,14 +119,14 @@ class Implicit(Adjoint):
     >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
     >>> def length(lam):
     ...     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(lam))
-    ...     return (mj.solve(problem, tol=1e-5, adjoint=mj.Implicit()).weights ** 2).sum()
+    ...     return (mj.solve(problem, adjoint=mj.Implicit()).weights ** 2).sum()
     >>> float(jax.grad(length)(1.0)) < 0.0
     True
     """
 
     tol: float | None = static(default=None)
     max_steps: int = static(default=2000)
-    worst: float = static(default=1e-2)
+    worst: float = static(default=1e-4)
 
     def __post_init__(self) -> None:
         if self.tol is not None:
@@ -141,15 +147,8 @@ class Implicit(Adjoint):
             return Found(state, weights, relation, certificate, progress, history)
         beta = _duals(state, "Implicit")
         assert isinstance(problem, Problem)  # dual variables are of nothing else
-        unknown = unknown_at(lax.stop_gradient(problem), weights, beta, relation)
-        unknown, _ = implicit(problem, unknown, beta, self.tol, self.max_steps, self.worst)
-        moving, moving_relation = read(problem, unknown)
-        weights = _anchored(weights, moving)
-        if relation is not None:
-            relation = jax.tree.map(_anchored, relation, moving_relation)
-        # The best Omega for W may be left out: at an optimum its own change does not change the objective.
-        omega = None if problem.regularizer.jointly_convex else relation
-        primal = _anchored(certificate.primal, objective(problem, weights, omega))
+        found = weights, relation, certificate.primal
+        weights, relation, primal = optimum(problem, found, beta, self.tol, self.max_steps, self.worst)
         return Found(state, weights, relation, certificate.replace(primal=primal), progress, history)
 
 
@@ -157,7 +156,9 @@ class Hypergradient(Pytree):
     """What `hypergradient` found."""
 
     value: Array  # [] of the function
-    gradient: Any  # a `Problem` that holds the derivative with respect to each of its numbers
+    gradient: Any  # a `Problem` that holds the derivative with respect to each of its numbers; NaN where unknown
+    error: Any  # the same of the size of the gradient's error: by how much the last Newton step changed it
+    distance: Array  # [] by how much that step moved weights or duals, as a share of their size
     residual: Array  # [] relative residual of the linear system
     steps: Array  # [] int32 that solving it took
     free: Array  # [] int32 dual variables that move with the problem
@@ -169,38 +170,69 @@ def hypergradient(
     r"""The gradient of something learned with respect to everything given, and how exact it is.
 
     The same as ``jax.grad`` through ``solve(..., adjoint=Implicit())``, but it starts from a solution that is there
-    already and returns the residual of its linear system instead of comparing it with `Implicit.worst`.
+    already, and says how far off each number may be: ``error`` is how much the gradient differs from the one before
+    the last Newton step, and so more than it is off itself, but for rounding. Beyond ``adjoint.worst`` it is NaN, and
+    a warning says why.
 
     Args:
-      fn: a scalar function of the weights ``[num_tasks, d]``.
+      fn: a scalar function of the weights ``[num_tasks, d]``; its value is that of the solution's own weights.
       solution: of `solve`, by a method with dual variables.
-      adjoint: how exactly to solve the linear system.
+      adjoint: how exactly to solve the linear system, and when to give up.
 
     >>> import numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)
     >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
     >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
     >>> problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(1.0, 0.5))
-    >>> found = mj.hypergradient(lambda w: (w**2).sum(), mj.solve(problem, tol=1e-6))
-    >>> g = found.gradient
-    >>> bool(found.residual < 1e-3), bool(g.regularizer.lam2 < 0), g.loss.gamma.shape, g.data.weight.shape
-    (True, True, (), (4, 20))
+    >>> found = mj.hypergradient(lambda w: (w**2).sum(), mj.solve(problem))
+    >>> g, error = found.gradient, found.error
+    >>> bool(g.regularizer.lam2 < 0), g.loss.gamma.shape, g.data.weight.shape
+    (True, (), (4, 20))
+    >>> bool(abs(error.regularizer.lam2) < 1e-3 * abs(g.regularizer.lam2))
+    True
     """
     adjoint = Implicit() if adjoint is None else adjoint
     problem, beta = solution.problem, _duals(solution.state, "hypergradient")
-    unknown = unknown_at(problem, solution.weights, beta, solution.relation)
-
-    def outer(problem: Problem, unknown: Any) -> Array:
-        return fn(_anchored(solution.weights, read(problem, unknown)[0]))
-
-    value, pull = jax.vjp(outer, problem, unknown)
+    how: dict[str, Any] = dict(tol=adjoint.tol, max_steps=adjoint.max_steps)
+    value = jnp.asarray(fn(solution.weights))
     if value.shape != ():
         raise ValueError(f"hypergradient: fn must return a single number, got shape {value.shape}.")
-    direct, towards = pull(jnp.ones_like(value))
-    system = Sensitivity(problem, unknown, beta, tol=adjoint.tol, max_steps=adjoint.max_steps)
-    through, found = system.cotangent(towards, jnp.zeros_like(beta))
-    gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
-    return Hypergradient(value, gradient, found.residual, found.steps, jnp.sum(system.free, dtype=jnp.int32))
+    at = refine(problem, solution.weights, beta, solution.relation, **how)
+
+    def gradient(point: Point) -> tuple[Any, Solved, Array]:
+        return pulled_back(problem, point, jax.grad(fn)(point.weights), **how)
+
+    here, solved, free = gradient(at.point)
+    before, *_ = gradient(at.before)
+    known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
+    error = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a - b, here, before)
+    found = Hypergradient(
+        value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
+    )
+    if not isinstance(known, jax.core.Tracer) and not known:
+        warnings.warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.", stacklevel=2)
+    return found
+
+
+def _where(known: Array, gradient: Any) -> Any:
+    """NaN where it is not known."""
+    return jax.tree.map(lambda a: a if a.dtype == jax.dtypes.float0 else jnp.where(known, a, jnp.nan), gradient)
+
+
+def _why(found: Hypergradient, adjoint: Implicit) -> str:
+    """Why there is no gradient, and what helps."""
+    if not found.distance <= adjoint.worst:
+        return (
+            f"the solution is not near the optimum: Newton steps from it do not get there, the last "
+            f"still moves the point by {float(found.distance):.1e} of its size (at most {adjoint.worst:g}); solve to a "
+            f'smaller tol, with more rounds, and where Omega is learned with Mocha() rather than Mocha(server="dual")'
+        )
+    if jnp.isnan(found.residual):
+        return "that of fn is not finite at the optimum's weights"
+    return (
+        f"its linear system is solved to {float(found.residual):.1e} only (at most {adjoint.worst:g}); allow more "
+        f"max_steps in Implicit, or use float64"
+    )
 
 
 @jax.custom_jvp
@@ -221,8 +253,3 @@ def _duals(state: Any, owner: str) -> Array:
             f"Mocha() or another dual method, or differentiate with Unrolled()."
         )
     return jnp.asarray(state.beta)
-
-
-def _anchored(value: Array, moving: Array) -> Array:
-    """The first's value, the second's derivatives."""
-    return value + (moving - lax.stop_gradient(moving))

@@ -1,7 +1,7 @@
 r"""MINRES (Paige and Saunders 1975): symmetric linear systems, also indefinite and singular ones, on pytrees.
 
 Of all points of the Krylov space it takes the one of least residual. Where the system is singular but has solutions,
-it finds one all the same.
+it finds one all the same; where it has none, it stops before what rounding makes of the missing direction.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from mocha_jax._math import EXACT, safe_ratio
 from mocha_jax._pytree import Pytree
 
 Operator = Callable[[Any], Any]
+
+# A residual that A takes to less than this power of the rounding unit, relative to both, is what no x can mend. Smaller
+# than rounding alone would have it: once it is there, it grows again within a few steps.
+_SINGULAR = 0.6
 
 
 class Solved(Pytree):
@@ -37,6 +41,8 @@ class _At(Pytree):
     bar: tuple[Array, Array]  # what the rotations leave for the next column
     rotation: tuple[Array, Array]
     phi: Array  # [] size of the residual in the preconditioner's norm
+    largest: Array  # [] of the columns of the tridiagonal matrix: about the norm of A
+    open: Array  # [] bool whether A times the residual is not 0 yet, so that a smaller one exists
     steps: Array
 
 
@@ -76,10 +82,10 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
     first = precondition(b)
     start = size(b, first)
     zero = jnp.zeros_like(start)
-    tiny = jnp.finfo(start.dtype).tiny
+    tiny, singular = jnp.finfo(start.dtype).tiny, jnp.finfo(start.dtype).eps ** _SINGULAR
 
     def unfinished(at: _At) -> Array:
-        return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0)
+        return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0) & at.open
 
     def step(at: _At) -> _At:
         (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = at.lanczos, at.off, at.rotation, at.bar
@@ -91,16 +97,18 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
         off = size(image, y)
         delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)
         gamma = jnp.maximum(jnp.sqrt(gbar**2 + off**2), tiny)
+        largest = jnp.maximum(at.largest, jnp.sqrt(old**2 + alfa**2 + off**2))
+        open = jnp.sqrt(gbar**2 + bar[0] ** 2) > singular * largest  # times phi it is the size of A r
         w1, w2 = at.directions
         w = scaled(1.0 / gamma, plus(plus(v, -eps, w1), -delta, w2))
         cs, sn = gbar / gamma, off / gamma
-        return _At(
-            plus(at.x, cs * at.phi, w), (r2, image, y), (w2, w), (old, off), bar, (cs, sn), sn * at.phi, at.steps + 1
-        )
+        x = plus(at.x, jnp.where(open, cs * at.phi, 0.0), w)
+        phi = sn * at.phi
+        return _At(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, at.steps + 1)
 
     begin = _At(
         nothing, (nothing, b, first), (nothing, nothing), (zero, start), (zero, zero), (zero - 1.0, zero), start,
-        jnp.zeros((), jnp.int32),
+        zero, jnp.ones((), bool), jnp.zeros((), jnp.int32),
     )  # fmt: skip
     end = lax.while_loop(unfinished, step, begin)
     left = jax.tree.map(jnp.subtract, b, apply(end.x))

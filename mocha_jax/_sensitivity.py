@@ -81,14 +81,13 @@ class Sensitivity:
         unknown = jax.tree.map(jnp.zeros_like, self._at[1])
         return self._moved(unknown, jnp.where(self._fixed, fixed, 0.0))[0]
 
-    def tangent(self, change: Any, worst: float) -> tuple[Any, Array]:
+    def tangent(self, change: Any, worst: Array) -> tuple[Any, Array]:
         """The change of the unknowns with that of the problem; NaN where the system was solved worse than that."""
         problem, unknown, beta = self._at
 
         residual, step = jax.jvp(lambda p: self._conditions(p, unknown, beta), (problem,), (change,))[1]
-        pushed = self._pushed(step)
         # As one vector: JAX can transpose a linear solve only if all parts of its right side move with the problem.
-        right, apart = ravel_pytree((jax.tree.map(lambda r, p: -r - p, residual, pushed), -self._scale * step))
+        right, apart = ravel_pytree(self._against(residual, step))
 
         def apply(x: Array) -> Array:
             return ravel_pytree(self._apply(apart(x)))[0]
@@ -97,8 +96,26 @@ class Sensitivity:
             found = self._solve(apart(b))
             return jnp.where(found.residual <= worst, ravel_pytree(found.x)[0], jnp.nan)
 
-        free_unknown, free_beta = apart(lax.custom_linear_solve(apply, right, solve, symmetric=True))
-        return free_unknown, jnp.where(self.free, free_beta, jnp.where(self._fixed, step, 0.0))
+        return self._with_fixed(apart(lax.custom_linear_solve(apply, right, solve, symmetric=True)), step)
+
+    def correction(self) -> tuple[tuple[Any, Array], tuple[Any, Array]]:
+        """Newton's step, to where the linearised conditions hold; and a measure of what it leaves them short of."""
+        problem, unknown, beta = self._at
+        residual, step = self._conditions(problem, unknown, beta)
+        right = self._against(residual, step)
+        found = self._solve(right)
+        left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
+        return self._with_fixed(found.x, step), left
+
+    def _against(self, residual: Any, step: Array) -> tuple[Any, Array]:
+        """The right side that answers a change of the conditions."""
+        pushed = self._pushed(step)
+        return jax.tree.map(lambda r, p: -r - p, residual, pushed), -self._scale * step
+
+    def _with_fixed(self, x: tuple[Any, Array], step: Array) -> tuple[Any, Array]:
+        """A solution, with the movement of the duals that the system is not about."""
+        unknown, beta = x
+        return unknown, jnp.where(self.free, beta, jnp.where(self._fixed, step, 0.0))
 
     def cotangent(self, unknown_bar: Any, beta_bar: Array) -> tuple[Any, Solved]:
         """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
@@ -109,36 +126,6 @@ class Sensitivity:
         of_fixed = jnp.where(self._fixed, beta_bar - back(towards)[0], 0.0)
         _, pull = jax.vjp(lambda p: self._conditions(p, unknown, beta), problem)
         return pull((jax.tree.map(jnp.negative, towards), of_fixed - self._scale * of_free))[0], found
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
-def implicit(
-    problem: Problem, unknown: Any, beta: Array, tol: float | None, max_steps: int, worst: float
-) -> tuple[Any, Array]:
-    """The unknowns at an optimum of the problem, unchanged; but their derivatives are those of the optimum."""
-    return unknown, beta
-
-
-@jax.custom_jvp
-def _first_only(at: Any) -> Any:
-    """The same; but where the derivative of an optimum is differentiated again, the point would seem not to move."""
-    return at
-
-
-@_first_only.defjvp
-def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
-    raise NotImplementedError(
-        "Implicit() has first derivatives only; for second ones differentiate the rounds, adjoint=Unrolled()."
-    )
-
-
-@implicit.defjvp
-def _implicit_jvp(
-    tol: float | None, max_steps: int, worst: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    problem, unknown, beta = _first_only(primals)
-    sensitivity = Sensitivity(problem, unknown, beta, tol=tol, max_steps=max_steps)
-    return (unknown, beta), sensitivity.tangent(tangents[0], worst)
 
 
 def unknown_at(problem: Problem, weights: Array, beta: Array, omega: Any) -> Any:

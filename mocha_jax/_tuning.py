@@ -34,7 +34,9 @@ class Trace(Pytree):
     value: Array  # validation loss
     hyperparameters: Any  # at which it was taken
     gradient: Any  # with respect to their logarithms
-    residual: Array  # of the linear system behind the gradient
+    error: Any  # of the gradient, about, see `Hypergradient`
+    distance: Array  # from the optimum of where the gradient was taken
+    residual: Array  # of the linear system behind it
     gap: Array  # relative gap at which the training ended
     rounds: Array  # of the training
 
@@ -76,7 +78,8 @@ def tune(
 
     A step trains from the solution of the last one, differentiates the validation loss through the optimum
     (`hypergradient`) and moves all hyperparameters at once. The best ones seen are returned, so the result is never
-    worse than the start. The loss need not be convex in them: start where a coarse grid says.
+    worse than the start. Where a training ends so far from the optimum that there is no gradient, descent stops with a
+    warning, or at the first step with an error. The loss need not be convex in them: start where a coarse grid says.
 
     By default all positive numbers of the regularizer are tuned, but for counts and matrices. Any others by `make`: one
     :math:`\lambda` for each cluster of tasks,
@@ -138,13 +141,14 @@ def tune(
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
         solution = budget.solve(key, there, state if state is None else carried(budget.algorithm, state, there))
         found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
-        (gradient,) = pull(found.gradient)
+        gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
         with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
             updates, progress = optimizer.update(gradient, progress, logs)
             moved = optax.apply_updates(logs, updates)
         seen = Trace(
-            found.value, values, gradient, found.residual, solution.certificate.residual, jnp.asarray(solution.rounds)
-        )
+            found.value, values, gradient, error, found.distance, found.residual,
+            solution.certificate.residual, jnp.asarray(solution.rounds),
+        )  # fmt: skip
         return moved, progress, solution, seen
 
     seen: list[Trace] = []
@@ -154,14 +158,23 @@ def tune(
         state: Any = None if solution is None else solution.state
         logs, progress, solution, now = step(logs, progress, state, validation)
         numbers = now.value, *jax.tree.leaves(now.gradient)
-        if not all(np.isfinite(_np(a)).all() for a in numbers) or not now.residual <= adjoint.worst:
+        if not all(np.isfinite(_np(a)).all() for a in numbers):
             if not seen:
                 raise ValueError(
-                    f"tune: there is no gradient at the start, {start}: validation loss {float(now.value):.3g}, "
-                    f"residual of the linear system {float(now.residual):.1e} (at most {adjoint.worst:g}), gap of the "
-                    f"training {float(now.gap):.1e}. Train to a smaller tol, or start elsewhere."
+                    f"tune: there is no gradient at the start, {start}: validation loss {float(now.value):.3g}, gap of "
+                    f"the training {float(now.gap):.1e}, distance from the optimum {float(now.distance):.1e} and "
+                    f"residual of the linear system {float(now.residual):.1e} (each at most {adjoint.worst:g}). Train "
+                    f'to a smaller tol, with more max_rounds, not with Mocha(server="dual") where Omega is learned, or '
+                    f"start elsewhere."
                 )
-            break  # what was seen before still counts
+            warnings.warn(
+                f"tune: stopped after {i} steps: there is no gradient at {now.hyperparameters}, where training ended "
+                f"at a gap of {float(now.gap):.1e}, a distance of {float(now.distance):.1e} from the optimum and a "
+                f"residual of {float(now.residual):.1e} (at most {adjoint.worst:g}); train to a smaller tol or start "
+                f"elsewhere. The best of the steps before is returned.",
+                stacklevel=2,
+            )
+            break
         if not seen or now.value < min(trace.value for trace in seen):
             chosen = solution
         seen.append(jax.tree.map(np.asarray, now))
@@ -173,7 +186,7 @@ def tune(
     if history.gap[best] > 10.0 * tol:
         warnings.warn(
             f"tune: the best training stopped at max_rounds={max_rounds} with a relative gap of "
-            f"{history.gap[best]:.1e}, far from tol={tol:g}; its gradient is that of another point.",
+            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's.",
             stacklevel=2,
         )
     values = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)

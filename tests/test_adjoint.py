@@ -1,5 +1,7 @@
 """Derivatives of a solve: implicit and unrolled against central differences, closed forms and one another."""
 
+import warnings
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -101,11 +103,78 @@ def test_implicit_gradients_of_everything_equal_central_differences(name):
     problem = make(*CASES[name])
     found = mj.hypergradient(score, solved(problem))
     assert found.residual < 1e-8
-    direction, step = direction_of(problem), 1e-4
-    high, low = (float(score(solved(moved(problem, direction, s)).weights)) for s in (step, -step))
-    want = (high - low) / (2 * step)
+    direction, want = direction_of(problem), difference(name)
     assert abs(want) > 1e-2  # there is something to find
     assert along(found.gradient, direction) == pytest.approx(want, rel=1e-5)
+
+
+@cache
+def difference(name, step=1e-4):
+    """The central difference along `direction_of` the case's problem."""
+    problem = make(*CASES[name])
+    high, low = (float(score(solved(moved(problem, direction_of(problem), s)).weights)) for s in (step, -step))
+    return (high - low) / (2 * step)
+
+
+@pytest.mark.parametrize(
+    ("name", "server", "expected"),
+    [
+        # What is known after 3, 10 and 100 rounds, and at the default gap.
+        ("svm, learned", "proximal", "nyyy"),
+        ("svm, learned", "dual", "nnnn"),  # it stalls at a joint gap of 0.05
+        pytest.param("huber, learned", "dual", "yyyy", marks=pytest.mark.slow),  # at 0.2, and Newton steps lead on
+        pytest.param("tube, clusters", "proximal", "nnyy", marks=pytest.mark.slow),
+        pytest.param("median", None, "nnyy", marks=pytest.mark.slow),
+        pytest.param("svm, sparse precision", None, "nyyy", marks=pytest.mark.slow),
+        ("logistic near the mean", None, "yyyy"),
+    ],
+)
+def test_a_gradient_after_too_few_rounds_is_right_or_no_number(name, server, expected):
+    problem = make(*CASES[name])
+    direction, want = direction_of(problem), difference(name)
+    algorithm = mj.Mocha(server=server)
+    known = ""
+    for tol, rounds in ((None, 3), (None, 10), (None, 100), (1e-4, 1000)):
+        solution = mj.solve(problem, algorithm, tol=tol, max_rounds=rounds)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = mj.hypergradient(score, solution)
+        got = along(found.gradient, direction)
+        known += "n" if np.isnan(got) else "y"
+        if np.isnan(got):
+            assert found.distance > 1e-2
+            assert "the solution is not near the optimum" in str(said[0].message)
+        else:
+            assert not said
+            assert got == pytest.approx(want, rel=1e-5)
+            assert abs(along(found.error, direction)) < 1e-4 * abs(got)
+    assert known == expected
+
+
+def test_what_comes_with_a_derivative_is_the_optimum_or_the_derivative_is_no_number():
+    problem, exact = make(*CASES["svm, learned"]), solved(make(*CASES["svm, learned"]))
+
+    @partial(jax.jit, static_argnums=1)
+    def slope(lam, algorithm, rounds=10):
+        def at(lam):
+            there = problem.replace(regularizer=R.Probabilistic(lam, 3.0))
+            solution = mj.solve(there, algorithm, tol=None, max_rounds=rounds)
+            return score(solution.weights), (solution.weights, solution.primal, solution.certificate.joint_dual)
+
+        return jax.value_and_grad(at, has_aux=True)(lam)
+
+    (value, (weights, primal, dual)), got = slope(0.02, mj.Mocha())
+    assert got == pytest.approx(float(mj.hypergradient(score, exact).gradient.regularizer.lam), rel=1e-6)
+    assert np.linalg.norm(mj.solve(problem, tol=None, max_rounds=10).weights - exact.weights) > 1e-3
+    np.testing.assert_allclose(weights, exact.weights, rtol=1e-6)
+    assert value == pytest.approx(float(score(exact.weights)), rel=1e-8)
+    assert primal == pytest.approx(exact.primal, rel=1e-8)
+    assert dual <= exact.primal
+    (value, _), got = slope(0.02, mj.Mocha(server="dual"))
+    assert np.isnan(got)
+    assert value == pytest.approx(
+        float(score(mj.solve(problem, mj.Mocha(server="dual"), tol=None, max_rounds=10).weights)), rel=1e-6
+    )
 
 
 def test_implicit_gradients_of_ridge_equal_those_of_its_closed_form():
@@ -207,7 +276,10 @@ def test_a_failed_linear_system_is_reported_and_never_a_number():
     # Quantiles: tau moves the ends of the intervals too, and with them the duals that are not free.
     problem = make("quantile", R.MeanRegularized(0.2, 0.05))
     solution, hasty = solved(problem), mj.Implicit(max_steps=2, worst=1e-3)
-    assert mj.hypergradient(score, solution, adjoint=hasty).residual > 1e-3
+    with pytest.warns(UserWarning, match="allow more max_steps"):
+        unsolved = mj.hypergradient(score, solution, adjoint=hasty)
+    assert unsolved.residual > 1e-3
+    assert np.isnan(unsolved.gradient.regularizer.lam2)
 
     def value(parameters, adjoint):
         loss, regularizer = mj.losses.Quantile(parameters[0]), R.MeanRegularized(0.2, parameters[1])
@@ -298,7 +370,8 @@ def test_what_is_no_number_never_becomes_a_zero():
     def fn(w):
         return (w**2).sum() + jnp.linalg.norm(w[0] - w[:1].mean(0))  # whose gradient is 0 / 0
 
-    found = mj.hypergradient(fn, solution)
+    with pytest.warns(UserWarning, match="that of fn is not finite"):
+        found = mj.hypergradient(fn, solution)
     assert np.isnan(found.residual)
     assert np.isnan(found.gradient.data.weight[0]).any()
     small = mj.hypergradient(lambda w: 1e-200 * (w**2).sum(), solution)

@@ -361,11 +361,16 @@ def test_the_tuned_solution_is_that_of_the_value(key):
     train, held = regression((40, 30)).split(key, 0.6)
     problem = mj.Problem(train, mj.losses.Squared(), mj.regularizers.Independent(1.0))
     # A rate so large that the second step leads nowhere.
-    tuned = mj.tune(problem, held, steps=4, optimizer=optax.sgd(1e7), tol=1e-8)
+    with pytest.warns(UserWarning, match="stopped after 1 steps: there is no gradient at"):
+        tuned = mj.tune(problem, held, steps=4, optimizer=optax.sgd(1e7), tol=1e-8)
     assert len(tuned.history.value) < 4
     assert np.isfinite(tuned.solution.weights).all()
     np.testing.assert_allclose(tuned.value, mj.metrics.mean_loss(tuned.solution.weights, held, problem.loss))
-    with pytest.warns(UserWarning, match="stopped at max_rounds=2 with a relative gap"):
-        short = mj.tune(problem.replace(regularizer=mj.regularizers.Probabilistic(1e-4)), held, steps=3, max_rounds=2)
+    with pytest.warns(UserWarning, match="stopped at max_rounds=4 with a relative gap"):
+        short = mj.tune(problem.replace(regularizer=R.Probabilistic(0.1)), held, steps=3, max_rounds=4)
+    assert short.history.gap.min() > 1e-2
+    assert short.history.distance.max() < 1e-8  # the gradients are those of the optimum all the same
+    with pytest.raises(ValueError, match="no gradient at the start.* distance from the optimum 1"):
+        mj.tune(problem.replace(regularizer=R.Probabilistic(0.01)), held, steps=3, max_rounds=4)
     np.testing.assert_allclose(short.value, mj.metrics.mean_loss(short.solution.weights, held, problem.loss))
     assert "trained to a gap of" in repr(short)

@@ -110,7 +110,10 @@ class _BothBlocks(Stationary):
     regularizer: Any
 
     def unknown(self, weights: Array, v: Array, omega: Array) -> tuple[Array, Array]:
-        return weights, omega
+        # Each as the best for the other, so that what is 0 there is 0 here.
+        r = self.regularizer
+        omega = r.update_omega(omega, weights)
+        return r.coupling(len(weights), omega).apply(v), omega
 
     def weights(self, unknown: tuple[Array, Array]) -> Array:
         return jnp.where(self._free(unknown)[0], unknown[0], 0.0)
@@ -124,6 +127,7 @@ class _BothBlocks(Stationary):
         lam, sigma2, lam1, lam2 = (jnp.asarray(a) for a in (r.lam, r.sigma2, r.lam1, r.lam2))
         of_w = 2.0 * lam * (matmul(omega, w) + w / sigma2) + lam1 * jnp.sign(w) - v
         of_omega = lam * (matmul(w, w.T) - w.shape[1] * _inverse(omega)) + lam2 * jnp.sign(omega)
+        of_omega = 0.5 * (of_omega + of_omega.T)  # nothing that no symmetric Omega could mend
         free = self._free(unknown)
         return jnp.where(free[0], of_w, 0.0), jnp.where(free[1], of_omega, 0.0)
 
