@@ -14,17 +14,26 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType
 
-from mocha_jax import _check, metrics
+from mocha_jax import _caveats, _check, metrics
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._data import TaskData
 from mocha_jax._path import Budget, along, carried, spending
 from mocha_jax._problem import Problem
 from mocha_jax._progress import Bar
 from mocha_jax._solution import Solution
+from mocha_jax._splits import class_sizes
 from mocha_jax._spread import Spread, each_device
+from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
 Metric = Callable[..., Array]  # metric(weights, data, per_task=True), as in `metrics`
+
+METRICS: dict[str, Metric] = {
+    "error_rate": metrics.error_rate,
+    "auc": metrics.auc,
+    "rmse": metrics.rmse,
+    "mean_loss": metrics.mean_loss,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +47,7 @@ class CrossValidation:
     best: int  # of the candidates
     regularizer: Regularizer  # the best one
     solution: Solution | None  # for all data with it; None with ``refit=False``
+    metric: str  # the name of what the scores are
 
     @property
     def scores(self) -> np.ndarray:
@@ -47,9 +57,7 @@ class CrossValidation:
     @property
     def mean(self) -> np.ndarray:
         """Mean over tasks, folds and trials of every candidate ``[c]``; NaN for one that lacks a score another has."""
-        known = ~np.isnan(self.task_scores)
-        lacking = (known.any(2, keepdims=True) & ~known).any((0, 1, 3))
-        return np.where(lacking, np.nan, _mean(self.scores, (0, 1)))
+        return _of_candidates(self.task_scores)
 
     @property
     def standard_error(self) -> np.ndarray:
@@ -60,7 +68,7 @@ class CrossValidation:
         return np.where(np.isnan(self.mean), np.nan, np.sqrt(_quotient(squares, count)))
 
     def __repr__(self) -> str:
-        return f"CrossValidation(best={self.best}, mean={np.array2string(self.mean, precision=4)})"
+        return f"CrossValidation(best={self.best}, {self.metric}={np.array2string(self.mean, precision=4)})"
 
 
 def cross_validate(
@@ -72,7 +80,7 @@ def cross_validate(
     folds: int = 5,
     trials: int = 1,
     groups: Any = None,
-    metric: Metric | str = "error_rate",
+    metric: Metric | str | None = None,
     maximise: bool | None = None,
     scored_as: TaskData | None = None,
     tol: float = 1e-3,
@@ -87,6 +95,11 @@ def cross_validate(
     All candidates for one or more folds are one compiled call: the samples are in memory once, a fold is no more than
     other weights, and each candidate starts from the solution of the one before.
 
+    Warnings name candidates that did not converge, a best one at the edge of the grid, and tasks in which a class has
+    fewer samples than there are folds. A sample that is alone in its class in its task is never taken from training
+    (unless `groups` are given): its task would be asked about a class that it has never seen, and a model that knows
+    no rare class at all would seem to be the best.
+
     Args:
       problem: data and loss; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
@@ -96,8 +109,9 @@ def cross_validate(
       folds: parts of each node's samples, of which each is held out once.
       trials: how often to do that, each time with other parts.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
-      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, or any function like those of `metrics`, called as
-        ``metric(weights, data, per_task=True)``.
+      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, ``"mean_loss"``, or any function like those of `metrics`,
+        called as ``metric(weights, data, per_task=True)``. By default what the loss is scored by: the error rate for
+        losses of the margin, the RMSE for `Squared`, and for all others, a loss of your own included, its mean.
       maximise: whether more is better; by default of the AUC only, so say so of a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
@@ -121,7 +135,9 @@ def cross_validate(
     _check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, problem.data
     _check.key(name, key)
-    score, more_is_better = _metric(metric)
+    _check.integer(name, 2, folds=folds)
+    _check.flag(name, refit=refit, progress=progress, maximise=maximise or False)
+    score, metric_name, more_is_better = _metric(metric, problem.loss)
     more_is_better = more_is_better if maximise is None else maximise
     seen_as = data if scored_as is None else scored_as
     if seen_as.y.shape != data.y.shape:
@@ -129,7 +145,7 @@ def cross_validate(
     if data.num_tasks not in (1, seen_as.num_tasks):
         raise ValueError(f"{name}: scored_as is for a global model, of one task; this one has {data.num_tasks}.")
     weights = jax.ShapeDtypeStruct((data.num_tasks, data.num_features), data.dtype)
-    said = jax.eval_shape(lambda w: score(w, seen_as, per_task=True), weights)
+    said = jax.eval_shape(lambda w: _scored(score, w, seen_as, problem.loss), weights)
     if getattr(said, "shape", None) != (seen_as.num_tasks,):
         raise ValueError(
             f"{name}: metric(weights, data, per_task=True) must return a score for each task, an array "
@@ -141,26 +157,37 @@ def cross_validate(
     # Each device does its own fits, unless all of them share the samples already.
     devices = 1 if data.spread is not None else min(jax.local_device_count(), -(-trials * folds // chunk))
     parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
+    sizes, stays = _rare(problem, groups)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
         for trial, fold in _chunks(trials * folds, folds, chunk * devices):
-            out = _scores(key, problem, candidates, budget, parts[trial], fold, seen_as, score=score, devices=devices)
+            out = _scores(
+                key, problem, candidates, budget, jnp.asarray(stays), seen_as, parts[trial], fold,
+                score=score, devices=devices,
+            )  # fmt: skip
             found.append(jax.tree.map(np.asarray, out))
             bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))
     scores, residuals, rounds = (
         np.concatenate(a)[: trials * folds].reshape(trials, folds, count, *a[0].shape[2:])
         for a in zip(*found, strict=True)
     )
-    mean = CrossValidation(candidates, scores, residuals, rounds, 0, problem.regularizer, None).mean
+    mean = _of_candidates(scores)
     if np.isnan(mean).all():
         raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")
     if np.isnan(mean).any():
         without = np.flatnonzero(np.isnan(mean)).tolist()
         warnings.warn(f"{name}: candidates {without} lack scores that others have and are passed over.", stacklevel=2)
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
+    for caveat in (
+        _caveats.unfinished(residuals, budget.tol, budget.max_rounds),
+        _caveats.at_the_edge(candidates, mean, best, more_is_better),
+        _caveats.rare_classes(sizes, folds, int(stays.sum())),
+    ):
+        if caveat is not None:
+            warnings.warn(f"{name}: {caveat}", stacklevel=2)
     regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
     solution = _refitted(key, problem, candidates, budget, best) if refit else None
-    return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution)
+    return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)
 
 
 def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: Budget, best: int) -> Solution:
@@ -176,19 +203,20 @@ def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: Bud
 
 @partial(jax.jit, static_argnames=("score", "devices"))
 def _scores(
-    key: Array, problem: Problem, candidates: Regularizer, budget: Budget, parts: Array, fold: Array, seen_as: TaskData,
-    *, score: Metric, devices: int,
+    key: Array, problem: Problem, candidates: Regularizer, budget: Budget, stays: Array, seen_as: TaskData,
+    parts: Array, fold: Array, *, score: Metric, devices: int,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Of some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
     def one(given: Any, part: Array, fold: Array) -> Any:
-        key, problem, candidates, budget, seen_as = given
+        key, problem, candidates, budget, stays, seen_as = given
         held_out = seen_as.keep(part == fold)
 
         def entry(_: Regularizer, s: Solution) -> tuple[Array, Array, Array]:
-            return score(s.weights, held_out, per_task=True), s.certificate.residual, jnp.asarray(s.rounds)
+            return _scored(score, s.weights, held_out, problem.loss), s.certificate.residual, jnp.asarray(s.rounds)
 
-        return along(key, problem.replace(data=problem.data.keep(part != fold)), candidates, budget, entry)
+        training = problem.data.keep((part != fold) | stays)
+        return along(key, problem.replace(data=training), candidates, budget, entry)
 
     def some(given: Any, parts: Array, fold: Array) -> Any:
         if len(fold) == 1:  # without the cost of mapping
@@ -199,7 +227,7 @@ def _scores(
     if devices > 1:
         mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
         spread = Spread(mesh, ("fits",), False, len(fold))
-    given = key, problem, candidates, budget, seen_as
+    given = key, problem, candidates, budget, stays, seen_as
     found: tuple[Array, Array, Array] = each_device(spread, some, given, parts, fold)
     return found
 
@@ -211,13 +239,39 @@ def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
         yield jnp.asarray(which // folds, jnp.int32), jnp.asarray(which % folds, jnp.int32)
 
 
-def _metric(metric: Metric | str) -> tuple[Metric, bool]:
-    """The function, and whether more of it is better."""
-    if callable(metric):
-        return metric, metric is metrics.auc
-    known = {"error_rate": metrics.error_rate, "rmse": metrics.rmse, "auc": metrics.auc}
-    _check.one_of("cross_validate", "metric", metric, tuple(known))
-    return known[metric], metric == "auc"
+def _metric(metric: Metric | str | None, loss: Loss) -> tuple[Metric, str, bool]:
+    """The function, its name, and whether more of it is better."""
+    metric = loss.scored_by if metric is None else metric
+    if not callable(metric):
+        _check.one_of("cross_validate", "metric", metric, tuple(METRICS))
+        metric = METRICS[metric]
+    return metric, getattr(metric, "__name__", "metric"), metric is metrics.auc
+
+
+def _scored(score: Metric, weights: Array, data: TaskData, loss: Loss) -> Array:
+    """Of every task."""
+    if score is metrics.mean_loss:
+        return score(weights, data, loss, per_task=True)
+    return score(weights, data, per_task=True)
+
+
+def _rare(problem: Problem, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+    """How often each class is in each task; which samples a task's training cannot do without, ``[m, n]``."""
+    data = problem.data
+    y, real, task = np.asarray(data.y), np.asarray(data.weight) > 0, np.asarray(data.task)
+    if not problem.loss.binary:
+        return np.zeros((data.num_tasks, 2), int), np.zeros(real.shape, bool)
+    sizes = class_sizes(y, real, task, data.num_tasks, None if groups is None else np.asarray(groups))
+    # Of two samples, one of each class, neither is rare.
+    alone = (np.take_along_axis(sizes[task], (y > 0).astype(int), 1) == 1) & (sizes[task].sum(1, keepdims=True) > 2)
+    return sizes, real & alone & (groups is None)
+
+
+def _of_candidates(task_scores: np.ndarray) -> np.ndarray:
+    """Mean over tasks, folds and trials ``[c]``; NaN for one that lacks a score another has."""
+    known = ~np.isnan(task_scores)
+    lacking = (known.any(2, keepdims=True) & ~known).any((0, 1, 3))
+    return np.where(lacking, np.nan, _mean(_mean(task_scores, 3), (0, 1)))
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:

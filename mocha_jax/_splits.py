@@ -51,6 +51,20 @@ def stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: floa
     return first
 
 
+def class_sizes(
+    y: np.ndarray, real: np.ndarray, task: np.ndarray, num_tasks: int, groups: np.ndarray | None
+) -> np.ndarray:
+    """How many negative and positive samples each task has ``[num_tasks, 2]``; given groups, how many of them do."""
+    node, row = np.nonzero(real)
+    owner, positive = task[node], y[node, row] > 0
+    if groups is not None:
+        member = np.unique(groups[node, row], return_inverse=True)[1].ravel()
+        together = (node * (member.max(initial=0) + 1) + member) * 2 + positive
+        first = np.unique(together, return_index=True)[1]
+        owner, positive = owner[first], positive[first]
+    return np.bincount(2 * owner + positive, minlength=2 * num_tasks).reshape(num_tasks, 2)
+
+
 def dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups: np.ndarray | None) -> np.ndarray:
     """The part of each row: a node's rows in random order, class by class or group by group, dealt in turns."""
     node, row = np.nonzero(real)

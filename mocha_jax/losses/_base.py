@@ -22,6 +22,7 @@ class Loss(Pytree):
     """
 
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
+    scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
 
     def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
@@ -103,6 +104,7 @@ class MarginLoss(Loss):
     """
 
     binary: ClassVar[bool] = True
+    scored_by: ClassVar[str] = "error_rate"
 
     def value(self, z: Array, y: Array) -> Array:
         return self._value(y * z)

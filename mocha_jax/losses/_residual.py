@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -18,6 +20,8 @@ class Squared(ResidualLoss, in_kernel=True):
     ``Independent(lam)`` the model is ridge regression,
     :math:`w = (X^\top C X + 2\lambda I)^{-1} X^\top C y`.
     """
+
+    scored_by: ClassVar[str] = "rmse"
 
     @property
     def smoothness(self) -> float:
