@@ -162,7 +162,8 @@ def _trial(
         )
         found = mj.cross_validate(
             problem, mj.grid(kind, lam=[0.5 * lam for lam in LAMBDAS]), key=jax.random.fold_in(key, 2), folds=FOLDS,
-            metric=score.name, scored_as=train, tol=options.tol, max_rounds=options.rounds, record_every=10,
+            metric=score.name, scored_as=train, keep_rare=False, tol=options.tol, max_rounds=options.rounds,
+            record_every=10,
         )  # fmt: skip
         assert found.solution is not None
         weights, seconds = found.solution.weights, time.perf_counter() - began

@@ -83,6 +83,7 @@ def cross_validate(
     metric: Metric | str | None = None,
     maximise: bool | None = None,
     scored_as: TaskData | None = None,
+    keep_rare: bool = True,
     tol: float = 1e-3,
     max_rounds: int = 200,
     record_every: int = 5,
@@ -96,9 +97,7 @@ def cross_validate(
     other weights, and each candidate starts from the solution of the one before.
 
     Warnings name candidates that did not converge, a best one at the edge of the grid, and tasks in which a class has
-    fewer samples than there are folds. A sample that is alone in its class in its task is never taken from training
-    (unless `groups` are given): its task would be asked about a class that it has never seen, and a model that knows
-    no rare class at all would seem to be the best.
+    fewer samples than there are folds.
 
     Args:
       problem: data and loss; its own regularizer does not matter.
@@ -115,6 +114,10 @@ def cross_validate(
       maximise: whether more is better; by default of the AUC only, so say so of a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
+      keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
+        without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
+        many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those
+        of training samples, too good.
       tol: relative gap at which a solve ends.
       max_rounds: of each solve at most. What was reached is reported.
       record_every: rounds between looks at the gap.
@@ -136,7 +139,7 @@ def cross_validate(
     key, data = jax.random.key(0) if key is None else key, problem.data
     _check.key(name, key)
     _check.integer(name, 2, folds=folds)
-    _check.flag(name, refit=refit, progress=progress, maximise=maximise or False)
+    _check.flag(name, refit=refit, progress=progress, keep_rare=keep_rare, maximise=maximise or False)
     score, metric_name, more_is_better = _metric(metric, problem.loss)
     more_is_better = more_is_better if maximise is None else maximise
     seen_as = data if scored_as is None else scored_as
@@ -157,7 +160,8 @@ def cross_validate(
     # Each device does its own fits, unless all of them share the samples already.
     devices = 1 if data.spread is not None else min(jax.local_device_count(), -(-trials * folds // chunk))
     parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
-    sizes, stays = _rare(problem, groups)
+    sizes, alone = _rare(problem, groups)
+    stays = alone & keep_rare & (groups is None)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
         for trial, fold in _chunks(trials * folds, folds, chunk * devices):
@@ -256,7 +260,7 @@ def _scored(score: Metric, weights: Array, data: TaskData, loss: Loss) -> Array:
 
 
 def _rare(problem: Problem, groups: Any) -> tuple[np.ndarray, np.ndarray]:
-    """How often each class is in each task; which samples a task's training cannot do without, ``[m, n]``."""
+    """How often each class is in each task ``[num_tasks, 2]``; which samples are alone in theirs ``[m, n]``."""
     data = problem.data
     y, real, task = np.asarray(data.y), np.asarray(data.weight) > 0, np.asarray(data.task)
     if not problem.loss.binary:
@@ -264,7 +268,7 @@ def _rare(problem: Problem, groups: Any) -> tuple[np.ndarray, np.ndarray]:
     sizes = class_sizes(y, real, task, data.num_tasks, None if groups is None else np.asarray(groups))
     # Of two samples, one of each class, neither is rare.
     alone = (np.take_along_axis(sizes[task], (y > 0).astype(int), 1) == 1) & (sizes[task].sum(1, keepdims=True) > 2)
-    return sizes, real & alone & (groups is None)
+    return sizes, real & alone
 
 
 def _of_candidates(task_scores: np.ndarray) -> np.ndarray:

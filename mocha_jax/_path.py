@@ -144,6 +144,8 @@ def spending(
         )
     count = int(sizes.pop()[0])
     for i in range(count):
-        jax.tree.map(lambda leaf, i=i: leaf[i], candidates).check_tasks(problem.data.num_tasks)
+        candidate = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
+        _check.representable(f"{owner}: candidate {i}", candidate, problem.data.dtype)
+        candidate.check_tasks(problem.data.num_tasks)
     algorithm = Mocha() if algorithm is None else algorithm
     return Budget(algorithm, float(tol), int(max_rounds), int(record_every)), count

@@ -27,7 +27,8 @@ class Probabilistic(TraceLimited):
       lam: :math:`\lambda > 0`. Large: all weights go to 0. The :math:`\tfrac{\lambda'}{2}` of code that minimises
         :math:`\tfrac{\lambda'}{2}\mathrm{tr}(W^\top\Omega^{-1}W)` is ``lam = lambda' / 2``, ``sigma2 = inf``.
       sigma2: :math:`\sigma^2 > 0`; infinity drops the ridge, and tiny leaves nothing but a ridge
-        :math:`\lambda/\sigma^2`: independent tasks.
+        :math:`\lambda/\sigma^2`: independent tasks. Tune it along with :math:`\lambda`: with the default, which leaves
+        independent tasks out, tasks that have nothing in common do worse than each on its own.
 
     >>> import jax.numpy as jnp
     >>> r = Probabilistic(lam=0.5, sigma2=jnp.inf)
