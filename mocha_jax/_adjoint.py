@@ -6,7 +6,6 @@ r"""Which derivative a solve has.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,8 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._run import Setting, advance
 from mocha_jax._solution import Solution
+from mocha_jax._transfers import on_purpose
+from mocha_jax._warn import warn
 
 
 class Found(Pytree):
@@ -164,6 +165,7 @@ class Hypergradient(Pytree):
     free: Array  # [] int32 dual variables that move with the problem
 
 
+@on_purpose
 def hypergradient(
     fn: Callable[[Array], Array], solution: Solution, *, adjoint: Implicit | None = None
 ) -> Hypergradient:
@@ -210,7 +212,7 @@ def hypergradient(
         value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
     )
     if not isinstance(known, jax.core.Tracer) and not known:
-        warnings.warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.", stacklevel=2)
+        warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.")
     return found
 
 

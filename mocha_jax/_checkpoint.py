@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from mocha_jax._fingerprint import fingerprint, plain, plain_dtype
 from mocha_jax._history import History, Progress
 from mocha_jax._owned_file import CheckpointError, OwnedFile
 from mocha_jax._spread import fetched, place
+from mocha_jax._warn import warn
 
 _FORMAT = "mocha_jax checkpoint 4"
 
@@ -67,10 +67,9 @@ class Saver:
             if not self._warned:
                 self._warned = True
                 round = int(progress.state.round)
-                warnings.warn(
+                warn(
                     f"solve: {self._file.path} could not be saved to after round {round}: {reason}; it holds what was "
-                    f"saved before, and the solve goes on.",
-                    stacklevel=3,
+                    f"saved before, and the solve goes on."
                 )
 
     def _write(self, file: OwnedFile, arrays: dict[str, np.ndarray]) -> None:

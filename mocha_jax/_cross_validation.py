@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,6 +22,8 @@ from mocha_jax._progress import Bar
 from mocha_jax._solution import Solution
 from mocha_jax._splits import class_sizes
 from mocha_jax._spread import Spread, each_device
+from mocha_jax._transfers import on_purpose
+from mocha_jax._warn import warn
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -71,6 +72,7 @@ class CrossValidation:
         return f"CrossValidation(best={self.best}, {self.metric}={np.array2string(self.mean, precision=4)})"
 
 
+@on_purpose
 def cross_validate(
     problem: Problem,
     candidates: Regularizer,
@@ -180,7 +182,7 @@ def cross_validate(
         raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")
     if np.isnan(mean).any():
         without = np.flatnonzero(np.isnan(mean)).tolist()
-        warnings.warn(f"{name}: candidates {without} lack scores that others have and are passed over.", stacklevel=2)
+        warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
     for caveat in (
         _caveats.unfinished(residuals, budget.tol, budget.max_rounds),
@@ -188,7 +190,7 @@ def cross_validate(
         _caveats.rare_classes(sizes, folds, int(stays.sum())),
     ):
         if caveat is not None:
-            warnings.warn(f"{name}: {caveat}", stacklevel=2)
+            warn(f"{name}: {caveat}")
     regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
     solution = _refitted(key, problem, candidates, budget, best) if refit else None
     return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)

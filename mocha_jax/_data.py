@@ -22,6 +22,7 @@ from mocha_jax._pytree import Pytree, static
 from mocha_jax._samples import check_arrays
 from mocha_jax._splits import dealt, draws, stratified
 from mocha_jax._spread import Spread
+from mocha_jax._transfers import on_purpose
 
 SCALINGS = ("sum", "task_mean")
 
@@ -44,6 +45,7 @@ class TaskData(Pytree):
     loss_scaling: str = static(default="sum")
     spread: Spread | None = static(default=None)  # on which devices the nodes are, from `shard`
 
+    @on_purpose
     def __post_init__(self) -> None:
         check_arrays(self.x, self.y, self.weight, self.task)
         _check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
@@ -65,6 +67,7 @@ class TaskData(Pytree):
         elif self.num_tasks < 0:
             raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
 
+    @on_purpose
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; what is not given follows from them.
 
@@ -95,6 +98,7 @@ class TaskData(Pytree):
         return self.y.dtype
 
     @property
+    @on_purpose
     def sizes(self) -> Array:
         """Real samples of each node, ``[m]`` int32."""
         return jnp.sum(self.weight > 0, axis=1, dtype=jnp.int32)
@@ -185,6 +189,7 @@ class TaskData(Pytree):
             return self.layout.totals(self, terms, given, weights, *rows)
         return totals(terms, given, self.x, self.y, self.weight, weights, *rows)
 
+    @on_purpose
     def split(self, key: Array, fraction: float, *, stratify: bool = True) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.
 
@@ -212,6 +217,7 @@ class TaskData(Pytree):
         first = stratified(labels, bits, real, fraction)
         return self._select(first), self._select(real & ~first)
 
+    @on_purpose
     def pooled(self) -> TaskData:
         """The same nodes and samples, all on one task: the data of the global model.
 
@@ -220,6 +226,7 @@ class TaskData(Pytree):
         pooled = self.replace(task=jnp.zeros_like(self.task), num_tasks=1, shared=self.num_nodes > 1)
         return pooled.replace(weight=self.weight * safe_ratio(pooled.base_weight(), self.base_weight()))
 
+    @on_purpose
     def merged(self) -> TaskData:
         """All samples with one node, on one task: the data of a central server. Weights stay what they were.
 
@@ -233,6 +240,7 @@ class TaskData(Pytree):
         task = jnp.zeros(1, self.task.dtype)
         return self.replace(x=x, y=y, weight=weight, task=task, num_tasks=1, shared=False, spread=None)
 
+    @on_purpose
     def pad(self, *, nodes: int | None = None, rows: int | None = None) -> TaskData:
         """Pad with inert nodes and rows up to the given counts, e.g. to fit a device mesh.
 
@@ -253,6 +261,7 @@ class TaskData(Pytree):
             num_tasks=self.num_tasks,
         )
 
+    @on_purpose
     def append(self, other: TaskData) -> TaskData:
         """The same federation with more tasks: those of `other`, after the ones that are here.
 
@@ -285,6 +294,7 @@ class TaskData(Pytree):
             shared=self.shared or other.shared,
         )
 
+    @on_purpose
     def folds(self, key: Array, count: int, groups: Any = None) -> Array:
         """Deal every node's samples into parts of nearly equal size, for cross-validation.
 
@@ -316,6 +326,7 @@ class TaskData(Pytree):
         bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0
         return jnp.asarray(dealt(np.asarray(self.y), bits, real, count, groups))
 
+    @on_purpose
     def keep(self, rows: Array) -> TaskData:
         """The same rows, but only those marked ``[m, n]`` are samples; the weights follow `loss_scaling`."""
         relative = safe_ratio(self.weight, self.base_weight())

@@ -21,6 +21,7 @@ from mocha_jax._objective import Certificate, conjugates, dual_vectors, node_vec
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._server import REFRESH_EVERY, DualServer, Local, ProximalServer, ProximalState
+from mocha_jax._transfers import on_purpose
 from mocha_jax._work import Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
@@ -113,6 +114,7 @@ class DualMethod(Algorithm[Problem]):
         best = scales[jnp.argmax(lax.map(dual, scales))]
         return self.adopt(state.replace(beta=best * state.beta), problem)
 
+    @on_purpose
     def extend(self, state: MochaState, problem: Problem) -> MochaState:
         """Continue the state of a trained federation on a problem with new tasks after the old ones.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 
 from mocha_jax._problem import Problem
+from mocha_jax._warn import warn
 
 if TYPE_CHECKING:
     from mocha_jax._run import Setting
@@ -38,10 +38,9 @@ def or_by_loops(work: Callable[..., Result], key: Any, run: Setting, *rest: Any,
         found = work(key, _with(loops, run), *rest, **how)
         _refused.add(kind)
         gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        warnings.warn(
+        warn(
             f"{type(run.algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
-            f'on this machine ({gist}); the loops do its work, as with backend="xla".',
-            stacklevel=3,
+            f'on this machine ({gist}); the loops do its work, as with backend="xla".'
         )
         return found
 

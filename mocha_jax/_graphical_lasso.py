@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
@@ -13,6 +11,7 @@ from mocha_jax import _check
 from mocha_jax._lasso import soft_threshold
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Pytree
+from mocha_jax._warn import warn
 
 _MAX_HALVINGS = 40
 
@@ -135,9 +134,8 @@ def graphical_lasso(
     left = residual(at)
     solved = left <= least * scale
     if _check.concrete(solved) is not None and not solved:
-        warnings.warn(
+        warn(
             f"graphical_lasso: not solved: after {int(at.iterations)} iterations the residual is {float(left):.1e}, "
-            f"above {float(least * scale):.1e}; allow more max_iterations or a larger tol.",
-            stacklevel=2,
+            f"above {float(least * scale):.1e}; allow more max_iterations or a larger tol."
         )
     return GraphicalLasso(at.precision, at.covariance, left, at.iterations, solved)

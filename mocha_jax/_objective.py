@@ -11,6 +11,7 @@ from jax import Array
 from mocha_jax._data import TaskData
 from mocha_jax._problem import Problem
 from mocha_jax._quality import Quality
+from mocha_jax._transfers import on_purpose
 from mocha_jax.coupling import Coupling
 from mocha_jax.losses import Loss
 
@@ -69,6 +70,7 @@ def predictions(data: TaskData, weights: Array) -> Array:
     return data.times(data.to_nodes(weights))
 
 
+@on_purpose
 def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
     """P(W, Omega) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
 
@@ -102,6 +104,7 @@ def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
     return jnp.sum(weighted(data, loss.conjugate(beta, data.y)), axis=1)
 
 
+@on_purpose
 def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:
     r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,11 @@ import numpy as np
 from mocha_jax import _check
 from mocha_jax._data import SCALINGS, TaskData
 from mocha_jax._samples import check_unmasked, masked
+from mocha_jax._transfers import on_purpose
+from mocha_jax._warn import warn
 
 
+@on_purpose
 def pack_tasks(
     xs: Sequence[Any] | Any,
     ys: Sequence[Any] | Any,
@@ -125,11 +127,10 @@ def _dtypes(xs: list[np.ndarray], dtype: Any) -> tuple[np.dtype, np.dtype]:
             )
         return wanted, default if wanted.itemsize == 2 else wanted
     if not x64 and any(x.dtype == np.float64 for x in xs):
-        warnings.warn(
+        warn(
             "pack_tasks: xs are float64 but JAX's x64 mode is off, so they are stored as float32 (relative gaps "
             "below about 1e-6 are then out of reach); pass dtype='float32' to accept that in silence, or call "
-            "jax.config.update('jax_enable_x64', True) before anything else to keep float64.",
-            stacklevel=3,
+            "jax.config.update('jax_enable_x64', True) before anything else to keep float64."
         )
     return default, default
 

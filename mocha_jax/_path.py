@@ -18,6 +18,7 @@ from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._solution import Solution
 from mocha_jax._solve import solve
+from mocha_jax._transfers import on_purpose
 from mocha_jax.regularizers import Regularizer
 
 
@@ -59,6 +60,7 @@ class Path(Pytree):
         return jax.tree.map(lambda leaf: leaf[i], self)
 
 
+@on_purpose
 def lambda_path(
     problem: Problem,
     candidates: Regularizer,

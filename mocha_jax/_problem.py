@@ -11,6 +11,7 @@ import numpy as np
 from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._pytree import Pytree
+from mocha_jax._transfers import on_purpose
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -56,6 +57,7 @@ class Problem(Federated):
     def value(self) -> str:
         return "gap"
 
+    @on_purpose
     def __post_init__(self) -> None:
         _check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")
         _check.instance("Problem", "loss", self.loss, Loss, "Hinge()")

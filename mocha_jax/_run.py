@@ -17,6 +17,7 @@ from mocha_jax._history import History, Progress, Watch, count, record, start
 from mocha_jax._problem import Federated
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._rows import Profile, size_profile
+from mocha_jax._transfers import on_purpose
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
 
@@ -64,6 +65,7 @@ def block(key: Array, run: Setting, progress: Progress, rounds: Any) -> tuple[Pr
     return record(progress, run.problem, quality.with_bound(run.problem, progress.bound))
 
 
+@on_purpose
 def run(
     key: Array,
     algorithm: Algorithm[Any],

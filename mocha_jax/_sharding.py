@@ -13,11 +13,13 @@ from mocha_jax._data import TaskData
 from mocha_jax._problem import Federated, Problem
 from mocha_jax._pytree import fields_of
 from mocha_jax._spread import Spread, place
+from mocha_jax._transfers import on_purpose
 from mocha_jax.coupling import Dense
 
 Kind = TypeVar("Kind", bound=Federated)
 
 
+@on_purpose
 def shard(problem: Kind, mesh: Mesh | None = None, axes: str | tuple[str, ...] | None = None) -> Kind:
     """Spread a problem's nodes over devices; `run`, `solve` and `certificate` then work on all of them.
 

@@ -11,6 +11,7 @@ from jax import Array
 
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, static
+from mocha_jax._transfers import on_purpose
 from mocha_jax.coupling import correlation
 
 # A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
@@ -89,16 +90,19 @@ class Solution(Pytree):
         return patient and bool(self.silent_nodes) and isinstance(self.problem, Problem)
 
     @property
+    @on_purpose
     def omega(self) -> Array:
         """The relationship matrix of the model, ``[num_tasks, num_tasks]``."""
         return self.problem.regularizer.relationship(self._num_tasks_squared(), self.relation)
 
     @property
+    @on_purpose
     def covariance(self) -> Array:
         """How the tasks' weights vary together, up to scale, ``[num_tasks, num_tasks]``."""
         return self.problem.regularizer.covariance(self._num_tasks_squared(), self.relation)
 
     @property
+    @on_purpose
     def correlation(self) -> Array:
         """The covariance with unit diagonal: what to read as similarity of tasks, from -1 to 1."""
         return correlation(self.covariance)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,8 @@ from mocha_jax._progress import Bar
 from mocha_jax._run import Setting, check_state, settle
 from mocha_jax._solution import Solution, Status
 from mocha_jax._spread import fetched
+from mocha_jax._transfers import on_purpose
+from mocha_jax._warn import warn
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
@@ -31,6 +32,7 @@ from mocha_jax.systems import System
 _CHUNK = 25
 
 
+@on_purpose
 def solve(
     problem: Federated,
     algorithm: Algorithm[Any] | None = None,
@@ -157,7 +159,7 @@ def solve(
                 stopped = callback is not None and bool(callback(int(where.state.round), history))
     solution = _solution(problem, run, where, history, outcome, tol, int(where.state.round) - first)
     if solution.unheard:
-        warnings.warn(f"solve: {solution.message}", stacklevel=2)
+        warn(f"solve: {solution.message}")
     return solution
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +22,8 @@ from mocha_jax._path import Budget, carried
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree, fields_of
 from mocha_jax._solution import Solution
+from mocha_jax._transfers import on_purpose
+from mocha_jax._warn import warn
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
 _RATE = 0.7
@@ -57,6 +58,7 @@ class Tuned:
         return f"Tuned(value={self.value:.6g}, hyperparameters={self.hyperparameters}, trained to a gap of {gap:.1e})"
 
 
+@on_purpose
 def tune(
     problem: Problem,
     validation: TaskData,
@@ -167,12 +169,11 @@ def tune(
                     f'to a smaller tol, with more max_rounds, not with Mocha(server="dual") where Omega is learned, or '
                     f"start elsewhere."
                 )
-            warnings.warn(
+            warn(
                 f"tune: stopped after {i} steps: there is no gradient at {now.hyperparameters}, where training ended "
                 f"at a gap of {float(now.gap):.1e}, a distance of {float(now.distance):.1e} from the optimum and a "
                 f"residual of {float(now.residual):.1e} (at most {adjoint.worst:g}); train to a smaller tol or start "
-                f"elsewhere. The best of the steps before is returned.",
-                stacklevel=2,
+                f"elsewhere. The best of the steps before is returned."
             )
             break
         if not seen or now.value < min(trace.value for trace in seen):
@@ -184,10 +185,9 @@ def tune(
     best = int(np.argmin(history.value))
     assert chosen is not None
     if history.gap[best] > 10.0 * tol:
-        warnings.warn(
+        warn(
             f"tune: the best training stopped at max_rounds={max_rounds} with a relative gap of "
-            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's.",
-            stacklevel=2,
+            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's."
         )
     values = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
     return Tuned(values, make(values), chosen, float(history.value[best]), best, history)

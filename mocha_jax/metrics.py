@@ -14,9 +14,11 @@ from jax import Array
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._objective import predictions
+from mocha_jax._transfers import on_purpose
 from mocha_jax.losses import Loss
 
 
+@on_purpose
 def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Share of samples on the wrong side: sign(w'x) != y. A prediction of exactly 0 is wrong.
 
@@ -35,12 +37,14 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
     return mean_over_tasks(jnp.where(jnp.isnan(z), jnp.nan, wrong), data, per_task)
 
 
+@on_purpose
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
     z = predicted(weights, data)
     return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), _counts(data) > 0, per_task)
 
 
+@on_purpose
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
     loss.check_numbers()
@@ -54,6 +58,7 @@ def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = Fa
     return jnp.sum(means) / jnp.maximum(jnp.sum(counts > 0), 1).astype(losses.dtype)
 
 
+@on_purpose
 def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Area under the ROC curve: how often a positive outranks a negative, ties counting half.
 

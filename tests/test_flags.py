@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -14,15 +15,13 @@ GIVEN = R.MeanRegularized(0.1, 0.02)
 WORLD = S.Dropout(0.2) & S.PartialEpochs(0.2, 1.0) & S.Deadline(1.0, mj.costs.lte())
 
 
+KEY, DATA, REAL = jax.random.key(1), zoo.data(m=3, high=8), zoo.data(m=3, high=8, regression=True)
+CLASSES = DATA.replace(y=(DATA.y > 0).astype(DATA.dtype))
+X = np.asarray(DATA.x[0])
+
+
 def problem(regularizer=GIVEN, loss=HINGE):
-    regression = not loss.binary
-    return mj.Problem(zoo.data(m=3, high=8, regression=regression), loss, regularizer)
-
-
-def prediction():
-    data = zoo.data(m=3, high=8)
-    train, test = data.replace(y=(data.y > 0).astype(data.dtype)).split(jax.random.key(1), 0.6)
-    return mj.Prediction(train, test=test)
+    return mj.Problem(DATA if loss.binary else REAL, loss, regularizer)
 
 
 def solved(problem, algorithm=None, **more):
@@ -37,9 +36,10 @@ def resumed(folder):
 
 
 def predicted(algorithm):
-    there = prediction()
+    train, test = CLASSES.split(KEY, 0.6)
+    there = mj.Prediction(train, test=test)
     solution = solved(there, algorithm)
-    algorithm.predict(solution.state, there, 0, there.data.x[0])
+    algorithm.predict(solution.state, there, 0, X)
     repr((solution, solution.history.loss, algorithm.scores(solution.state, there)))
 
 
@@ -55,10 +55,12 @@ def examined():
 
 
 def divided():
-    data = problem().data
-    data.split(jax.random.key(0), 0.5)
-    data.folds(jax.random.key(0), 3)
-    data.append(data).pooled()
+    DATA.split(KEY, 0.5)
+    DATA.folds(KEY, 3)
+    DATA.append(DATA).pooled().merged()
+    mj.pack_tasks([X], [np.sign(X[:, 0])], loss_scaling="task_mean", intercept=True)
+    first = solved(problem())
+    mj.Mocha().extend(first.state, first.problem.replace(data=DATA.append(DATA)))
 
 
 def chosen():
@@ -70,7 +72,7 @@ def chosen():
 
 
 def tuned():
-    train, held = zoo.data(m=3).split(jax.random.key(0), 0.5)
+    train, held = DATA.split(KEY, 0.5)
     mj.tune(problem().replace(data=train), held, steps=2, max_rounds=50)
 
 
@@ -87,7 +89,7 @@ ENTRIES = {
     "averaging": lambda _: predicted(mj.FedAvg(mj.networks.MLP(4, 2, (3,)), optax.adam(0.1), fraction=0.5)),
     "separate": lambda _: predicted(mj.Local(mj.networks.MLP(4, 2, (3,)), optax.sgd(0.1))),
     "virtual": lambda _: predicted(mj.Virtual(mj.networks.Lateral(4, 2, (3,)), optax.adam(0.01), samples=2)),
-    "run": lambda _: mj.run(jax.random.key(0), mj.Mocha(), problem(), num_rounds=3, record_every=2, systems=WORLD),
+    "run": lambda _: mj.run(KEY, mj.Mocha(), problem(), num_rounds=3, record_every=2, systems=WORLD),
     "resumed": resumed,
     "examined": lambda _: examined(),
     "divided": lambda _: divided(),
@@ -99,4 +101,10 @@ ENTRIES = {
 @pytest.mark.parametrize("name", ENTRIES)
 def test_debugging_nans_finds_none(name, tmp_path):
     with jax.debug_nans(True):
+        ENTRIES[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_nothing_travels_to_the_device_but_on_purpose(name, tmp_path):
+    with jax.transfer_guard_host_to_device("disallow"):
         ENTRIES[name](tmp_path)

@@ -31,6 +31,7 @@ from mocha_jax._neural._training import Batch, Schedule
 from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._problem import Federated
 from mocha_jax._pytree import Hyperparameter, static
+from mocha_jax._transfers import on_purpose
 from mocha_jax._work import Request
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
@@ -145,6 +146,7 @@ class Trainer(Algorithm[Prediction]):
     def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Params:
         """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
 
+    @on_purpose
     def predict(self, state: Any, problem: Prediction, node: Array | int, x: Array) -> Predicted:
         """What a client's network predicts.
 
@@ -171,6 +173,7 @@ class Trainer(Algorithm[Prediction]):
         """The client whose network is to predict each node judged; None: all of them."""
         return own_network(problem)
 
+    @on_purpose
     def scores(self, state: Any, problem: Prediction) -> Scores:
         """Loss and error of every task on the samples that the problem is judged on."""
         return score(problem.judged_on, self.judge(state, problem), self.whose(problem), problem.data.sizes > 0)

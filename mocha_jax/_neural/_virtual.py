@@ -34,6 +34,7 @@ from mocha_jax._neural._trainer import (
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._neural._uncertainty import Predicted
 from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax._transfers import on_purpose
 from mocha_jax._work import Request, Work
 from mocha_jax.networks import Params, Parts
 
@@ -290,6 +291,7 @@ class Virtual(Trainer):
         after = VirtualState(round, posterior, factors, private, state.first, losses, state.diverged + bad, failed)
         return after, info(self, problem, budget)
 
+    @on_purpose
     def predict(
         self, state: VirtualState, problem: Prediction, node: Array | int, x: Array, key: Array | None = None
     ) -> Predicted:
