@@ -128,12 +128,16 @@ def cross_validate(
       refit: solve for all data, through the candidates up to the chosen one.
       progress: show a bar.
 
-    >>> import jax, mocha_jax as mj
-    >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
-    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
-    >>> found = mj.cross_validate(problem, mj.grid(mj.regularizers.Probabilistic, lam=[10.0, 0.1, 0.001]), folds=3)
+    >>> import numpy as np, mocha_jax as mj
+    >>> rng = np.random.default_rng(0)
+    >>> xs = [rng.normal(size=(12, 5)).astype("f") for _ in range(6)]
+    >>> data = mj.pack_tasks(xs, [x[:, 0] + rng.normal(size=12) for x in xs])
+    >>> problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0))
+    >>> found = mj.cross_validate(problem, mj.grid(mj.regularizers.Independent, lam=[100.0, 3.0, 0.01]), folds=3)
     >>> found.scores.shape, found.solution.weights.shape
     ((1, 3, 3), (6, 5))
+    >>> found.metric, found.best
+    ('rmse', 1)
     """
     name = "cross_validate"
     budget, count = spending(name, problem, candidates, algorithm, tol, max_rounds, record_every)
