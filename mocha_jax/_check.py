@@ -31,8 +31,10 @@ def hidden(value: Any) -> bool:
 
 def _array(value: Any) -> np.ndarray | None:
     """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked."""
-    if isinstance(value, np.ma.MaskedArray) and value.mask.any():
+    if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
         return None
+    if isinstance(value, int) and value.bit_length() > 63:  # more than NumPy's integers hold
+        value = float(value) if value.bit_length() < 1024 else np.inf if value > 0 else -np.inf
     try:
         array = np.asarray(value)
     except Exception:  # whatever somebody's `__array__` raises
@@ -49,15 +51,16 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 def _real(dtype: Any) -> bool:
     """Whether a type is one of real numbers, bfloat16 and its like included."""
-    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+    return getattr(dtype, "kind", "?") in "fiu" or jnp.issubdtype(dtype, jnp.floating)
 
 
 def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
     """The value as an array of numbers, or None where it cannot be looked at."""
-    if hidden(value):
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    if hidden(value) and not abstract:
         return None
-    array = _array(value)
-    if array is None or not _real(array.dtype):
+    array = None if abstract else _array(value)
+    if array is None or not _real(array.dtype) or not array.size:
         raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {shown(value)}.")
     return array if array.dtype.kind in "fiu" else array.astype(np.float64)
 
@@ -71,35 +74,76 @@ def shown(value: Any) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # whatever somebody's `__repr__` raises
         text = f"a {type(value).__name__}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:100]}..."
 
 
-def listed(owner: str, name: str, value: Any) -> Any:
-    """A list as the array that it stands for; anything else as it is."""
-    if not isinstance(value, list):
-        return value
-    if (array := _array(value)) is None:
+def leaf(owner: str, name: str, value: Any) -> Any:
+    """A list or tuple of numbers as the array that it stands for, an array as JAX takes it; anything else as it is."""
+    if type(value) is tuple and all(type(one) in (tuple, int, float) or isinstance(one, np.number) for one in value):
+        found = _array(value)
+        return found if found is not None and found.size else value
+    if isinstance(value, list) and _array(value) is None:
         raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
-    return array
+    odd = isinstance(value, np.ndarray) and not (type(value) is np.ndarray and value.dtype.isnative)
+    wide = type(value) is int and value.bit_length() > 31
+    if not (isinstance(value, list) or odd or wide) or (found := _array(value)) is None:
+        return value
+    return float(found) if wide else found.astype(found.dtype.newbyteorder("="))
 
 
-def real(owner: str, **values: Any) -> None:
-    """Every value a number or an array of numbers, whichever."""
-    for name, value in values.items():
-        plain = isinstance(value, jax.Array | np.ndarray) and not isinstance(value, np.ma.MaskedArray)
-        if not (plain and _real(value.dtype)):  # of an array no more is looked at
-            _numbers(owner, name, value)
+def fixed(value: Any) -> Any:
+    """An array without axes as the number that it is, which can be hashed; anything else as it is."""
+    known = isinstance(value, np.ndarray | jax.Array) and not hidden(value) and value.shape == ()
+    return value.item() if known and getattr(value.dtype, "kind", "?") in "biuf" else value
 
 
-def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> None:
-    """An array of numbers of that shape; an axis of any length is given by its letter."""
+def number(owner: str, name: str, value: Any) -> Any:
+    """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
+    _of_kinds(owner, name, value, "fiu")
+    plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
+    return leaf(owner, name, value if plain else _array(value))
+
+
+def leaves(owner: str, name: str, tree: Any) -> None:
+    """Every leaf of a tree a number or an array of numbers or booleans."""
+    for value in jax.tree.leaves(tree):
+        _of_kinds(owner, name, value, "fiub")
+
+
+def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
+    """An array of that shape; an axis of any length from 1 has a letter. Of numbers, or of other `kinds` of NumPy."""
     found = _shape(value)
     fits = found is not None and len(found) == len(shape)
-    if not fits or any(isinstance(n, int) and n != k for n, k in zip(shape, found or (), strict=True)):
+    if not fits or any(k != n if isinstance(n, int) else k == 0 for n, k in zip(shape, found or (), strict=True)):
         wanted = ", ".join(map(str, shape))
         got = shown(value) if found is None else f"shape {found}"
         raise ValueError(f"{owner}: {name} must be an array [{wanted}], got {got}.")
-    real(owner, **{name: value})
+    _of_kinds(owner, name, value, kinds)
+
+
+def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
+    """The values of some kinds; of an array no more is looked at than its type."""
+    plain = isinstance(value, jax.Array | np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    known = value if plain or isinstance(value, jax.ShapeDtypeStruct) else _array(value)
+    dtype = None if known is None or isinstance(known, jax.ShapeDtypeStruct) else known.dtype
+    if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and _real(dtype))):
+        words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
+        raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
+
+
+def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
+    """A list of arrays, at least one, or anything that gives one array after the other."""
+    try:
+        found = [_array(value) for value in values]
+    except Exception:  # what cannot be gone through, for whatever reason
+        found = [None]
+    if not found or any(array is None for array in found):
+        raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
+    return [array for array in found if array is not None]
 
 
 def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
@@ -183,8 +227,8 @@ def instance(owner: str, name: str, value: Any, kind: type, example: str) -> Non
 
 def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
     if not ok:
-        shown = value.item() if value.size == 1 else value
-        raise ValueError(f"{owner}: {name} must be {rule}, got {shown}.")
+        got = str(value.item()) if value.size == 1 else " ".join(str(value).split())
+        raise ValueError(f"{owner}: {name} must be {rule}, got {_cut(got)}.")
 
 
 def positive(owner: str, **values: Any) -> None:
@@ -209,8 +253,8 @@ def nonnegative(owner: str, **values: Any) -> None:
 def representable(owner: str, tree: Any, dtype: Any) -> None:
     """No number too large or too small for that float type; small entries of a matrix may well be 0."""
     limits = jnp.finfo(dtype)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if (v := concrete(leaf)) is None:
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        if (v := concrete(value)) is None:
             continue
         size = np.abs(v.astype(np.float64))
         lost = (size != 0) & (size < float(limits.tiny)) & (v.ndim < 2)  # processors take such numbers for 0
@@ -237,6 +281,21 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
             low = v > 0 if open_left else v >= 0
             high = v < 1 if open_right else v <= 1
             _require(bool(np.all(low & high)), owner, name, v, rule)
+
+
+def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
+    """An array of that shape, in a float type where it was of integers."""
+    array(owner, name, value, shape)
+    found = jnp.asarray(leaf(owner, name, value))
+    return found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(float)
+
+
+def square(owner: str, name: str, value: Any) -> jax.Array:
+    """A square matrix, in a float type where it was of integers."""
+    found = floats(owner, name, value, ("m", "m"))
+    if found.shape[0] != found.shape[1]:
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {found.shape}.")
+    return found
 
 
 def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:

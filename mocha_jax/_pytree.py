@@ -60,11 +60,13 @@ class Pytree:
 
         given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        def plain(name: str, value: Any) -> Any:
             # A list would be a subtree of numbers, where an array leaf is meant.
-            owner, more = cls.__name__, args[len(names) :]
-            first = (_check.listed(owner, k, v) for k, v in zip(names, args, strict=False))
-            given(self, *first, *more, **{k: _check.listed(owner, k, v) for k, v in kwargs.items()})
+            return _check.leaf(cls.__name__, name, value) if name in data else _check.fixed(value)
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            first = (plain(name, value) for name, value in zip(names, args, strict=False))
+            given(self, *first, *args[len(names) :], **{name: plain(name, value) for name, value in kwargs.items()})
 
         functools.update_wrapper(init, given)
         cls.__init__ = init  # type: ignore[method-assign]

@@ -34,19 +34,15 @@ class Work(Pytree):
     active: Array  # [m] bool whether the node answers at all
 
     def __post_init__(self) -> None:
-        if np.ndim(self.steps) != 1 or np.shape(self.steps) != np.shape(self.active):
-            raise ValueError(
-                f"Work: steps and active must both be [m], got shapes {np.shape(self.steps)} and "
-                f"{np.shape(self.active)}."
-            )
-        if not jnp.issubdtype(jnp.result_type(self.steps), jnp.integer):
-            raise ValueError(f"Work: steps must be integers, got {jnp.result_type(self.steps)}.")
+        _check.array("Work", "steps", self.steps, ("m",), "iu")
+        _check.array("Work", "active", self.active, np.shape(self.steps), "b")
         if (steps := _check.concrete(self.steps)) is not None and (steps < 0).any():
             node = int(np.argmax(steps < 0))
             raise ValueError(f"Work: node {node} is given {steps[node]} steps; a node that does nothing has 0.")
 
     def budget(self, request: Array) -> Array:
         """Steps of the nodes that answer, at most those of a full round, `request`; 0 for the others, ``[m]``."""
-        if self.steps.shape != request.shape:
-            raise ValueError(f"Work: there are {len(request)} nodes, but steps for {len(self.steps)}.")
-        return jnp.where(self.active, jnp.minimum(self.steps, request), 0)
+        _check.array("Work.budget", "request", request, ("m",), "iu")
+        if self.steps.shape != np.shape(request):
+            raise ValueError(f"Work: request is for {len(request)} nodes, but there are steps for {len(self.steps)}.")
+        return jnp.where(self.active, jnp.minimum(self.steps, jnp.asarray(request)), 0)

@@ -43,9 +43,6 @@ class Cost(Pytree):
     cycle: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
-        for name, price in fields_of(self).items():
-            if isinstance(price, int):  # as an array it could be too large for an integer
-                object.__setattr__(self, name, float(price))
         _check.positive(
             "Cost",
             flops_per_second=self.flops_per_second, download=self.download, upload=self.upload,
@@ -55,6 +52,7 @@ class Cost(Pytree):
 
     def check_nodes(self, num_nodes: int) -> None:
         """Raise where the prices do not fit that many nodes."""
+        _check.integer("Cost.check_nodes", 1, num_nodes=num_nodes)
         _check.scalar("Cost", cycle=self.cycle)
         for name, price in fields_of(self).items():
             if np.shape(price) not in ((), (num_nodes,)):
@@ -64,17 +62,21 @@ class Cost(Pytree):
 
     def message_seconds(self, down: Array | float, up: Array | float) -> Array:
         """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``; none for none."""
+        down, up = _check.number("Cost", "down", down), _check.number("Cost", "up", up)
         width = jnp.asarray(self.bytes_per_number)
-        latency = jnp.where(jnp.asarray(down) + jnp.asarray(up) > 0, jnp.asarray(self.latency), 0.0)
+        down, up = jnp.asarray(down), jnp.asarray(up)
+        latency = jnp.where(down + up > 0, jnp.asarray(self.latency), 0.0)
         return latency + width * down / self.download + width * up / self.upload
 
     def seconds(self, flops: Array | float, down: Array | float, up: Array | float) -> Array:
         """Time(h, t) of a node that takes part: a scalar or ``[m]``."""
+        flops = jnp.asarray(_check.number("Cost", "flops", flops))
         return flops / jnp.asarray(self.flops_per_second) + self.message_seconds(down, up)
 
     def round_seconds(self, node_seconds: Array) -> Array:
         """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
-        return jnp.maximum(jnp.max(node_seconds), jnp.asarray(self.cycle))
+        _check.array("Cost.round_seconds", "node_seconds", node_seconds, ("m",))
+        return jnp.maximum(jnp.max(jnp.asarray(node_seconds)), jnp.asarray(self.cycle))
 
 
 # A phone of 2010 has a clock of up to 1 GHz: Carroll & Heiser, "An analysis of power consumption in a smartphone".
@@ -122,5 +124,5 @@ def relative(ratio: Hyperparameter) -> Cost:
     220.0
     """
     _check.positive("relative", ratio=ratio)
-    rate = 2.0 / ratio
+    rate = 2.0 / _check.number("relative", "ratio", ratio)
     return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)

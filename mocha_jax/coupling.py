@@ -91,8 +91,13 @@ class Coupling(Pytree):
         [1.5, 1.5]
         """
         _check.one_of("sigma_prime", "rule", rule, SIGMA_PRIME_RULES)
+        _check.in_unit_interval("sigma_prime", open_left=True, gamma=gamma)
+        _check.scalar("sigma_prime", gamma=gamma)
         diagonal = self.diagonal()
-        nodes = jnp.ones_like(diagonal) if nodes is None else jnp.maximum(nodes, 1.0)
+        if nodes is not None:
+            _check.array("sigma_prime", "nodes", nodes, diagonal.shape)
+            _check.nonnegative("sigma_prime", nodes=nodes)
+        nodes = jnp.ones_like(diagonal) if nodes is None else jnp.maximum(jnp.asarray(nodes, diagonal.dtype), 1.0)
         if rule == "spectral":
             sigma = jnp.broadcast_to(self.spectral_bound(nodes), diagonal.shape)
         else:
@@ -107,6 +112,9 @@ class Diagonal(Coupling):
     """Tasks that do not touch each other: one number per task. O(m d)."""
 
     scale: Array  # [m]
+
+    def __post_init__(self) -> None:
+        _check.array("Diagonal", "scale", self.scale, ("m",))
 
     def apply(self, v: Array) -> Array:
         return self.scale[:, None] * v
@@ -134,6 +142,11 @@ class Exchangeable(Coupling):
     within: Array  # [] a, on deviations from the mean
     common: Array  # [] b, on the mean
     num_tasks: int = static()
+
+    def __post_init__(self) -> None:
+        for name, value in (("within", self.within), ("common", self.common)):
+            _check.number("Exchangeable", name, value)
+        _check.integer("Exchangeable", 1, num_tasks=self.num_tasks)
 
     @property
     def _off(self) -> Array:
@@ -165,6 +178,11 @@ class Dense(Coupling):
 
     matrix: Array  # [m, m]
 
+    def __post_init__(self) -> None:
+        _check.array("Dense", "matrix", self.matrix, ("m", "m"))
+        if self.matrix.shape[0] != self.matrix.shape[1]:
+            raise ValueError(f"Dense: matrix must be square, [m, m], got shape {self.matrix.shape}.")
+
     def apply(self, v: Array) -> Array:
         return matmul(self.matrix, v)
 
@@ -192,6 +210,10 @@ class LowRank(Coupling):
 
     base: Array  # [] b >= 0
     factor: Array  # [m, r] F
+
+    def __post_init__(self) -> None:
+        _check.number("LowRank", "base", self.base)
+        _check.array("LowRank", "factor", self.factor, ("m", "r"))
 
     def apply(self, v: Array) -> Array:
         return self.base * v + matmul(self.factor, matmul(self.factor.T, v))
@@ -239,6 +261,7 @@ class LowRank(Coupling):
 
 def as_matrix(coupling: Coupling) -> Any:
     """The operator written out, ``[m, m]``; for inspection and tests of small problems."""
+    _check.instance("as_matrix", "coupling", coupling, Coupling, "coupling.Dense(matrix)")
     diagonal = coupling.diagonal()
     return coupling.apply(jnp.eye(diagonal.shape[0], dtype=diagonal.dtype))
 
@@ -250,6 +273,7 @@ def correlation(covariance: Array) -> Array:
     >>> correlation(jnp.array([[4.0, 1.0], [1.0, 1.0]])).tolist()
     [[1.0, 0.5], [0.5, 1.0]]
     """
+    covariance = _check.square("correlation", "covariance", covariance)
     scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0.0))
     related = safe_ratio(covariance, scale[:, None] * scale[None, :])
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))

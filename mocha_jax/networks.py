@@ -74,9 +74,9 @@ class Model(Network):
     stochastic: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        for name, function in (("initialise", self.initialise), ("predict", self.predict)):
-            if not callable(function):
-                raise ValueError(f"Model: {name} must be a function, got {function!r}.")
+        _check.function("Model", "initialise", self.initialise, "lambda key: ...")
+        _check.function("Model", "predict", self.predict, "lambda params, x: ...")
+        _check.flag("Model", stochastic=self.stochastic)
 
     def init(self, key: Array) -> Params:
         return self.initialise(key)
@@ -117,6 +117,7 @@ class MLP(Network):
         _check.integer("MLP", 1, features=self.features, outputs=self.outputs)
         object.__setattr__(self, "hidden", _check.widths("MLP", "hidden", self.hidden, "(200, 200)"))
         _check.in_unit_interval("MLP", open_right=True, dropout=self.dropout)
+        _check.scalar("MLP", dropout=self.dropout)
 
     def init(self, key: Array) -> tuple[Layer, ...]:
         widths = self.features, *self.hidden, self.outputs
@@ -230,6 +231,7 @@ class Lateral(Network):
         if not self.hidden:
             raise ValueError("Lateral: without hidden layers nothing is shared; use an MLP.")
         _check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
+        _check.scalar("Lateral", dropout=self.dropout)
 
     def init(self, key: Array) -> Parts:
         below = self.features, *self.hidden

@@ -37,7 +37,7 @@ def iid(key: Array, count: int, clients: int) -> Parts:
       count: how many samples there are.
       clients: how many parts, at most `count`.
     """
-    _enough("iid", count, clients)
+    count, clients = _enough("iid", count, clients)
     return [np.sort(part) for part in np.array_split(_generator(key).permutation(count), clients)]
 
 
@@ -54,7 +54,7 @@ def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
     """
     labels = _labels("shards", labels)
     _check.integer("shards", 1, per_client=per_client)
-    _enough("shards", len(labels), clients, per_client)
+    _, clients = _enough("shards", len(labels), clients, per_client)
     draw = _generator(key)
     order = draw.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -85,7 +85,7 @@ def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, leas
     _check.scalar("dirichlet", alpha=alpha)
     _check.positive("dirichlet", alpha=alpha)
     _check.integer("dirichlet", 1, least=least)
-    _enough("dirichlet", len(labels), clients, least)
+    _, clients = _enough("dirichlet", len(labels), clients, least)
     draw = _generator(key)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -112,7 +112,7 @@ def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least:
     _check.scalar("quantity", sigma=sigma)
     _check.nonnegative("quantity", sigma=sigma)
     _check.integer("quantity", 1, least=least)
-    _enough("quantity", count, clients, least)
+    count, clients = _enough("quantity", count, clients, least)
     draw = _generator(key)
     logs = sigma * draw.normal(size=clients)
     share = np.exp(logs - logs.max())
@@ -136,9 +136,7 @@ def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
       xs: ``[n_t, d]`` of each client.
     """
     _check.key("permuted", key)
-    if any(np.ma.is_masked(x) for x in xs):
-        raise ValueError("permuted: xs holds masked values; fill or remove them.")
-    arrays = [np.asarray(x) for x in xs]
+    arrays = _check.arrays("permuted", "xs", xs)
     if wrong := [a.shape for a in arrays if a.ndim != 2]:
         raise ValueError(f"permuted: samples of a client are [n_t, d], got shape {wrong[0]}; flatten pictures first.")
     return [x[:, _generator(jax.random.fold_in(key, t)).permutation(x.shape[1])] for t, x in enumerate(arrays)]
@@ -164,15 +162,17 @@ def _generator(key: Array) -> np.random.Generator:
 def _labels(owner: str, labels: Any) -> np.ndarray:
     if np.ma.is_masked(labels):
         raise ValueError(f"{owner}: {int(np.ma.getmaskarray(labels).sum())} labels are masked; fill or remove them.")
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not len(labels):
-        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got shape {labels.shape}.")
+    given, labels = labels, _check.concrete(labels)
+    if labels is None or labels.ndim != 1 or not len(labels):
+        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {_check.shown(given)}.")
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         raise ValueError(f"{owner}: {int(np.isnan(labels).sum())} labels are NaN.")
     return labels
 
 
-def _enough(owner: str, count: int, clients: int, each: int = 1) -> None:
+def _enough(owner: str, count: int, clients: int, each: int = 1) -> tuple[int, int]:
+    """Count and clients as Python's integers."""
     _check.integer(owner, 1, count=count, clients=clients)
     if clients * each > count:
         raise ValueError(f"{owner}: {count} samples cannot be dealt into {clients} parts of {each} or more.")
+    return int(count), int(clients)

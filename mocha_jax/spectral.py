@@ -16,36 +16,41 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
 
 
 def safe_sqrt(x: Array) -> Array:
     """The square root; its derivative at 0 is taken as 0 rather than infinite."""
+    x = jnp.asarray(_check.number("safe_sqrt", "x", x))
     return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
 
 
 def thin_svd(w: Array) -> tuple[Array, Array, Array]:
     """U ``[m, r]``, s ``[r]`` falling, V' ``[r, d]`` with r = min(m, d)."""
-    u, s, vt = jnp.linalg.svd(w, full_matrices=False)
+    u, s, vt = jnp.linalg.svd(_check.floats("thin_svd", "w", w, ("m", "d")), full_matrices=False)
     return u, s, vt
 
 
-@jax.custom_jvp
 def singular_values(w: Array) -> Array:
     """Singular values of ``[m, d]``, falling, ``[min(m, d)]``.
 
     Their derivative is diag(U' dW V): exact for every symmetric function of them.
     """
+    return _singular_values(_check.floats("singular_values", "w", w, ("m", "d")))
+
+
+@jax.custom_jvp
+def _singular_values(w: Array) -> Array:
     return thin_svd(w)[1]
 
 
-@singular_values.defjvp
+@_singular_values.defjvp
 def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     u, s, vt = thin_svd(primals[0])
     return s, jnp.sum(u * matmul(tangents[0], vt.T), axis=0)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
     r""":math:`U\,\mathrm{diag}(p(s))\,V^\top` for :math:`W = U\,\mathrm{diag}(s)\,V^\top`, ``[m, d]`` to ``[m, d]``.
 
@@ -66,11 +71,18 @@ def spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Ar
     >>> bool(jnp.isfinite(jax.grad(lambda w: spectral_map(shrink, w, 0.5).sum())(jnp.eye(3))).all())
     True
     """
+    _check.function("spectral_map", "fn", fn, "lambda s, params: ...")
+    _check.leaves("spectral_map", "params", params)
+    return _spectral_map(fn, _check.floats("spectral_map", "w", w, ("m", "d")), params)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
     u, s, vt = thin_svd(w)
     return matmul(u * fn(s, params)[None, :], vt)
 
 
-@spectral_map.defjvp
+@_spectral_map.defjvp
 def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     u, s, vt = thin_svd(w)
@@ -88,18 +100,24 @@ def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array
     return matmul(u * p[None, :], vt), out
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
     r""":math:`U\,\mathrm{diag}(p(s))\,U^\top` for W of at most as many rows as columns, ``[m, d]`` to ``[m, m]``.
 
     A function of :math:`(WW^\top)^{1/2}` that does not square W on the way. Arguments as `spectral_map`. Where two
     singular values are 0, the derivative between their vectors is taken as 0.
     """
+    _check.function("left_spectral_map", "fn", fn, "lambda s, params: ...")
+    _check.leaves("left_spectral_map", "params", params)
+    return _left_spectral_map(fn, _check.floats("left_spectral_map", "w", w, ("m", "d")), params)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
     u, s, _ = thin_svd(w)
     return matmul(u * fn(s, params)[None, :], u.T)
 
 
-@left_spectral_map.defjvp
+@_left_spectral_map.defjvp
 def _left_spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     u, s, vt = thin_svd(w)
@@ -122,7 +140,6 @@ def _divided_differences(fn: Any, s: Array, params: Any, ds: Array, dparams: Any
     return p, dp, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), limit
 
 
-@jax.custom_jvp
 def matrix_sqrt(a: Array) -> Array:
     r"""The square root of a symmetric positive semi-definite matrix ``[n, n]``.
 
@@ -135,11 +152,16 @@ def matrix_sqrt(a: Array) -> Array:
     >>> jax.grad(lambda a: matrix_sqrt(a).sum())(jnp.zeros((2, 2))).tolist()
     [[0.0, 0.0], [0.0, 0.0]]
     """
+    return _matrix_sqrt(_check.square("matrix_sqrt", "a", a))
+
+
+@jax.custom_jvp
+def _matrix_sqrt(a: Array) -> Array:
     s, vectors = _roots(a)
     return matmul(vectors * s[None, :], vectors.T)
 
 
-@matrix_sqrt.defjvp
+@_matrix_sqrt.defjvp
 def _matrix_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     s, vectors = _roots(primals[0])
     da = matmul(matmul(vectors.T, tangents[0]), vectors)
@@ -168,6 +190,10 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
     >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.25), jnp.array(2.0)).tolist()
     [1.0, 0.75, 0.25]
     """
+    s = _check.floats("water_fill", "s", s, ("r",))
+    _check.scalar("water_fill", floor=floor, total=total)
+    _check.nonnegative("water_fill", floor=floor, total=total)
+    floor, total = (jnp.asarray(_check.number("water_fill", k, v)) for k, v in (("floor", floor), ("total", total)))
     largest = jnp.max(s)
     s = jnp.where(s > jnp.finfo(s.dtype).eps * largest, safe_ratio(s, largest), 0.0)  # only their ratios matter
     positive, safe = s > 0, jnp.where(s > 0, s, 1.0)

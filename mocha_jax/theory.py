@@ -153,7 +153,7 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     if theta.ndim != 2:
         raise ValueError(f"assumption2: theta must be [rounds, nodes], got shape {theta.shape}.")
     if (seen := _check.concrete(theta)) is not None:
-        _check.in_unit_interval("assumption2", theta=seen[~np.isnan(seen)])
+        _check.in_unit_interval("assumption2", theta=np.where(np.isnan(seen), 0.0, seen))
     known, dropped = ~jnp.isnan(theta), theta == 1
 
     def mean(values: Array, where: Array, empty: float) -> Array:

@@ -252,10 +252,10 @@ BAD = {
     "half a node": (lambda data, full: NeverAnswers((1.7,)), "nodes are indices"),  # type: ignore[arg-type]
     "NaN trace": (lambda data, full: Trace(np.full((2, 5), np.nan)), "NaN or infinite"),
     "and a number": (lambda data, full: Dropout(0.3) & 0.5, "the right side must be a System"),  # type: ignore[operator]
-    "half a step": (lambda data, full: Work(jnp.array([2.5]), jnp.ones(1, bool)), "steps must be integers"),
+    "half a step": (lambda data, full: Work(jnp.array([2.5]), jnp.ones(1, bool)), "steps must hold integers"),
     "one for all": (
         lambda data, full: Work(jnp.ones(1, jnp.int32), jnp.ones(1, bool)).budget(full.steps),
-        "5 nodes, but steps for 1",
+        "5 nodes, but there are steps for 1",
     ),
     "a class": (
         lambda data, full: mj.run(
@@ -279,7 +279,7 @@ BAD = {
     "group numbers": (lambda data, full: Outages(0.1, np.array([0, -1])), "groups must be an integer >= 0"),
     "length": (lambda data, full: Outages(0.1, length=0), "length must be an integer >= 1"),
     "fraction": (lambda data, full: Sampled(0.0), r"fraction must be in \(0, 1\]"),
-    "table": (lambda data, full: Trace(np.ones(5)), r"table must be \[rounds, nodes\]"),
+    "table": (lambda data, full: Trace(np.ones(5)), r"table must be an array \[rounds, nodes\]"),
     "table nodes": (lambda data, full: Trace(np.ones((2, 3))).work(KEY, data, full), "table has 3 nodes, the data 5"),
     "phase": (lambda data, full: DayNight(24, 0.5, np.ones(2)).work(KEY, data, full), r"one per node \[5\]"),
     "period": (lambda data, full: DayNight(0), "period must be finite and > 0"),

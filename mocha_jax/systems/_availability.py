@@ -14,7 +14,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._math import uniform_bits
 from mocha_jax._pytree import Hyperparameter, static
 from mocha_jax._work import Request, Work
-from mocha_jax.systems._base import System, per_node
+from mocha_jax.systems._base import System, of_nodes, per_node
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -99,9 +99,12 @@ class NeverAnswers(System):
     nodes: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        given = np.atleast_1d(np.asarray(self.nodes))
-        if given.size and (given.dtype.kind not in "iu" or given.min() < 0):
-            raise ValueError(f"NeverAnswers: nodes are indices, integers counted from 0, got {self.nodes}.")
+        given = np.atleast_1d(found) if (found := _check.concrete(self.nodes)) is not None else None
+        whole = given is not None and given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+        if given is None or not whole or not 0 <= given.min(initial=0) <= given.max(initial=0) < 2**31:
+            raise ValueError(
+                f"NeverAnswers: nodes are indices, integers counted from 0, got {_check.shown(self.nodes)}."
+            )
         object.__setattr__(self, "nodes", tuple(int(k) for k in given))
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
@@ -153,8 +156,7 @@ class Trace(System):
     table: Array | np.ndarray
 
     def __post_init__(self) -> None:
-        if np.ndim(self.table) != 2 or np.shape(self.table)[0] == 0:
-            raise ValueError(f"Trace: table must be [rounds, nodes], got shape {np.shape(self.table)}.")
+        _check.array("Trace", "table", self.table, ("rounds", "nodes"), "fiub")
         if (table := _check.concrete(self.table)) is not None and not np.isfinite(table).all():
             raise ValueError("Trace: table has a NaN or infinite entry; write 0 where a node did not answer.")
 
@@ -189,10 +191,9 @@ class DayNight(System):
         dtype, m = data.dtype, data.num_nodes
         # Multiples of the golden ratio spread evenly, however many there are.
         spread = jnp.mod(jnp.arange(m, dtype=dtype) * _GOLDEN, 1.0)
-        phase = spread if self.phase is None else jnp.asarray(data.fill_nodes(self.phase), dtype)
-        if phase.shape not in ((), (m,)):
-            raise ValueError(f"DayNight: phase must be a number or one per node [{m}], got shape {phase.shape}.")
-        time = request.round.astype(dtype) + phase * jnp.asarray(self.period, dtype)
-        hour = jnp.mod(time, jnp.asarray(self.period, dtype))
-        awake = hour < jnp.asarray(self.share * self.period, dtype)
+        phase = spread if self.phase is None else jnp.asarray(of_nodes("DayNight", "phase", self.phase, data), dtype)
+        period, share = (of_nodes("DayNight", name, getattr(self, name), data) for name in ("period", "share"))
+        time = request.round.astype(dtype) + phase * jnp.asarray(period, dtype)
+        hour = jnp.mod(time, jnp.asarray(period, dtype))
+        awake = hour < jnp.asarray(share * period, dtype)
         return Work(request.steps, jnp.broadcast_to(awake, (m,)))

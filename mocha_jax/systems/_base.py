@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax import _check
@@ -53,6 +55,16 @@ class Both(System):
         a = self.first.work(jax.random.fold_in(key, 0), data, request)
         b = self.second.work(jax.random.fold_in(key, 1), data, request)
         return Work(jnp.minimum(a.steps, b.steps), a.active & b.active)
+
+
+def of_nodes(owner: str, name: str, setting: Any, data: TaskData) -> Any:
+    """A setting that is a number, or one per node ``[m]``; of all nodes, those that `shard` added too."""
+    found = data.fill_nodes(setting)
+    if np.shape(found) not in ((), (data.num_nodes,)):
+        raise ValueError(
+            f"{owner}: {name} must be a number or one per node [{data.num_nodes}], got shape {np.shape(found)}."
+        )
+    return found
 
 
 def per_node(key: Array, request: Request, dtype: jnp.dtype) -> Array:

@@ -11,7 +11,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._pytree import Hyperparameter, static
 from mocha_jax._work import Request, Work
 from mocha_jax.costs import Cost
-from mocha_jax.systems._base import System, per_node
+from mocha_jax.systems._base import System, of_nodes, per_node
 
 BUDGETS = ("smallest", "own")
 
@@ -31,7 +31,7 @@ class PartialEpochs(System):
         _check_range("PartialEpochs", self.low, self.high)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        return _between(key, request, request.steps, self.low, self.high)
+        return _between(key, request, request.steps, self, data)
 
 
 class UniformBudget(System):
@@ -61,7 +61,7 @@ class UniformBudget(System):
         if self.of == "smallest":
             smallest = jnp.min(jnp.where(sizes > 0, sizes, jnp.iinfo(jnp.int32).max))
             sizes = jnp.full_like(sizes, smallest)
-        return _between(key, request, sizes, self.low, self.high)
+        return _between(key, request, sizes, self, data)
 
 
 class Deadline(System):
@@ -95,7 +95,7 @@ class Deadline(System):
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         cost = data.fill_nodes(self.cost)
-        left = self.seconds - cost.message_seconds(request.down, request.up)
+        left = of_nodes("Deadline", "seconds", self.seconds, data) - cost.message_seconds(request.down, request.up)
         possible = jnp.floor((left * cost.flops_per_second - request.fixed_flops) / request.step_flops)
         full = request.steps.astype(possible.dtype)
         steps = jnp.clip(possible, 0.0, full).astype(request.steps.dtype)
@@ -106,12 +106,14 @@ def _check_range(owner: str, low: Hyperparameter, high: Hyperparameter) -> None:
     _check.in_unit_interval(owner, low=low, high=high)
     a, b = _check.concrete(low), _check.concrete(high)
     if a is not None and b is not None and np.any(a > b):
-        raise ValueError(f"{owner}: low must not exceed high, got {a} > {b}.")
+        raise ValueError(f"{owner}: low must not exceed high, got {_check.shown(low)} > {_check.shown(high)}.")
 
 
-def _between(key: Array, request: Request, of: Array, low: Hyperparameter, high: Hyperparameter) -> Work:
+def _between(key: Array, request: Request, of: Array, system: PartialEpochs | UniformBudget, data: TaskData) -> Work:
     """Steps uniform in [low, high] times `of`, rounded, at least one where there is work, at most all of it."""
     dtype = jnp.result_type(float)
+    owner = type(system).__name__
+    low, high = (of_nodes(owner, name, getattr(system, name), data) for name in ("low", "high"))
     share = jnp.asarray(low, dtype) + jnp.asarray(high - low, dtype) * per_node(key, request, dtype)
     steps = jnp.round(share * of.astype(dtype)).astype(request.steps.dtype)
     steps = jnp.clip(steps, jnp.minimum(request.steps, 1), request.steps)

@@ -1,0 +1,323 @@
+"""Right calls of functions and methods."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import mocha_jax as mj
+from mocha_jax import costs, coupling, datasets, metrics, partition, plotting, spectral, theory
+from tests.bad_calls import world
+from tests.bad_calls.kinds import (
+    any_numbers,
+    anything,
+    count,
+    covariance,
+    either,
+    flag,
+    function,
+    instance,
+    key,
+    marks,
+    number,
+    optional,
+    reals,
+    word,
+)
+from tests.bad_calls.outcomes import Arg, Call
+
+UNIT = number(0, 1, shapes=[()])
+POSITIVE = number(above=0, shapes=[()])
+SCALE = number(0, shapes=[()])
+
+
+def key_arg(valid=None):
+    return Arg(world.key() if valid is None else valid, key)
+
+
+def optional_key():
+    return Arg(world.key(), optional(key))
+
+
+def of(kind, valid, fits=lambda value: True, *words):
+    return Arg(valid, instance(kind, fits), words)
+
+
+def same_shape(value):
+    """A `TaskData` of the world's sizes."""
+    return value.y.shape == world.data().y.shape and value.num_features == world.D
+
+
+def problem_arg(valid=None):
+    return of(mj.Problem, world.problem() if valid is None else valid)
+
+
+def weights_arg():
+    return Arg(world.weights(), reals(world.M, world.D))
+
+
+def budget():
+    return {"tol": Arg(0.5, SCALE), "max_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1))}
+
+
+def algorithm_arg():
+    return Arg(world.safe(), optional(instance(mj.Algorithm, lambda a: a.solves is mj.Problem)))
+
+
+def functions():
+    return drivers() | measures() | spectra() | made_data() | dealt() | pictures()
+
+
+def drivers():
+    r = mj.regularizers.Regularizer
+    run = {
+        "systems": Arg(mj.systems.Full(), optional(instance(mj.systems.System))), "cost": Arg(costs.Cost(), optional(instance(costs.Cost))),
+        "watch": Arg(mj.Watch(), optional(instance(mj.Watch))), "state": Arg(world.states()[0], optional(lambda v: v is world.states()[0])),
+    }  # fmt: skip
+    return {
+        "solve": Call(mj.solve, run | {
+            "problem": problem_arg(), "algorithm": algorithm_arg(), "key": optional_key(), "tol": Arg(0.5, optional(SCALE)),
+            "joint_tol": Arg(0.5, optional(SCALE)), "max_rounds": Arg(2, count(0)), "record_every": Arg(1, count(1)), "chunk": Arg(2, count(1)),
+            "progress": Arg(False, flag), "callback": Arg(lambda *_: None, optional(function)), "checkpoint": Arg(None, optional(lambda v: isinstance(v, str) and v != "" or hasattr(v, "__fspath__"))),
+            "adjoint": Arg(None, optional(instance(mj.Adjoint))),
+        }),
+        "run": Call(mj.run, run | {
+            "key": key_arg(), "algorithm": of(mj.Algorithm, world.safe()), "problem": problem_arg(), "num_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1)),
+        }),
+        "certificate": Call(mj.certificate, {"problem": problem_arg(), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "omega": Arg(None, lambda v: v is None)}),
+        "certificate, Omega learned": Call(mj.certificate, {
+            "problem": problem_arg(world.learned()), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
+            "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
+        }),
+        "objective": Call(mj.objective, {"problem": problem_arg(), "weights": weights_arg(), "omega": Arg(None, lambda v: v is None)}),
+        "objective, Omega learned": Call(mj.objective, {
+            "problem": problem_arg(world.learned()), "weights": weights_arg(),
+            "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
+        }),
+        "lambda_path": Call(mj.lambda_path, budget() | {
+            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
+        }),
+        "cross_validate": Call(mj.cross_validate, budget() | {
+            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
+            "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
+            "metric": Arg("error_rate", either(function, word("error_rate", "auc", "rmse"))), "maximise": Arg(None, optional(flag)),
+            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+        }),
+        "tune": Call(mj.tune, budget() | {
+            "problem": problem_arg(), "validation": of(mj.TaskData, world.data()), "make": Arg(None, optional(function)), "start": Arg(None, optional(anything)),
+            "score": Arg(None, optional(function)), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
+            "max_rounds": Arg(30, count(1)), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))), "callback": Arg(None, optional(function)),
+        }),
+        "hypergradient": Call(mj.hypergradient, {
+            "fn": Arg(world.add, function), "solution": of(mj.Solution, world.solution()), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))),
+        }),
+        "one_vs_rest": Call(mj.one_vs_rest, budget() | {
+            "data": of(mj.TaskData, world.classes()), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
+        }),
+        "shard": Call(mj.shard, {
+            "problem": of(mj.Problem, world.problem()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
+        }),
+        "grid": Call(mj.grid, {
+            "make": Arg(mj.regularizers.Independent, function), "lam": Arg([0.5, 1.0], number(above=0)),
+        }),
+        "graphical_lasso": Call(mj.graphical_lasso, {
+            "covariance": Arg(np.array([[1.0, 0.5], [0.5, 1.0]]), covariance(2)), "penalty": Arg(0.5, number(0, shapes=[(), (2, 2)])), "mask": Arg(np.array([True, True]), optional(marks(2))),
+            "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
+        }),
+        "pack_tasks": Call(mj.pack_tasks, {
+            "xs": Arg(world.xs(), lambda v: v is world.xs()), "ys": Arg(world.ys(), lambda v: v is world.ys()), "groups": Arg(None, lambda v: v is None),
+            "task": Arg(None, optional(reals(world.M, whole=True, low=0, high=2))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
+            "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
+        }),
+        "pack_tasks, one array": Call(mj.pack_tasks, {
+            "xs": Arg(np.concatenate(world.xs()), reals(12, None, finite=True)), "ys": Arg(np.concatenate(world.ys()), reals(12, finite=True)),
+            "groups": Arg(np.repeat(np.arange(3), 4), lambda v: np.shape(v) == (12,)), "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16"))),
+        }),
+        "losses.from_scalar": Call(mj.losses.from_scalar, {
+            "fn": Arg(world.fair, function), "smoothness": Arg(1.0, optional(POSITIVE)), "lipschitz": Arg(1.0, optional(POSITIVE)), "binary": Arg(False, flag),
+        }),
+        **methods(),
+    }  # fmt: skip
+
+
+def methods():
+    data, classes = world.data(), world.classes()
+    fedavg, trained = world.trainers()["FedAvg"]
+    virtual, refined = world.trainers()["Virtual"]
+    predict = {
+        "problem": of(mj.Prediction, world.prediction()), "node": Arg(1, number(0, world.M - 1, shapes=[()], whole=True), ("client",)),
+        "x": Arg(world.xs()[0], reals(None, world.D, least=1), ("samples",)),
+    }  # fmt: skip
+    rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))
+    safe, (before, _) = world.safe(), world.states()
+    return {
+        "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
+        "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
+        "TaskData.pad": Call(data.pad, {"nodes": Arg(4, optional(count(3))), "rows": Arg(5, optional(count(4)))}),
+        "TaskData.append": Call(data.append, {"other": of(mj.TaskData, data, lambda d: d.num_features == 2)}),
+        "TaskData.keep": Call(data.keep, {"rows": Arg(np.ones((3, 4), bool), marks(3, 4))}),
+        "TaskData.replace": Call(data.replace, {
+            "x": Arg(np.asarray(data.x), reals(3, 4, None, finite=True)), "y": Arg(np.asarray(data.y), reals(3, 4, finite=True)),
+            "weight": Arg(np.ones((3, 4)), reals(3, 4, finite=True, low=0)), "loss_scaling": Arg("sum", word("sum", "task_mean")),
+        }),
+        "costs.Cost.check_nodes": Call(costs.Cost().check_nodes, {"num_nodes": Arg(3, count(1))}),
+        "costs.Cost.message_seconds": Call(costs.lte().message_seconds, {"down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),
+        "costs.Cost.seconds": Call(costs.lte().seconds, {"flops": Arg(2.0, any_numbers), "down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),
+        "costs.Cost.round_seconds": Call(costs.lte().round_seconds, {"node_seconds": Arg(np.ones(3), reals(None, least=1))}),
+        "coupling.Coupling.sigma_prime": Call(coupling.Dense(jnp.eye(3)).sigma_prime, {
+            "rule": Arg("per_task", word("lemma9", "per_task", "spectral")), "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])), "nodes": Arg(np.ones(3), optional(reals(3, low=0, finite=True))),
+        }),
+        "Mocha.extend": Call(safe.extend, {"state": Arg(before, lambda v: v is before), "problem": problem_arg()}),
+        "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
+        "Mocha.adopt": Call(safe.adopt, {"state": Arg(before, lambda v: v is before), "problem": problem_arg()}),
+        "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
+        "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape)}),
+        "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape), "per_task": Arg(False, flag)}),
+        "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(trained, lambda v: v is trained)}),
+        "FedAvg.scores": Call(fedavg.scores, {"state": Arg(trained, lambda v: v is trained), "problem": of(mj.Prediction, world.prediction())}),
+        "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(refined, lambda v: v is refined), "key": Arg(world.key(), optional(key))}),
+        "systems.Work.budget": Call(mj.systems.Work(jnp.arange(3), jnp.ones(3, bool)).budget, {"request": Arg(np.array([1, 2, 3]), reals(3, whole=True))}),
+        "Path.__getitem__": Call(mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int)).__getitem__, {
+            "i": Arg(1, either(number(-2, 1, shapes=[()], whole=True), lambda v: isinstance(v, slice)), ("number",)),
+        }),
+    }  # fmt: skip
+
+
+def measures():
+    data, scored = (
+        world.data(),
+        {"weights": weights_arg(), "data": of(mj.TaskData, world.data(), same_shape), "per_task": Arg(False, flag)},
+    )
+    problem, start, open_unit = problem_arg(), number(above=0), number(0, below=1)
+    omega = Arg(None, lambda v: v is None)
+    rule = {
+        "sigma_prime": Arg("per_task", word("lemma9", "per_task", "spectral")),
+        "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])),
+    }
+    before, after = world.states()
+    return {
+        "metrics.error_rate": Call(metrics.error_rate, scored),
+        "metrics.rmse": Call(metrics.rmse, scored),
+        "metrics.auc": Call(metrics.auc, scored),
+        "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
+        "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape), "per_task": Arg(False, flag)}),
+        "theory.sigma": Call(theory.sigma, {"problem": problem, "omega": omega, "tol": Arg(0.5, POSITIVE)}),
+        "theory.rate": Call(theory.rate, {"problem": problem, "omega": omega} | rule),
+        "theory.assumption2": Call(theory.assumption2, {"theta": Arg(np.array([[1.0, 0.5], [0.25, 0.5]]), reals(None, None, low=0, high=1, least=1))}),
+        "theory.dual_bound": Call(theory.dual_bound, {
+            "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, number(above=0, high=1)), "theta_bar": Arg(0.5, open_unit), "gamma": Arg(0.5, number(above=0, high=1)),
+        }),
+        "theory.theorem1": Call(theory.theorem1, {
+            "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, number(above=0, high=1)), "theta_bar": Arg(0.5, open_unit), "gamma": Arg(0.5, number(above=0, high=1)),
+        }),
+        "theory.theorem2": Call(theory.theorem2, rule | {
+            "problem": problem, "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "theta_bar": Arg(0.5, open_unit), "omega": omega,
+        }),
+        "theory.corollary8": Call(theory.corollary8, {"p": Arg(np.full((5, 2), 0.5), reals(None, None, low=0, high=1, least=4, finite=True)), "theta_hat": Arg(0.5, number(0, 1))}),
+        "theory.lemma4": Call(theory.lemma4, {
+            "problem": problem, "algorithm": of(mj.Mocha, world.safe()), "before": Arg(before, lambda v: v is before), "after": Arg(after, lambda v: v in (before, after)),
+        }),
+    }  # fmt: skip
+
+
+def spectra():
+    matrix, square, values = (
+        Arg(world.weights(), reals(None, None)),
+        Arg(np.eye(3), lambda v: reals(None, None)(v) and len(set(np.shape(v))) == 1),
+        Arg(np.array([4.0, 2.0, 1.0]), reals(None, least=1)),
+    )
+    mapped = {"fn": Arg(world.shrink, function), "w": matrix, "params": Arg(0.5, anything)}
+    return {
+        "spectral.safe_sqrt": Call(spectral.safe_sqrt, {"x": Arg(np.ones(3), any_numbers)}),
+        "spectral.thin_svd": Call(spectral.thin_svd, {"w": matrix}),
+        "spectral.singular_values": Call(spectral.singular_values, {"w": matrix}),
+        "spectral.spectral_map": Call(lambda fn, w, params: spectral.spectral_map(fn, w, params), mapped),
+        "spectral.left_spectral_map": Call(lambda fn, w, params: spectral.left_spectral_map(fn, w, params), mapped | {"w": Arg(world.weights().T, reals(None, None))}),
+        "spectral.matrix_sqrt": Call(spectral.matrix_sqrt, {"a": square}),
+        "spectral.water_fill": Call(spectral.water_fill, {"s": values, "floor": Arg(0.25, number(0, infinite=True, shapes=[()])), "total": Arg(2.0, number(0, infinite=True, shapes=[()]))}),
+        "coupling.as_matrix": Call(coupling.as_matrix, {"coupling": of(coupling.Coupling, coupling.Dense(jnp.eye(3)))}),
+        "coupling.correlation": Call(coupling.correlation, {"covariance": square}),
+    }  # fmt: skip
+
+
+def made_data():
+    w, sizes = weights_arg(), Arg(np.array([3, 4, 5]), reals(3, whole=True, low=1, high=2**31 - 1))
+    w = Arg(world.weights(), reals(3, None, finite=True, least=1))
+    m = Arg(4, count(1))
+    return {
+        "datasets.clusters": Call(datasets.clusters, {"num_tasks": m, "num_clusters": Arg(2, lambda v: count(1)(v) and v <= 4), "within": Arg(0.5, number(0, below=1, shapes=[()])), "across": Arg(0.25, number(-1, 1, shapes=[()]))}),
+        "datasets.low_rank": Call(datasets.low_rank, {"key": key_arg(), "num_tasks": m, "rank": Arg(2, count(1)), "noise": Arg(0.5, UNIT)}),
+        "datasets.sparse_graph": Call(datasets.sparse_graph, {"key": key_arg(), "num_tasks": m, "degree": Arg(2.0, SCALE), "strength": Arg(2.0, SCALE)}),
+        "datasets.sample_weights": Call(datasets.sample_weights, {"key": key_arg(), "covariance": Arg(np.eye(3), covariance(None)), "num_features": Arg(2, count(1))}),
+        "datasets.skewed_sizes": Call(datasets.skewed_sizes, {"key": key_arg(), "num_tasks": m, "smallest": Arg(2, lambda v: count(1)(v) and v <= 4), "largest": Arg(4, count(2))}),
+        "datasets.classification": Call(datasets.classification, {"key": key_arg(), "weights": w, "sizes": sizes, "label_noise": Arg(0.5, UNIT), "loss_scaling": Arg("sum", word("sum", "task_mean"))}),
+        "datasets.regression": Call(datasets.regression, {"key": key_arg(), "weights": w, "sizes": sizes, "noise": Arg(0.5, SCALE), "loss_scaling": Arg("sum", word("sum", "task_mean"))}),
+        "datasets.federation": Call(datasets.federation, {
+            "key": key_arg(), "num_tasks": Arg(3, count(1)), "num_features": Arg(2, count(1)), "covariance": Arg(np.eye(3), optional(covariance(3))),
+            "smallest": Arg(2, lambda v: count(1)(v) and v <= 4), "largest": Arg(4, count(2)), "label_noise": Arg(0.5, UNIT),
+        }),
+    }  # fmt: skip
+
+
+def dealt():
+    labels = np.array([0, 1, 0, 1, 2, 2, 0, 1])
+    deal = {"key": key_arg(), "clients": Arg(2, lambda v: count(1)(v) and v <= 8)}
+    row = np.ndarray | jax.Array | list | tuple | range | collections.deque
+
+    def labelling(value):
+        return isinstance(value, row) and np.asarray(value).ndim == 1 and len(value) >= 2
+
+    named = Arg(labels, labelling, ("label", "labels", "samples"))
+    total = Arg(8, count(2))
+    least = Arg(1, lambda v: count(1)(v) and v <= 4)
+    return {
+        "partition.iid": Call(partition.iid, deal | {"count": total}),
+        "partition.shards": Call(
+            partition.shards, deal | {"labels": named, "per_client": Arg(2, lambda v: count(1)(v) and v <= 4)}
+        ),
+        "partition.dirichlet": Call(
+            partition.dirichlet, deal | {"labels": named, "alpha": Arg(0.5, POSITIVE), "least": least}
+        ),
+        "partition.quantity": Call(
+            partition.quantity, deal | {"count": total, "sigma": Arg(0.5, SCALE), "least": least}
+        ),
+        "partition.by_group": Call(
+            partition.by_group,
+            {
+                "groups": Arg(labels, lambda v: labelling([*v, 0]) and isinstance(v, row), ("label", "labels"))}),
+        "partition.permuted": Call(
+            partition.permuted,
+            {
+                "key": key_arg(),
+                "xs": Arg(world.xs(), lambda v: v is world.xs() or reals(None, None, None)(v), ("samples",)),
+            },
+        ),
+    }
+
+
+def pictures():
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    axes = of(Axes, Figure().subplots(1, 1))
+    title = Arg("", lambda v: isinstance(v, str))
+    histories = Arg(
+        {"one": world.history()}, lambda v: isinstance(v, dict) and all(isinstance(h, mj.History) for h in v.values())
+    )
+    square = Arg(np.eye(3), lambda v: reals(None, None, least=1)(v) and len(set(np.shape(v))) == 1)
+    return {
+        "plotting.convergence": Call(plotting.convergence, {"axes": axes, "histories": histories, "against": Arg("round", word("round", "simulated_time"))}),
+        "plotting.similarity": Call(plotting.similarity, {"axes": axes, "weights": Arg(world.weights(), reals(None, None, least=1)), "title": title}),
+        "plotting.label_distribution": Call(plotting.label_distribution, {"axes": axes, "data": of(mj.TaskData, world.data()), "title": title}),
+        "plotting.overview": Call(plotting.overview, {"histories": histories, "weights": Arg({"one": world.weights()}, lambda v: isinstance(v, dict) and all(reals(None, None)(w) for w in v.values()))}),
+        "plotting.tuning": Call(plotting.tuning, {"tuned": of(mj.Tuned, world.tuned())}),
+        "plotting.cluster_order": Call(plotting.cluster_order, {"correlation": square}),
+        "plotting.relationship": Call(plotting.relationship, {"solution": of(mj.Solution, world.solution()), "title": title}),
+        "costs.wifi": Call(costs.wifi, {"flops_per_second": Arg(2.0, number(above=0))}),
+        "costs.lte": Call(costs.lte, {"flops_per_second": Arg(2.0, number(above=0))}),
+        "costs.cellular_3g": Call(costs.cellular_3g, {"flops_per_second": Arg(2.0, number(above=0))}),
+        "costs.relative": Call(costs.relative, {"ratio": Arg(2.0, number(above=0))}),
+    }  # fmt: skip

@@ -1,0 +1,131 @@
+"""Small right values for every argument, made once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import mocha_jax as mj
+
+M, N, D = 3, 4, 2
+
+
+@functools.cache
+def key():
+    return jax.random.key(7)
+
+
+@functools.cache
+def xs():
+    rng = np.random.default_rng(0)
+    return [rng.integers(-8, 9, size=(N, D)) / 8.0 for _ in range(M)]
+
+
+@functools.cache
+def ys():
+    return [np.array([1.0, -1.0, 1.0, -1.0]) for _ in range(M)]
+
+
+@functools.cache
+def data():
+    return mj.pack_tasks(xs(), ys(), dtype="float32")
+
+
+@functools.cache
+def classes():
+    """The same with labels 0 and 1."""
+    return data().replace(y=(data().y > 0).astype(jnp.float32))
+
+
+@functools.cache
+def weights():
+    return np.arange(M * D).reshape(M, D) / 8.0
+
+
+@functools.cache
+def problem():
+    return mj.Problem(data(), mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.5, 0.25))
+
+
+@functools.cache
+def learned():
+    return mj.Problem(data(), mj.losses.Hinge(), mj.regularizers.Probabilistic(0.5))
+
+
+@functools.cache
+def prediction():
+    return mj.Prediction(classes())
+
+
+@functools.cache
+def safe():
+    return mj.Mocha(server="dual", sigma_prime="per_task")
+
+
+@functools.cache
+def solution():
+    return mj.solve(problem(), max_rounds=3, tol=None)
+
+
+@functools.cache
+def history():
+    return solution().history
+
+
+@functools.cache
+def states():
+    """Of the dual server, before and after a round."""
+    before = safe().init(problem())
+    work = mj.systems.Full().work(key(), data(), safe().request(problem()))
+    return before, safe().step(key(), before, problem(), work)[0]
+
+
+@functools.cache
+def request():
+    return safe().request(problem())
+
+
+@functools.cache
+def candidates():
+    return mj.grid(mj.regularizers.Independent, lam=[1.0, 0.5])
+
+
+@functools.cache
+def network():
+    return mj.networks.MLP(D, 2, (3,))
+
+
+@functools.cache
+def trainers():
+    """Each kind of training with a state."""
+    sgd = optax.sgd(0.5)
+    made = (
+        mj.FedAvg(network(), sgd),
+        mj.Local(network(), sgd),
+        mj.Virtual(mj.networks.Lateral(D, 2, (3,)), sgd, samples=1),
+    )
+    return {type(a).__name__: (a, a.init(prediction())) for a in made}
+
+
+@functools.cache
+def tuned():
+    with_validation = mj.Problem(data(), mj.losses.SmoothedHinge(0.5), mj.regularizers.Independent(0.5))
+    return mj.tune(with_validation, data(), steps=1, max_rounds=30, tol=1e-2)
+
+
+def make_problem(data):
+    return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.5))
+
+
+def add(weights):
+    return (weights**2).sum()
+
+
+def fair(z, y):
+    return jnp.abs(z - y) - jnp.log1p(jnp.abs(z - y))
+
+
+def shrink(s, t):
+    return jnp.maximum(s - t, 0.0)
