@@ -71,6 +71,9 @@ class Unrolled(Adjoint):
 
     checkpoint: bool = static(default=True)
 
+    def __post_init__(self) -> None:
+        _check.flag("Unrolled", checkpoint=self.checkpoint)
+
     def solve(self, key: Array, run: Setting, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
         progress, prepared = run.start(state), run.prepared()
 
@@ -131,8 +134,10 @@ class Implicit(Adjoint):
 
     def __post_init__(self) -> None:
         if self.tol is not None:
+            _check.scalar("Implicit", tol=self.tol)
             _check.positive("Implicit", tol=self.tol)
         _check.integer("Implicit", 1, max_steps=self.max_steps)
+        _check.scalar("Implicit", worst=self.worst)
         _check.positive("Implicit", worst=self.worst)
 
     def solve(self, key: Array, run: Setting, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:

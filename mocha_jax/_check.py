@@ -103,6 +103,7 @@ def fixed(value: Any) -> Any:
 
 def number(owner: str, name: str, value: Any) -> Any:
     """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
+    _not_abstract(owner, name, value)
     _of_kinds(owner, name, value, "fiu")
     plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
     return leaf(owner, name, value if plain else _array(value))
@@ -111,6 +112,7 @@ def number(owner: str, name: str, value: Any) -> Any:
 def leaves(owner: str, name: str, tree: Any) -> None:
     """Every leaf of a tree a number or an array of numbers or booleans."""
     for value in jax.tree.leaves(tree):
+        _not_abstract(owner, name, value)
         _of_kinds(owner, name, value, "fiub")
 
 
@@ -125,11 +127,16 @@ def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds
     _of_kinds(owner, name, value, kinds)
 
 
+def _not_abstract(owner: str, name: str, value: Any) -> None:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise ValueError(f"{owner}: {name} must hold numbers, got {shown(value)}.")
+
+
 def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
     """The values of some kinds; of an array no more is looked at than its type."""
-    plain = isinstance(value, jax.Array | np.ndarray) and not isinstance(value, np.ma.MaskedArray)
-    known = value if plain or isinstance(value, jax.ShapeDtypeStruct) else _array(value)
-    dtype = None if known is None or isinstance(known, jax.ShapeDtypeStruct) else known.dtype
+    plain = isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    known = value if plain and not isinstance(value, np.ma.MaskedArray) else _array(value)
+    dtype = None if known is None else known.dtype
     if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and _real(dtype))):
         words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
         raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
@@ -137,13 +144,25 @@ def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
 
 def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
-    try:
-        found = [_array(value) for value in values]
-    except Exception:  # what cannot be gone through, for whatever reason
-        found = [None]
-    if not found or any(array is None for array in found):
+    found = [array for value in sequence(owner, name, values) if (array := _array(value)) is not None]
+    if not found or len(found) < len(values):
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
-    return [array for array in found if array is not None]
+    return found
+
+
+def sequence(owner: str, name: str, values: Any) -> list[Any]:
+    """Whatever gives one thing after the other, as a list."""
+    try:
+        return list(values)
+    except Exception as error:  # whatever keeps it from being gone through
+        raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.") from error
+
+
+def marks(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
+    """An array of True and False of that shape; nothing abstract."""
+    _not_abstract(owner, name, value)
+    array(owner, name, value, shape, "b")
+    return jnp.asarray(value)
 
 
 def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
@@ -284,7 +303,8 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
 
 
 def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
-    """An array of that shape, in a float type where it was of integers."""
+    """An array of that shape, in a float type where it was of integers; nothing abstract."""
+    _not_abstract(owner, name, value)
     array(owner, name, value, shape)
     found = jnp.asarray(leaf(owner, name, value))
     return found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(float)

@@ -50,11 +50,15 @@ class TaskData(Pytree):
         check_arrays(self.x, self.y, self.weight, self.task)
         _check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
         _check.flag("TaskData", shared=self.shared)
+        _check.integer("TaskData", -1, num_tasks=self.num_tasks)
+        if self.spread is not None:
+            _check.instance("TaskData", "spread", self.spread, Spread, "that of shard(problem).data")
         task, weight = _check.concrete(self.task), _check.concrete(self.weight)
         if task is not None:
             count = int(task.max()) + 1 if self.num_tasks < 0 else self.num_tasks
             if task.dtype.kind not in "iu" or task.min() < 0 or task.max() >= count:
-                raise ValueError(f"TaskData: task must hold integers from 0 to {count - 1}, got {task}.")
+                most = f"num_tasks - 1 = {count - 1}"
+                raise ValueError(f"TaskData: task must hold integers from 0 to {most}, got {_check.shown(task)}.")
             if count > self.num_nodes:
                 raise ValueError(
                     f"TaskData: num_tasks must be at most the number of nodes, {self.num_nodes}, got {count}; number "
@@ -271,6 +275,7 @@ class TaskData(Pytree):
         >>> both.num_tasks, both.sizes.tolist()
         (2, [3, 1])
         """
+        _check.instance("TaskData.append", "other", other, TaskData, "pack_tasks(xs, ys)")
         if self.num_features != other.num_features:
             raise ValueError(
                 f"TaskData.append: samples here have {self.num_features} features, those to append "
@@ -318,10 +323,10 @@ class TaskData(Pytree):
         """
         _check.integer("TaskData.folds", 2, count=count)
         if groups is not None:
-            groups = np.asarray(groups)
-            if groups.shape != self.y.shape or groups.dtype.kind not in "iu":
+            given, groups = groups, _check.concrete(groups)
+            if groups is None or groups.shape != self.y.shape or groups.dtype.kind not in "iu":
                 raise ValueError(
-                    f"TaskData.folds: groups must be integers [m, n] = {self.y.shape}, got {groups.shape}."
+                    f"TaskData.folds: groups must be integers [m, n] = {self.y.shape}, got {_check.shown(given)}."
                 )
         bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0
         return jnp.asarray(dealt(np.asarray(self.y), bits, real, count, groups))
@@ -329,6 +334,7 @@ class TaskData(Pytree):
     @on_purpose
     def keep(self, rows: Array) -> TaskData:
         """The same rows, but only those marked ``[m, n]`` are samples; the weights follow `loss_scaling`."""
+        rows = _check.marks("TaskData.keep", "rows", rows, self.y.shape)
         relative = safe_ratio(self.weight, self.base_weight())
         part = self.replace(weight=jnp.where(rows & (self.weight > 0), jnp.ones_like(self.weight), 0.0))
         return part.replace(weight=part.base_weight() * relative)

@@ -69,12 +69,20 @@ def graphical_lasso(
     if tol is not None:
         _check.scalar("graphical_lasso", tol=tol)
         _check.nonnegative("graphical_lasso", tol=tol)
-    s = jnp.asarray(covariance)
-    s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(float)
+    s = _check.square("graphical_lasso", "covariance", covariance)
     m = len(s)
+    if np.shape(penalty) not in ((), (m, m)):
+        raise ValueError(
+            f"graphical_lasso: penalty must be a number or a matrix {[m, m]}, got shape {np.shape(penalty)}."
+        )
+    if start is not None:
+        _check.array("graphical_lasso", "start", start, (m, m))
+        _check.positive_semidefinite("graphical_lasso", "start", start)
+        start = jnp.asarray(start, s.dtype)
     eye = jnp.eye(m, dtype=s.dtype)
-    p = jnp.broadcast_to(jnp.asarray(penalty, s.dtype), s.shape)
+    p = jnp.broadcast_to(jnp.asarray(_check.number("graphical_lasso", "penalty", penalty), s.dtype), s.shape)
     if mask is not None:
+        mask = _check.marks("graphical_lasso", "mask", mask, (m,))
         pair = mask[:, None] & mask[None, :]
         s, p = jnp.where(pair, s, eye), jnp.where(pair, p, 0.0)
     _check.positive_semidefinite("graphical_lasso", "covariance", s)

@@ -161,6 +161,7 @@ class Mocha(SubproblemMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check.scalar("Mocha", local_epochs=self.local_epochs)
         _check.positive("Mocha", local_epochs=self.local_epochs)
         _check.integer("Mocha", 1, memory=self.memory)
 

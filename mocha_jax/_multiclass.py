@@ -80,6 +80,12 @@ def one_vs_rest(
     ((3, 4, 3), True)
     """
     _check.instance("one_vs_rest", "data", data, TaskData, "pack_tasks(xs, ys)")
+    _check.function("one_vs_rest", "make", make, "lambda data: Problem(data, loss, regularizer)")
+    if algorithm is not None:
+        _check.instance("one_vs_rest", "algorithm", algorithm, Algorithm, "Mocha()")
+    _check.integer("one_vs_rest", 1, max_rounds=max_rounds, record_every=record_every)
+    _check.scalar("one_vs_rest", tol=tol)
+    _check.nonnegative("one_vs_rest", tol=tol)
     real = np.asarray(data.weight) > 0
     y = np.where(real, np.asarray(data.y), 0.0)
     if (y != np.round(y)).any() or y.min() < 0:

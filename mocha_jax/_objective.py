@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._problem import Problem
 from mocha_jax._quality import Quality
@@ -65,8 +66,7 @@ class Certificate(Quality):
 
 def predictions(data: TaskData, weights: Array) -> Array:
     """:math:`z_{ti} = w_t^T x_{ti}`: weights ``[num_tasks, d]`` to ``[m, n]``."""
-    if weights.shape != (data.num_tasks, data.num_features):
-        raise ValueError(f"weights must be [{data.num_tasks}, {data.num_features}] for this data, got {weights.shape}.")
+    _check.array("predictions", "weights", weights, (data.num_tasks, data.num_features))
     return data.times(data.to_nodes(weights))
 
 
@@ -82,9 +82,10 @@ def objective(problem: Problem, weights: Array, omega: Any = None) -> Array:
     >>> float(mj.objective(problem, np.zeros((1, 3), "f")))
     2.0
     """
+    _check.instance("objective", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, loss = problem.data, problem.loss
+    weights = _check.floats("objective", "weights", weights, (data.num_tasks, data.num_features))
     problem.regularizer.check_omega("objective", omega, data.num_tasks, data.num_features)
-    weights = jnp.asarray(weights)
     losses = loss.value(predictions(data, weights), data.y)
     return jnp.sum(weighted(data, losses)) + problem.regularizer.value(weights, omega)
 
@@ -115,9 +116,9 @@ def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate
       beta: dual variables; where infeasible the gap is infinite.
       omega: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
     """
+    _check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, regularizer = problem.data, problem.regularizer
-    if beta.shape != data.y.shape:
-        raise ValueError(f"beta must be {list(data.y.shape)} for this data, got {list(beta.shape)}.")
+    beta = _check.floats("certificate", "beta", beta, data.y.shape)
     regularizer.check_omega("certificate", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)

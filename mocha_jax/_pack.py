@@ -54,15 +54,20 @@ def pack_tasks(
     check_unmasked("pack_tasks", groups=groups, task=task)
     if groups is not None:
         check_unmasked("pack_tasks", xs=xs, ys=ys)
-        xs, ys, names = _by_group(np.asarray(xs), np.asarray(ys), np.asarray(groups))
+        given = [_check.concrete(a) for a in (xs, ys, groups)]
+        for name, values in zip(("xs", "ys", "groups"), given, strict=True):
+            if values is None:
+                raise ValueError(f"pack_tasks: with groups, xs, ys and groups must each be one array; {name} is none.")
+        xs, ys, names = _by_group(*given)
     elif getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
         raise ValueError(
             "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."
         )
+    xs, ys = _check.sequence("pack_tasks", "xs", xs), _check.sequence("pack_tasks", "ys", ys)
     for what, arrays in (("x", xs), ("y", ys)):
         if (node := next((t for t, a in enumerate(arrays) if masked(a)), None)) is not None:
             check_unmasked(names[node] if names else f"task {node}", **{what: arrays[node]})
-    xs, ys = [np.asarray(x) for x in xs], [np.asarray(y) for y in ys]
+    xs, ys = (_check.arrays("pack_tasks", name, given) if given else [] for name, given in (("xs", xs), ("ys", ys)))
     names = names or [f"task {t}" for t in range(len(xs))]
     storage, dtype = _dtypes(xs, dtype)
     _check_tasks(xs, ys, names)
@@ -82,9 +87,10 @@ def pack_tasks(
         t = int(np.argmin(np.isfinite(x).all((1, 2)) & np.isfinite(y).all(1)))
         raise ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
 
-    owner = np.arange(m) if task is None else np.asarray(task)
+    owner = np.arange(m) if task is None else _check.concrete(task)
     if (
-        owner.shape != (m,)
+        owner is None
+        or owner.shape != (m,)
         or owner.dtype.kind not in "iu"
         or sorted(set(owner.tolist())) != list(range(owner.max() + 1))
     ):
@@ -102,7 +108,7 @@ def pack_tasks(
 def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
     if x.ndim != 2 or y.shape != x.shape[:1] or groups.shape != x.shape[:1]:
         raise ValueError(
-            f"pack_tasks: with groups, X must be [N, d] and y and groups [N]; got {x.shape}, {y.shape}, {groups.shape}."
+            f"pack_tasks: with groups, xs must be [N, d], ys and groups [N]; got {x.shape}, {y.shape}, {groups.shape}."
         )
     if groups.dtype.kind == "f" and np.isnan(groups).any():
         raise ValueError(f"pack_tasks: groups is NaN in row {int(np.argmax(np.isnan(groups)))}; give it a label.")
@@ -117,7 +123,10 @@ def _dtypes(xs: list[np.ndarray], dtype: Any) -> tuple[np.dtype, np.dtype]:
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     default = np.dtype(np.float64 if x64 else np.float32)
     if dtype is not None:
-        wanted = jnp.dtype(dtype)
+        try:
+            wanted = jnp.dtype(dtype)
+        except TypeError as error:
+            raise ValueError(f'pack_tasks: dtype must be a float type such as "float32", got {dtype!r}.') from error
         if not jnp.issubdtype(wanted, jnp.floating) or wanted.itemsize < 2:
             raise ValueError(f"pack_tasks: dtype must be a float type of 16 bits or more, got {wanted.name}.")
         if wanted == np.float64 and not x64:

@@ -137,7 +137,10 @@ def spending(
     _check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
     _check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
     _check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
+    _check.scalar(owner, tol=tol)
     _check.nonnegative(owner, tol=tol)
+    if algorithm is not None:
+        _check.instance(owner, "algorithm", algorithm, Algorithm, "Mocha()")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(

@@ -34,12 +34,10 @@ def check_unmasked(owner: str, **arrays: Any) -> None:
 def check_arrays(x: Any, y: Any, weight: Any, task: Any) -> None:
     """Samples ``[m, n, d]``, labels and weights ``[m, n]`` and tasks ``[m]`` that fit together and are numbers."""
     check_unmasked("TaskData", x=x, y=y, weight=weight, task=task)
-    if np.ndim(x) != 3:
-        raise ValueError(f"TaskData: x must have 3 axes, got shape {np.shape(x)}.")
+    _check.array("TaskData", "x", x, ("m", "n", "d"))
     m, n, _ = np.shape(x)
     for name, value, shape in (("y", y, (m, n)), ("weight", weight, (m, n)), ("task", task, (m,))):
-        if np.shape(value) != shape:
-            raise ValueError(f"TaskData: {name} must have shape {shape} to match x, got {np.shape(value)}.")
+        _check.array("TaskData", name, value, shape)
     weights = _check.concrete(weight)
     if weights is not None and not (sound := np.isfinite(weights) & (weights >= 0)).all():
         node = int(np.argmin(sound.all(1)))

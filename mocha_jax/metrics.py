@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._objective import predictions
@@ -40,6 +41,7 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
 @on_purpose
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
+    _check.flag("rmse", per_task=per_task)
     z = predicted(weights, data)
     return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), _counts(data) > 0, per_task)
 
@@ -47,6 +49,8 @@ def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 @on_purpose
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
+    _check.instance("mean_loss", "loss", loss, Loss, "losses.Hinge()")
+    _check.flag("mean_loss", per_task=per_task)
     loss.check_numbers()
     losses = loss.value(predicted(weights, data), data.y)
     counts = _counts(data).astype(losses.dtype)
@@ -64,6 +68,7 @@ def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 
     A task whose samples are all of one class has no score. Arguments as `error_rate`.
     """
+    _check.flag("auc", per_task=per_task)
     z, y, real = predicted(weights, data), data.y, data.weight > 0
     if data.shared:  # a task's samples are spread over nodes: look at all of them, task by task
         tasks = jnp.arange(data.num_tasks, dtype=data.task.dtype)
@@ -88,14 +93,18 @@ def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
 
 def predicted(weights: Array, data: TaskData) -> Array:
     """The predictions w'x of every sample, ``[m, n]``, by each task's weights or those of a global model."""
-    weights = jnp.asarray(weights)
-    if weights.ndim == 2 and len(weights) == 1:
+    _check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
+    weights = _check.floats("metrics", "weights", weights, ("num_tasks", data.num_features))
+    if len(weights) == 1:
         weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))
     return predictions(data, weights)
 
 
 def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:
     """Of a number for every sample: the mean of each task, and of them the mean unless `per_task`."""
+    _check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
+    _check.flag("metrics", per_task=per_task)
+    values = _check.floats("metrics", "values", values, data.y.shape)
     return _summary(_task_means(values, data), _counts(data) > 0, per_task)
 
 

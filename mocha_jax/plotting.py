@@ -15,6 +15,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._history import History
 from mocha_jax._solution import Solution
@@ -32,6 +33,9 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
       histories: by the name to show.
       against: ``"simulated_time"`` or ``"round"``.
     """
+    _check.instance("convergence", "axes", axes, Axes, "figure.subplots()")
+    _check_histories("convergence", histories)
+    _check.one_of("convergence", "against", against, ("simulated_time", "round"))
     for (name, history), colour in zip(histories.items(), COLOURS * len(histories), strict=False):
         gap = np.asarray(history.residual)
         positive = gap > 0  # a gap of exactly 0 has no place on a log scale
@@ -49,7 +53,9 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
 
 def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
     """Cosine of the angle between every two tasks' weights, as a heat map from -1 to 1."""
-    w = np.asarray(weights, float)
+    _check.instance("similarity", "axes", axes, Axes, "figure.subplots()")
+    _check.instance("similarity", "title", title, str, "'MOCHA'")
+    w = np.asarray(_check.floats("similarity", "weights", weights, ("tasks", "d")))
     w = w / np.maximum(np.linalg.norm(w, axis=1, keepdims=True), 1e-30)
     image = axes.imshow(w @ w.T, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     axes.set_title(title, fontsize=11)
@@ -61,6 +67,9 @@ def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
 
 def label_distribution(axes: Axes, data: TaskData, *, title: str = "") -> None:
     """How many samples of each class every client has, as stacked bars; for labels 0, 1, ... or -1 and +1."""
+    _check.instance("label_distribution", "axes", axes, Axes, "figure.subplots()")
+    _check.instance("label_distribution", "data", data, TaskData, "pack_tasks(xs, ys)")
+    _check.instance("label_distribution", "title", title, str, "'Dirichlet 0.1'")
     y, real = np.asarray(data.y), np.asarray(data.weight) > 0
     classes, clients = np.unique(y[real]), np.arange(data.num_nodes)
     if len(classes) > 64:
@@ -81,6 +90,9 @@ def label_distribution(axes: Axes, data: TaskData, *, title: str = "") -> None:
 
 def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> Figure:
     """One figure: convergence on the left, the similarity of each model's tasks beside it."""
+    _check_histories("overview", histories)
+    if not isinstance(weights, Mapping) or not weights:
+        raise ValueError(f"overview: weights must be a dictionary of weights by name, got {_check.shown(weights)}.")
     figure = Figure(figsize=(5.2 + 2.6 * len(weights), 3.6), layout="constrained")
     ratios = [1.9] + [1.0] * len(weights)
     axes = figure.subplots(1, 1 + len(weights), gridspec_kw={"width_ratios": ratios})
@@ -94,6 +106,7 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
 
 def tuning(tuned: Tuned) -> Figure:
     """The validation loss at every step of `tune`, and the hyperparameters on a log scale; the best step is marked."""
+    _check.instance("tuning", "tuned", tuned, Tuned, "tune(problem, validation)")
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = np.arange(len(tuned.history.value))
@@ -118,9 +131,20 @@ def tuning(tuned: Tuned) -> Figure:
     return figure
 
 
+def _check_histories(owner: str, histories: Any) -> None:
+    known = isinstance(histories, Mapping) and all(isinstance(history, History) for history in histories.values())
+    if not known or not histories:
+        raise ValueError(
+            f"{owner}: histories must be a dictionary of histories by name, such as {{'MOCHA': solution.history}}, "
+            f"got {_check.shown(histories)}."
+        )
+
+
 def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
     """An order of the tasks that puts related ones side by side: average linkage, leaves in tree order ``[m]``."""
-    similarity = np.array(correlation, float)
+    similarity = np.array(_check.square("cluster_order", "correlation", correlation))
+    if np.isnan(similarity).any():
+        raise ValueError("cluster_order: correlation has a NaN entry; a task with it is like no other.")
     np.fill_diagonal(similarity, -np.inf)
     members = [[t] for t in range(len(similarity))]
     for _ in range(len(similarity) - 1):
@@ -135,6 +159,8 @@ def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
 
 def relationship(solution: Solution, *, title: str = "") -> Figure:
     """How the tasks of a solution relate: their correlation in cluster order, and the eigenvalues of Omega."""
+    _check.instance("relationship", "solution", solution, Solution, "solve(problem)")
+    _check.instance("relationship", "title", title, str, "'MOCHA'")
     correlation, omega = np.asarray(solution.correlation), np.asarray(solution.omega)
     order = cluster_order(correlation)
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")

@@ -34,6 +34,7 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax import _check
+from mocha_jax._dual import MochaState
 from mocha_jax._math import safe_ratio
 from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._objective import conjugates, dual_vectors
@@ -60,6 +61,8 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
       omega: Omega where it is learned, as the regularizer keeps it; default the initial one.
       tol: relative accuracy, about.
     """
+    _check.instance("sigma", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    _check.scalar("sigma", tol=tol)
     _check.positive("sigma", tol=tol)
     data, regularizer = problem.data, problem.regularizer
     regularizer.check_omega("sigma", omega, data.num_tasks, data.num_features)
@@ -99,6 +102,7 @@ def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", 
       sigma_prime: rule for :math:`\sigma'`.
       gamma: aggregation parameter.
     """
+    _check.instance("rate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     if problem.loss.smoothness is None:
         raise ValueError(
             f"rate: {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
@@ -149,9 +153,7 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     >>> [round(float(v), 3) for v in (seen.p_max, seen.theta_max, seen.theta_bar)], seen.holds
     ([0.333, 0.5, 0.667], True)
     """
-    theta = jnp.asarray(theta)
-    if theta.ndim != 2:
-        raise ValueError(f"assumption2: theta must be [rounds, nodes], got shape {theta.shape}.")
+    theta = _check.floats("assumption2", "theta", theta, ("rounds", "nodes"))
     if (seen := _check.concrete(theta)) is not None:
         _check.in_unit_interval("assumption2", theta=np.where(np.isnan(seen), 0.0, seen))
     known, dropped = ~jnp.isnan(theta), theta == 1
@@ -182,6 +184,9 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float
     """
     _check.nonnegative("dual_bound", start=start, rounds=rounds)
     _check_progress("dual_bound", s, theta_bar, gamma)
+    start, rounds, s, theta_bar, gamma = _as_jax_takes(
+        "dual_bound", start=start, rounds=rounds, s=s, theta_bar=theta_bar, gamma=gamma
+    )
     return jnp.asarray(start) * (1.0 - s * gamma * (1.0 - theta_bar)) ** jnp.asarray(rounds, float)
 
 
@@ -195,9 +200,17 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.
     _check.nonnegative("theorem1", start=start)
     _check.positive("theorem1", tol=tol)
     _check_progress("theorem1", s, theta_bar, gamma)
+    start, tol, s, theta_bar, gamma = _as_jax_takes(
+        "theorem1", start=start, tol=tol, s=s, theta_bar=theta_bar, gamma=gamma
+    )
     wanted = jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0))
     rounds = wanted / jnp.asarray((1.0 - theta_bar) * s * gamma)
     return jnp.where(wanted > 0, jnp.ceil(rounds), 0.0)
+
+
+def _as_jax_takes(owner: str, **values: Real) -> tuple[Any, ...]:
+    """The numbers, and arrays where they were lists."""
+    return tuple(_check.number(owner, name, value) for name, value in values.items())
 
 
 def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: float) -> None:
@@ -224,9 +237,11 @@ def theorem2(
     Returns:
       :math:`H_0` and H: the average is over the rounds in between.
     """
+    _check.instance("theorem2", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     _check.nonnegative("theorem2", start=start)
     _check.positive("theorem2", tol=tol)
     _check_progress("theorem2", 1.0, theta_bar, gamma)
+    start, tol, theta_bar, gamma = _as_jax_takes("theorem2", start=start, tol=tol, theta_bar=theta_bar, gamma=gamma)
     lipschitz = problem.loss.lipschitz
     if lipschitz is None:
         raise ValueError(f"theorem2: {type(problem.loss).__name__} is not Lipschitz; see theorem1.")
@@ -257,10 +272,10 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     >>> [bool(corollary8(p).slow) for p in (1 - h**-0.5, 1 - 0.5 / h, jnp.full_like(h, 0.9))]
     [True, False, True]
     """
+    _check.in_unit_interval("corollary8", p=p, theta_hat=theta_hat)
     p, theta_hat = jnp.asarray(p, float), jnp.asarray(theta_hat, float)
     if p.ndim != 2 or len(p) < 4:
         raise ValueError(f"corollary8: p must be [rounds, tasks] with 4 rounds or more, got shape {p.shape}.")
-    _check.in_unit_interval("corollary8", p=p, theta_hat=theta_hat)
     half = len(p) // 2
     progress = ((1.0 - p) * (1.0 - theta_hat))[half:]
     h = jnp.log(jnp.arange(half + 1, len(p) + 1, dtype=p.dtype))[:, None]
@@ -280,6 +295,10 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: An
 
     Omega must not have been replaced in between.
     """
+    _check.instance("lemma4", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    _check.instance("lemma4", "algorithm", algorithm, SubproblemMethod, 'Mocha(server="dual")')
+    for name, state in (("before", before), ("after", after)):
+        _check.instance("lemma4", name, state, MochaState, "algorithm.init(problem)")
     if not isinstance(before.server, DualState):
         raise ValueError('lemma4: the states have no safe sigma\'; use Mocha(server="dual", sigma_prime="per_task").')
     data, coupling = problem.data, before.server.coupling

@@ -129,7 +129,7 @@ BAD_INPUT = {
     "task gap": (lambda: mj.pack_tasks([GOOD_X] * 2, [GOOD_Y] * 2, task=[0, 2]), "every task from 0"),
     "groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, np.zeros(2)), r"groups \[N\]"),
     "fraction": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(jax.random.key(0), 1.0), r"in \(0, 1\)"),
-    "shapes": (lambda: mj.TaskData(jnp.ones((2, 3, 4)), jnp.ones((2, 2)), jnp.ones((2, 3)), jnp.arange(2)), "y must have shape"),
+    "shapes": (lambda: mj.TaskData(jnp.ones((2, 3, 4)), jnp.ones((2, 2)), jnp.ones((2, 3)), jnp.arange(2)), "y must be an array"),
     "no groups": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y), "needs groups"),
     "nan in a group": (lambda: mj.pack_tasks(GOOD_X * [[1, 1], [1, np.nan], [1, 1]], GOOD_Y, ["a", "zoe", "a"]), "group 'zoe': x is NaN"),
     "nan group": (lambda: mj.pack_tasks(GOOD_X, GOOD_Y, [0.0, np.nan, 1.0]), "groups is NaN in row 1"),

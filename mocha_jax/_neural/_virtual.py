@@ -151,6 +151,8 @@ class Virtual(Trainer):
         _check.positive("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale)
         _check.nonnegative("Virtual", temperature=self.temperature)
         _check.integer("Virtual", 1, samples=self.samples, draws=self.draws)
+        _check.flag("Virtual", parallel=self.parallel)
+        _check.scalar("Virtual", sent=self.sent)
         _check.in_unit_interval("Virtual", open_left=True, sent=self.sent)
         if self.damping is not None:
             _check.in_unit_interval("Virtual", open_left=True, damping=self.damping)

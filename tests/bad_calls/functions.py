@@ -28,6 +28,8 @@ from tests.bad_calls.kinds import (
 )
 from tests.bad_calls.outcomes import Arg, Call
 
+# How sentences about one task's samples and labels call them.
+SAMPLES, LABELS = ("x", "samples", "features"), ("y", "label", "labels")
 UNIT = number(0, 1, shapes=[()])
 POSITIVE = number(above=0, shapes=[()])
 SCALE = number(0, shapes=[()])
@@ -74,7 +76,7 @@ def drivers():
     r = mj.regularizers.Regularizer
     run = {
         "systems": Arg(mj.systems.Full(), optional(instance(mj.systems.System))), "cost": Arg(costs.Cost(), optional(instance(costs.Cost))),
-        "watch": Arg(mj.Watch(), optional(instance(mj.Watch))), "state": Arg(world.states()[0], optional(lambda v: v is world.states()[0])),
+        "watch": Arg(mj.Watch(), optional(instance(mj.Watch))), "state": Arg(world.before, optional(lambda v: v is world.before())),
     }  # fmt: skip
     return {
         "solve": Call(mj.solve, run | {
@@ -111,7 +113,7 @@ def drivers():
             "max_rounds": Arg(30, count(1)), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))), "callback": Arg(None, optional(function)),
         }),
         "hypergradient": Call(mj.hypergradient, {
-            "fn": Arg(world.add, function), "solution": of(mj.Solution, world.solution()), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))),
+            "fn": Arg(world.add, function), "solution": of(mj.Solution, world.solution), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))),
         }),
         "one_vs_rest": Call(mj.one_vs_rest, budget() | {
             "data": of(mj.TaskData, world.classes()), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
@@ -127,12 +129,12 @@ def drivers():
             "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
         }),
         "pack_tasks": Call(mj.pack_tasks, {
-            "xs": Arg(world.xs(), lambda v: v is world.xs()), "ys": Arg(world.ys(), lambda v: v is world.ys()), "groups": Arg(None, lambda v: v is None),
+            "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
             "task": Arg(None, optional(reals(world.M, whole=True, low=0, high=2))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
-            "xs": Arg(np.concatenate(world.xs()), reals(12, None, finite=True)), "ys": Arg(np.concatenate(world.ys()), reals(12, finite=True)),
+            "xs": Arg(np.concatenate(world.xs()), reals(12, None, finite=True), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12)), LABELS),
             "groups": Arg(np.repeat(np.arange(3), 4), lambda v: np.shape(v) == (12,)), "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16"))),
         }),
         "losses.from_scalar": Call(mj.losses.from_scalar, {
@@ -144,14 +146,13 @@ def drivers():
 
 def methods():
     data, classes = world.data(), world.classes()
-    fedavg, trained = world.trainers()["FedAvg"]
-    virtual, refined = world.trainers()["Virtual"]
+    fedavg, virtual = world.fedavg(), world.virtual()
     predict = {
         "problem": of(mj.Prediction, world.prediction()), "node": Arg(1, number(0, world.M - 1, shapes=[()], whole=True), ("client",)),
         "x": Arg(world.xs()[0], reals(None, world.D, least=1), ("samples",)),
     }  # fmt: skip
     rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))
-    safe, (before, _) = world.safe(), world.states()
+    safe = world.safe()
     return {
         "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
         "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
@@ -169,15 +170,15 @@ def methods():
         "coupling.Coupling.sigma_prime": Call(coupling.Dense(jnp.eye(3)).sigma_prime, {
             "rule": Arg("per_task", word("lemma9", "per_task", "spectral")), "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])), "nodes": Arg(np.ones(3), optional(reals(3, low=0, finite=True))),
         }),
-        "Mocha.extend": Call(safe.extend, {"state": Arg(before, lambda v: v is before), "problem": problem_arg()}),
+        "Mocha.extend": Call(safe.extend, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
-        "Mocha.adopt": Call(safe.adopt, {"state": Arg(before, lambda v: v is before), "problem": problem_arg()}),
+        "Mocha.adopt": Call(safe.adopt, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape)}),
         "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape), "per_task": Arg(False, flag)}),
-        "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(trained, lambda v: v is trained)}),
-        "FedAvg.scores": Call(fedavg.scores, {"state": Arg(trained, lambda v: v is trained), "problem": of(mj.Prediction, world.prediction())}),
-        "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(refined, lambda v: v is refined), "key": Arg(world.key(), optional(key))}),
+        "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
+        "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
+        "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(world.refined, lambda v: v is world.refined()), "key": Arg(world.key(), optional(key))}),
         "systems.Work.budget": Call(mj.systems.Work(jnp.arange(3), jnp.ones(3, bool)).budget, {"request": Arg(np.array([1, 2, 3]), reals(3, whole=True))}),
         "Path.__getitem__": Call(mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int)).__getitem__, {
             "i": Arg(1, either(number(-2, 1, shapes=[()], whole=True), lambda v: isinstance(v, slice)), ("number",)),
@@ -188,7 +189,11 @@ def methods():
 def measures():
     data, scored = (
         world.data(),
-        {"weights": weights_arg(), "data": of(mj.TaskData, world.data(), same_shape), "per_task": Arg(False, flag)},
+        {
+            "weights": weights_arg(),
+            "data": of(mj.TaskData, world.data(), same_shape, "weights"),
+            "per_task": Arg(False, flag),
+        },
     )
     problem, start, open_unit = problem_arg(), number(above=0), number(0, below=1)
     omega = Arg(None, lambda v: v is None)
@@ -196,7 +201,6 @@ def measures():
         "sigma_prime": Arg("per_task", word("lemma9", "per_task", "spectral")),
         "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])),
     }
-    before, after = world.states()
     return {
         "metrics.error_rate": Call(metrics.error_rate, scored),
         "metrics.rmse": Call(metrics.rmse, scored),
@@ -218,7 +222,7 @@ def measures():
         }),
         "theory.corollary8": Call(theory.corollary8, {"p": Arg(np.full((5, 2), 0.5), reals(None, None, low=0, high=1, least=4, finite=True)), "theta_hat": Arg(0.5, number(0, 1))}),
         "theory.lemma4": Call(theory.lemma4, {
-            "problem": problem, "algorithm": of(mj.Mocha, world.safe()), "before": Arg(before, lambda v: v is before), "after": Arg(after, lambda v: v in (before, after)),
+            "problem": problem, "algorithm": of(mj.Mocha, world.safe()), "before": Arg(world.before, lambda v: v is world.before()), "after": Arg(world.after, lambda v: v is world.after() or v is world.before()),
         }),
     }  # fmt: skip
 
@@ -245,10 +249,10 @@ def spectra():
 
 def made_data():
     w, sizes = weights_arg(), Arg(np.array([3, 4, 5]), reals(3, whole=True, low=1, high=2**31 - 1))
-    w = Arg(world.weights(), reals(3, None, finite=True, least=1))
+    w = Arg(world.weights(), reals(3, None, finite=True, least=1), ("sizes",))
     m = Arg(4, count(1))
     return {
-        "datasets.clusters": Call(datasets.clusters, {"num_tasks": m, "num_clusters": Arg(2, lambda v: count(1)(v) and v <= 4), "within": Arg(0.5, number(0, below=1, shapes=[()])), "across": Arg(0.25, number(-1, 1, shapes=[()]))}),
+        "datasets.clusters": Call(datasets.clusters, {"num_tasks": m, "num_clusters": Arg(2, lambda v: count(1)(v) and v <= 4), "within": Arg(0.5, number(0, below=1, shapes=[()])), "across": Arg(0.25, number(-1, 1, shapes=[()]), ("covariance",))}),
         "datasets.low_rank": Call(datasets.low_rank, {"key": key_arg(), "num_tasks": m, "rank": Arg(2, count(1)), "noise": Arg(0.5, UNIT)}),
         "datasets.sparse_graph": Call(datasets.sparse_graph, {"key": key_arg(), "num_tasks": m, "degree": Arg(2.0, SCALE), "strength": Arg(2.0, SCALE)}),
         "datasets.sample_weights": Call(datasets.sample_weights, {"key": key_arg(), "covariance": Arg(np.eye(3), covariance(None)), "num_features": Arg(2, count(1))}),
@@ -286,8 +290,8 @@ def dealt():
         ),
         "partition.by_group": Call(
             partition.by_group,
-            {
-                "groups": Arg(labels, lambda v: labelling([*v, 0]) and isinstance(v, row), ("label", "labels"))}),
+            {"groups": Arg(labels, lambda v: labelling([*v, 0]) and isinstance(v, row), ("label", "labels"))},
+        ),
         "partition.permuted": Call(
             partition.permuted,
             {
@@ -305,7 +309,7 @@ def pictures():
     axes = of(Axes, Figure().subplots(1, 1))
     title = Arg("", lambda v: isinstance(v, str))
     histories = Arg(
-        {"one": world.history()}, lambda v: isinstance(v, dict) and all(isinstance(h, mj.History) for h in v.values())
+        world.histories, lambda v: isinstance(v, dict) and all(isinstance(h, mj.History) for h in v.values())
     )
     square = Arg(np.eye(3), lambda v: reals(None, None, least=1)(v) and len(set(np.shape(v))) == 1)
     return {
@@ -313,9 +317,9 @@ def pictures():
         "plotting.similarity": Call(plotting.similarity, {"axes": axes, "weights": Arg(world.weights(), reals(None, None, least=1)), "title": title}),
         "plotting.label_distribution": Call(plotting.label_distribution, {"axes": axes, "data": of(mj.TaskData, world.data()), "title": title}),
         "plotting.overview": Call(plotting.overview, {"histories": histories, "weights": Arg({"one": world.weights()}, lambda v: isinstance(v, dict) and all(reals(None, None)(w) for w in v.values()))}),
-        "plotting.tuning": Call(plotting.tuning, {"tuned": of(mj.Tuned, world.tuned())}),
+        "plotting.tuning": Call(plotting.tuning, {"tuned": of(mj.Tuned, world.tuned)}),
         "plotting.cluster_order": Call(plotting.cluster_order, {"correlation": square}),
-        "plotting.relationship": Call(plotting.relationship, {"solution": of(mj.Solution, world.solution()), "title": title}),
+        "plotting.relationship": Call(plotting.relationship, {"solution": of(mj.Solution, world.solution), "title": title}),
         "costs.wifi": Call(costs.wifi, {"flops_per_second": Arg(2.0, number(above=0))}),
         "costs.lte": Call(costs.lte, {"flops_per_second": Arg(2.0, number(above=0))}),
         "costs.cellular_3g": Call(costs.cellular_3g, {"flops_per_second": Arg(2.0, number(above=0))}),

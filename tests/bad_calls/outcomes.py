@@ -26,11 +26,19 @@ GOOD = (CLEAR, ACCEPTED, OWN)
 
 @dataclasses.dataclass(frozen=True)
 class Arg:
-    """A right value, what else would be right, and other words by which a sentence may name the argument."""
+    """A right value, what else would be right, and other words by which a sentence may name the argument.
 
-    valid: Any
+    What takes long to make is given as the cached function that makes it.
+    """
+
+    given: Any
     kind: Callable[[Any], bool]
     words: tuple[str, ...] = ()
+
+    @property
+    def valid(self):
+        """The right value."""
+        return self.given() if hasattr(self.given, "cache_info") else self.given
 
     def allows(self, value):
         """Whether a value is legitimate; what a kind cannot even look at is not."""

@@ -5,39 +5,83 @@ import importlib
 import inspect
 import types
 
+import mocha_jax as mj
+from mocha_jax._neural._trainer import Trainer
+
 MODULES = (
     "", "coupling", "costs", "datasets", "likelihoods", "losses", "metrics", "networks", "partition", "plotting", "regularizers",
     "spectral", "systems", "theory",
 )  # fmt: skip
 
+# What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
+CONTRACTS = (
+    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.likelihoods.Likelihood,
+    mj.networks.Network, mj.systems.System, Trainer,
+)  # fmt: skip
+
+# What the library makes and hands out.
+RESULTS = {
+    "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
+    "Evaluation", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
+    "networks.Parts", "networks.LateralLayer", "systems.Request", "theory.Assumption2", "theory.Corollary8",
+}  # fmt: skip
+
+# What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
+PARTS = {
+    "Pytree.replace", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
+    "networks.dropped", *(f"TaskData.{name}" for name in (
+        "to_nodes", "to_tasks", "gathered", "place_tasks", "fill_nodes", "times", "combine", "each_row", "totals",
+    )),
+}  # fmt: skip
+
 
 @functools.cache
 def calls():
+    """A right call of everything that takes an argument of a person."""
     from tests.bad_calls import functions, records
 
     return records.constructors() | records.in_use() | functions.functions()
 
 
+@functools.cache
 def public():
     """Every public function, constructor and method of the package, by name."""
-    found = {}
+    found, seen = {}, set()
     for module_name in MODULES:
         module = importlib.import_module(f"mocha_jax.{module_name}".rstrip("."))
         for name, thing in vars(module).items():
             home = str(getattr(thing, "__module__", ""))
-            ours = home.startswith("mocha_jax") and (
-                not module_name or home.startswith((module.__name__, "mocha_jax._work"))
-            )
+            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax._work")
             if name.startswith("_") or isinstance(thing, types.ModuleType) or not callable(thing) or not ours:
                 continue
-            label = f"{module_name}.{name}".lstrip(".")
-            if label.rpartition(".")[2] in found.values():
+            if id(thing) in seen:
                 continue
+            seen.add(id(thing))
+            label = f"{module_name}.{name}".lstrip(".")
             found[label] = thing
             if inspect.isclass(thing):
                 found |= {
-                    f"{label}.{k}": v
-                    for k, v in vars(thing).items()
-                    if inspect.isfunction(v) and (not k.startswith("_") or k == "__getitem__")
+                    f"{label}.{k}": v for k, v in vars(thing).items() if inspect.isfunction(v) and _by_a_person(k)
                 }
     return found
+
+
+def _by_a_person(method):
+    return not method.startswith("_") or method == "__getitem__"
+
+
+def without(name):
+    """Why something public has no right call here, or None."""
+    thing = public()[name]
+    owner = public().get(name.rpartition(".")[0])
+    if name in RESULTS:
+        return "made by the library"
+    if name in PARTS:
+        return "works on the arrays of a compiled program"
+    if inspect.isclass(thing) and (inspect.isabstract(thing) or thing in (*CONTRACTS, mj.Pytree)):
+        return "abstract"
+    if inspect.isclass(owner) and any(issubclass(owner, c) and hasattr(c, name.rpartition(".")[2]) for c in CONTRACTS):
+        return "part of a contract"
+    if not [p for p in inspect.signature(thing).parameters if p != "self"]:
+        return "takes no argument"
+    return None

@@ -96,7 +96,7 @@ def made_of(valid):
     dressed = {
         "list": a.tolist() if a.ndim else [a.item()], "array": a, "jax": jnp.asarray(a), "big-endian": a.astype(a.dtype.newbyteorder(">")),
         "float16": a.astype(np.float16), "int16": a.astype(np.int16) if whole else None, "float": a.astype(float),
-        "Fortran": np.asfortranarray(a), "masked nowhere": np.ma.masked_array(a), "matrix of NumPy": np.matrix(a) if a.ndim == 2 else None,
+        "Fortran": np.asfortranarray(a), "masked nowhere": np.ma.masked_array(a),
         "objects": a.astype(object), "strings": a.astype(str), "complex": a.astype(complex), "bools": a.astype(bool),
         "negative": -a.astype(float) - 1, "huge": a.astype(float) * 1e200, "one more axis": a[None], "axis behind": a[..., None], "twice": np.stack([a, a]),
         "tuple": tuple(a.tolist()) if a.ndim else (a.item(),),

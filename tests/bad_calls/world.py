@@ -70,16 +70,21 @@ def solution():
 
 
 @functools.cache
-def history():
-    return solution().history
+def histories():
+    return {"one": solution().history}
 
 
 @functools.cache
-def states():
-    """Of the dual server, before and after a round."""
-    before = safe().init(problem())
+def before():
+    """A state of the dual server."""
+    return safe().init(problem())
+
+
+@functools.cache
+def after():
+    """The same after a round."""
     work = mj.systems.Full().work(key(), data(), safe().request(problem()))
-    return before, safe().step(key(), before, problem(), work)[0]
+    return safe().step(key(), before(), problem(), work)[0]
 
 
 @functools.cache
@@ -98,15 +103,23 @@ def network():
 
 
 @functools.cache
-def trainers():
-    """Each kind of training with a state."""
-    sgd = optax.sgd(0.5)
-    made = (
-        mj.FedAvg(network(), sgd),
-        mj.Local(network(), sgd),
-        mj.Virtual(mj.networks.Lateral(D, 2, (3,)), sgd, samples=1),
-    )
-    return {type(a).__name__: (a, a.init(prediction())) for a in made}
+def fedavg():
+    return mj.FedAvg(network(), optax.sgd(0.5))
+
+
+@functools.cache
+def trained():
+    return fedavg().init(prediction())
+
+
+@functools.cache
+def virtual():
+    return mj.Virtual(mj.networks.Lateral(D, 2, (3,)), optax.sgd(0.5), samples=1)
+
+
+@functools.cache
+def refined():
+    return virtual().init(prediction())
 
 
 @functools.cache
