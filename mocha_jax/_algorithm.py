@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax import _check
 from mocha_jax._problem import Federated, Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax._quality import Quality
@@ -82,6 +83,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     def request(self, problem: Kind, round: Array | int = 0) -> Request:
         """What a full round asks of the nodes. A message is one vector of d numbers each way."""
+        _check.instance(type(self).__name__, "problem", problem, self.solves, "Problem(data, loss, regularizer)")
         dtype, d = problem.data.dtype, problem.data.num_features
         numbers = jnp.asarray(d, dtype)
         step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))

@@ -83,7 +83,9 @@ def _cut(text: str) -> str:
 
 def leaf(owner: str, name: str, value: Any) -> Any:
     """A list or tuple of numbers as the array that it stands for, an array as JAX takes it; anything else as it is."""
-    if type(value) is tuple and all(type(one) in (tuple, int, float) or isinstance(one, np.number) for one in value):
+    if type(value) is tuple and all(
+        type(one) in (tuple, list, int, float) or isinstance(one, np.number) for one in value
+    ):
         found = _array(value)
         return found if found is not None and found.size else value
     if isinstance(value, list) and _array(value) is None:
@@ -181,7 +183,7 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> No
 def integers(owner: str, least: int, /, **values: Any) -> None:
     """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
     for name, value in values.items():
-        if not hidden(value):
+        if isinstance(value, jax.ShapeDtypeStruct) or not hidden(value):
             a = _array(value)
             if a is None or a.dtype.kind not in "iu" or not a.size or not least <= a.min() <= a.max() <= _MOST:
                 raise ValueError(

@@ -57,8 +57,9 @@ class TaskData(Pytree):
         if task is not None:
             count = int(task.max()) + 1 if self.num_tasks < 0 else self.num_tasks
             if task.dtype.kind not in "iu" or task.min() < 0 or task.max() >= count:
-                most = f"num_tasks - 1 = {count - 1}"
-                raise ValueError(f"TaskData: task must hold integers from 0 to {most}, got {_check.shown(task)}.")
+                raise ValueError(
+                    f"TaskData: task must hold integers from 0 to {count - 1} (num_tasks), got {_check.shown(task)}."
+                )
             if count > self.num_nodes:
                 raise ValueError(
                     f"TaskData: num_tasks must be at most the number of nodes, {self.num_nodes}, got {count}; number "

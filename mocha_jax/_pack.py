@@ -58,7 +58,7 @@ def pack_tasks(
         for name, values in zip(("xs", "ys", "groups"), given, strict=True):
             if values is None:
                 raise ValueError(f"pack_tasks: with groups, xs, ys and groups must each be one array; {name} is none.")
-        xs, ys, names = _by_group(*given)
+        xs, ys, names = _by_group(*(a for a in given if a is not None))
     elif getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
         raise ValueError(
             "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax import _check
@@ -51,7 +52,7 @@ def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple
     return s, jnp.sum(u * matmul(tangents[0], vt.T), axis=0)
 
 
-def spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, params: Any) -> Array:
     r""":math:`U\,\mathrm{diag}(p(s))\,V^\top` for :math:`W = U\,\mathrm{diag}(s)\,V^\top`, ``[m, d]`` to ``[m, d]``.
 
     Args:

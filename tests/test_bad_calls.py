@@ -26,7 +26,8 @@ def test_everything_public_is_called():
 
 
 def verdict(some):
-    counts, bad = collections.Counter(), []
+    counts: collections.Counter[str] = collections.Counter()
+    bad: list[tuple[str, ...]] = []
     for name, argument, label, result, _ in swept(some):
         counts[result.sort] += 1
         if result.sort not in GOOD:
@@ -35,8 +36,8 @@ def verdict(some):
 
 
 def test_a_sample_of_bad_calls_ends_well():
-    counts, bad = verdict([case for case in cases() if cheap(case[0])][::20])
-    assert sum(counts.values()) > 900
+    counts, bad = verdict([case for case in cases() if cheap(case[0])][::60])
+    assert sum(counts.values()) > 400
     assert len(bad) <= 0.01 * sum(counts.values()), bad
     assert not [case for case in bad if case[0] in ("wrongly accepted", "too long")], bad
 

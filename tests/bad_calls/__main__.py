@@ -23,8 +23,9 @@ def main():
     parser.add_argument("--show", type=int, default=0, help="examples of each bad sort to print")
     args = parser.parse_args()
     os.chdir(tempfile.mkdtemp())  # what is taken for a path is written here
-    tables, bad = collections.defaultdict(collections.Counter), collections.defaultdict(list)
-    spent = collections.Counter()
+    tables: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    bad: dict[str, list[tuple[str, ...]]] = collections.defaultdict(list)
+    spent: dict[str, float] = collections.defaultdict(float)
     for name, argument, label, result, seconds in swept(cases(args.names, args.sample)):
         tables[name][result.sort] += 1
         spent[name] += seconds
@@ -34,7 +35,7 @@ def main():
     print(f"{'':{width}} {' '.join(f'{sort:>16}' for sort in SORTS)} {'seconds':>8}")
     for name, counts in tables.items():
         print(f"{name:{width}} {' '.join(f'{counts[sort]:16d}' for sort in SORTS)} {spent[name]:8.1f}")
-    total = sum(tables.values(), collections.Counter())
+    total: collections.Counter[str] = sum(tables.values(), collections.Counter())
     print(f"{'all':{width}} {' '.join(f'{total[sort]:16d}' for sort in SORTS)} {sum(spent.values()):8.1f}")
     count = sum(total.values())
     print(

@@ -151,7 +151,8 @@ def methods():
         "problem": of(mj.Prediction, world.prediction()), "node": Arg(1, number(0, world.M - 1, shapes=[()], whole=True), ("client",)),
         "x": Arg(world.xs()[0], reals(None, world.D, least=1), ("samples",)),
     }  # fmt: skip
-    rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))
+    rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))  # type: ignore[arg-type]
+    path = mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int))  # type: ignore[arg-type]
     safe = world.safe()
     return {
         "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
@@ -180,7 +181,7 @@ def methods():
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
         "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(world.refined, lambda v: v is world.refined()), "key": Arg(world.key(), optional(key))}),
         "systems.Work.budget": Call(mj.systems.Work(jnp.arange(3), jnp.ones(3, bool)).budget, {"request": Arg(np.array([1, 2, 3]), reals(3, whole=True))}),
-        "Path.__getitem__": Call(mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int)).__getitem__, {
+        "Path.__getitem__": Call(path.__getitem__, {
             "i": Arg(1, either(number(-2, 1, shapes=[()], whole=True), lambda v: isinstance(v, slice)), ("number",)),
         }),
     }  # fmt: skip

@@ -87,7 +87,8 @@ def marks(*shape):
 
 
 def flag(value):
-    return isinstance(value, bool | np.bool_)
+    without_axes = isinstance(value, np.ndarray | jax.Array) and value.shape == () and value.dtype == bool
+    return isinstance(value, bool | np.bool_) or without_axes
 
 
 def word(*choices):
