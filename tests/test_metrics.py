@@ -34,7 +34,7 @@ def test_ties_one_class_and_global_weights():
     assert np.isnan(scores[1])
     assert mj.metrics.auc(jnp.ones((1, 1)), data) == 0.5
     assert mj.metrics.error_rate(jnp.ones((1, 1)), data, per_task=True).tolist() == [0.5, 1 / 3]
-    with pytest.raises(ValueError, match=r"weights must be \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"weights must be an array \[2, 1\]"):
         mj.metrics.error_rate(jnp.ones((3, 1)), data)
 
 
