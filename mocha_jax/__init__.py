@@ -44,13 +44,13 @@ from mocha_jax._neural._prediction import Evaluation as Evaluation
 from mocha_jax._neural._prediction import Prediction as Prediction
 from mocha_jax._neural._virtual import Virtual as Virtual
 from mocha_jax._objective import Certificate as Certificate
-from mocha_jax._objective import certificate as certificate
 from mocha_jax._objective import objective as objective
 from mocha_jax._owned_file import CheckpointError as CheckpointError
 from mocha_jax._pack import pack_tasks as pack_tasks
 from mocha_jax._path import Path as Path
 from mocha_jax._path import lambda_path as lambda_path
 from mocha_jax._problem import Problem as Problem
+from mocha_jax._proof import certificate as certificate
 from mocha_jax._pytree import Pytree as Pytree
 from mocha_jax._pytree import grid as grid
 from mocha_jax._run import run as run

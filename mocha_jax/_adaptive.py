@@ -200,5 +200,8 @@ class AdaptiveServer(Pytree):
     def certify(self, problem: Problem, state: AdaptiveState, beta: Array, v: Array) -> Certificate:
         return self.dual.certify(problem, state.dual, beta, v)
 
+    def updates(self, state: AdaptiveState) -> tuple[Array, Array]:
+        return self.dual.updates(state.dual)
+
     def omega(self, problem: Problem, state: AdaptiveState) -> Any:
         return state.dual.omega

@@ -101,6 +101,10 @@ class Algorithm(Pytree, Generic[Kind]):
     def certify(self, state: Any, problem: Kind) -> Quality:
         """How good the state is; of a convex problem, how far from the optimum."""
 
+    def prove(self, state: Any, problem: Kind) -> Quality:
+        """`certify` with all that rounding may hide; drivers call it once, at the end of a solve. Default: the same."""
+        return self.certify(state, problem)
+
     @abstractmethod
     def weights(self, state: Any) -> Any:
         """The model, ``[num_tasks, d]``; a network's parameters."""

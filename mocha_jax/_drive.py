@@ -55,7 +55,7 @@ def stretch(
 
 @jax.jit
 def settled(run: Setting, where: Progress) -> tuple[Any, Quality, Any]:
-    """The state with W derived afresh from the duals, its certificate and its Omega."""
+    """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
     state = run.algorithm.adopt(where.state, run.problem)
-    certificate = run.algorithm.certify(state, run.problem).with_bound(run.problem, where.bound)
+    certificate = run.algorithm.prove(state, run.problem).with_bound(run.problem, where.bound)
     return state, certificate, run.algorithm.omega(state, run.problem)

@@ -19,6 +19,7 @@ from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm, Info
 from mocha_jax._objective import Certificate, conjugates, dual_vectors, node_vectors
 from mocha_jax._problem import Problem
+from mocha_jax._proof import proven
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._server import REFRESH_EVERY, DualServer, Local, ProximalServer, ProximalState
 from mocha_jax._transfers import on_purpose
@@ -164,6 +165,11 @@ class DualMethod(Algorithm[Problem]):
         # the gap do not see.
         v = dual_vectors(problem.data, state.beta)
         return self._server(problem).certify(problem, state.server, state.beta, v)
+
+    def prove(self, state: MochaState, problem: Problem) -> Certificate:
+        server = self._server(problem)
+        updates = server.updates(state.server)
+        return proven(problem, state.beta, self.weights(state), self.omega(state, problem), *updates)
 
     def weights(self, state: MochaState) -> Array:
         return state.w

@@ -81,6 +81,18 @@ class Lasso(Dense):
     def value(self, v: Array, w: Array) -> Array:
         return 0.5 * jnp.sum(w * matmul(self.precision, w)) + self.lam1 * jnp.sum(jnp.abs(w))
 
+    def slack_bound(self, v: Array, error: Array, w: Array) -> Array:
+        """At least `slack` for all V within `error` of v, whatever rounding does."""
+        m, unit = len(v), 0.5 * jnp.finfo(v.dtype).eps
+        r = v - matmul(self.precision, w)
+        lost = error + unit * ((m + 8.0) * matmul(jnp.abs(self.precision), jnp.abs(w)) + 2.0 * jnp.abs(v) + jnp.abs(r))
+        p = jnp.clip(r, -self.lam1, self.lam1)
+        penalty = jnp.maximum(self.lam1 * jnp.abs(w) - p * w, 0.0) + (lost + 4.0 * unit * self.lam1) * jnp.abs(w)
+        # What is off by at most its size plus the error, as the norm that the quadratic form is.
+        norm = jnp.sqrt(self.conjugate_bound(r - p, self.precision))
+        row = jnp.max(jnp.sum(jnp.abs(self.matrix), axis=1))
+        return (norm + jnp.sqrt(row * jnp.sum(lost**2))) ** 2 + jnp.sum(penalty)
+
     def slack(self, v: Array, w: Array) -> Array:
         # With the nearest subgradient p of the penalty, R*(v) <= |v - p|^2 / 2 in the metric of M: two terms >= 0.
         r = v - matmul(self.precision, w)

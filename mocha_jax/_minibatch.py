@@ -16,6 +16,7 @@ from mocha_jax._local import visiting_order
 from mocha_jax._math import EXACT, safe_ratio
 from mocha_jax._objective import Certificate, certify, dual_vectors, fenchel_young, predictions
 from mocha_jax._problem import Problem
+from mocha_jax._proof import proven
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._server import Local, gain_of_updating, keep_omega
 from mocha_jax._work import Work
@@ -261,14 +262,22 @@ class MiniBatchSgd(_Batched):
         return self._state(problem, state.round, w, omega, before, gain_of_updating(problem, w, state.omega))
 
     def certify(self, state: SgdState, problem: Problem) -> Certificate:
-        data, loss, w = problem.data, problem.loss, state.w
-        z = predictions(data, w)
-        beta = loss.project(-loss.derivative(z, data.y), data.y)
+        data, w = problem.data, state.w
+        beta = self._duals(problem, w)
         v = dual_vectors(data, beta)
         offset = problem.regularizer.offset(state.omega, data.num_features)
         value = problem.regularizer.value(w, state.omega) - offset
         slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
         return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
+
+    def prove(self, state: SgdState, problem: Problem) -> Certificate:
+        beta = self._duals(problem, state.w)
+        return proven(problem, beta, state.w, state.omega, state.change, state.gap_before)
+
+    def _duals(self, problem: Problem, w: Array) -> Array:
+        """The slopes of the losses at these weights, which are feasible duals ``[m, n]``."""
+        data, loss = problem.data, problem.loss
+        return loss.project(-loss.derivative(predictions(data, w), data.y), data.y)
 
     def weights(self, state: SgdState) -> Array:
         return state.w

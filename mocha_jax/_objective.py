@@ -18,18 +18,20 @@ from mocha_jax.losses import Loss
 
 
 class Certificate(Quality):
-    r"""How far a dual point and weights are from the optimum, provably.
+    r"""How far a dual point and weights are from the optimum.
 
-    For the Omega at hand ``dual <= optimum <= primal``, so ``primal`` is within ``gap`` of the optimum.
-    Where Omega is learned and the problem convex in W and Omega together, the ``joint`` numbers say
-    the same of the optimum over both. Where Omega is given they repeat the others; where the problem
-    is not jointly convex, nothing bounds that optimum: ``joint_gap`` is infinite, ``joint_dual`` minus infinity.
-    ``residual`` is the relative joint gap where there is one.
+    For the Omega at hand ``dual <= optimum <= P(W) <= optimum + gap``. Where Omega is learned and the problem convex in
+    W and Omega together, the ``joint`` numbers say the same of the optimum over both. Where Omega is given they repeat
+    the others; where the problem is not jointly convex, nothing bounds that optimum: ``joint_gap`` is infinite,
+    ``joint_dual`` minus infinity. ``residual`` is the relative joint gap where there is one.
+
+    In a history these numbers are as floats give them. In a `Solution`, and from `mocha_jax.certificate`, all that
+    rounding may hide is counted (`mocha_jax._proof`), and `rounding` says how far ``primal`` may be from P(W).
     """
 
     primal: Array  # [] P(W, Omega)
     dual: Array  # [] -D(beta) in the paper's sign, a lower bound on the optimum for this Omega
-    gap: Array  # [] primal - dual, >= 0
+    gap: Array  # [] primal - dual less the rounding, >= 0
     relative_gap: Array  # [] gap / max(|primal|, |dual|)
     task_gaps: Array  # [num_tasks] each task's share of the data terms of the gap, >= 0, eq. (20)
     joint_primal: Array  # [] min over Omega of P(W, Omega)
@@ -37,6 +39,7 @@ class Certificate(Quality):
     joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
     relative_joint_gap: Array  # []
     gap_before: Array  # [] the gap just before Omega was last replaced; infinite where it was not
+    rounding: Array | None = None  # [] bound on the distance of primal from P(W, Omega); None in a history
 
     @property
     def finite(self) -> Array:
@@ -51,7 +54,9 @@ class Certificate(Quality):
         if not problem.regularizer.learned:
             return self
         better = bound > self.joint_dual
-        gap = jnp.where(better, jnp.maximum(self.joint_primal - bound, 0.0), self.joint_gap)
+        lost = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(self.joint_primal)
+        rounding = lost if self.rounding is None else lost + self.rounding
+        gap = jnp.where(better, jnp.maximum(self.joint_primal - bound, 0.0) + rounding, self.joint_gap)
         relative = jnp.where(better, gap / _scale(self.joint_primal, gap), self.relative_joint_gap)
         return self.replace(
             joint_dual=jnp.where(better, bound, self.joint_dual),
@@ -105,27 +110,6 @@ def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
     return jnp.sum(weighted(data, loss.conjugate(beta, data.y)), axis=1)
 
 
-@on_purpose
-def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:
-    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
-
-    Derives V from `beta` and :math:`W = \bar M V` from V, then sums the Fenchel-Young terms.
-
-    Args:
-      problem: the problem.
-      beta: dual variables; where infeasible the gap is infinite.
-      omega: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
-    """
-    _check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    data, regularizer = problem.data, problem.regularizer
-    beta = _check.floats("certificate", "beta", beta, data.y.shape)
-    regularizer.check_omega("certificate", omega, data.num_tasks, data.num_features)
-    if omega is None:
-        omega = regularizer.initial_omega(data.num_tasks, data.num_features)
-    v = dual_vectors(data, beta)
-    return certify_implied(problem, beta, v, omega, regularizer.coupling(data.num_tasks, omega))
-
-
 def certify_implied(
     problem: Problem,
     beta: Array,
@@ -175,29 +159,59 @@ def certify(
       change: by how much Omega last lowered the objective; part of the residual where there is no joint gap.
       gap_before: the gap just before that.
     """
-    data, loss, regularizer = problem.data, problem.loss, problem.regularizer
-    node_gaps, values = data.totals(_gap_and_value, loss, data.to_nodes(w), beta)
-    task_gaps, empirical = data.to_tasks(node_gaps), jnp.sum(values)
-    gap, scale = jnp.sum(task_gaps) + slack, _scale(empirical + value, jnp.sum(task_gaps) + slack)
-    primal = empirical + value + offset
+    data, regularizer = problem.data, problem.regularizer
+    node_gaps, values = data.totals(_gap_and_value, problem.loss, data.to_nodes(w), beta)
+    task_gaps, joint = data.to_tasks(node_gaps), None
+    if regularizer.learned and regularizer.jointly_convex:
+        least = regularizer.value(w)
+        # In exact arithmetic never below the bracket for one Omega.
+        joint = least, jnp.maximum(fenchel_young(least, regularizer.conjugate(v), v, w), slack)
+    return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
+
+
+def assembled(
+    problem: Problem,
+    task_gaps: Array,
+    empirical: Array,
+    here: tuple[Array, Array | float],
+    joint: tuple[Array, Array] | None,
+    offset: Array | float,
+    change: Array | float,
+    gap_before: Array | float,
+    rounding: Array | None = None,
+) -> Certificate:
+    """A certificate from its parts.
+
+    Args:
+      problem: the problem; outside of the domain of its hyperparameters there is no certificate.
+      task_gaps: each task's share of the data terms ``[num_tasks]``.
+      empirical: the data term of the objective.
+      here: R(W, Omega) without `offset`, and the last bracket.
+      joint: the same minimised over Omega, on jointly convex problems that learn it.
+      offset: see `certify`.
+      change: see `certify`.
+      gap_before: see `certify`.
+      rounding: bound on the error of the objective, where it is known.
+    """
+    regularizer, (value, slack) = problem.regularizer, here
+    gap = jnp.where(problem.admissible, jnp.sum(task_gaps) + slack, jnp.nan)
+    primal, scale = empirical + value + offset, _scale(empirical + value, gap)
     if not regularizer.learned:
         joint_primal, joint_gap = primal, gap
-    elif regularizer.jointly_convex:
-        least = regularizer.value(w)
-        joint_primal = empirical + least
-        # In exact arithmetic never below the bracket for one Omega.
-        bracket = jnp.maximum(fenchel_young(least, regularizer.conjugate(v), v, w), slack)
-        joint_gap = jnp.sum(task_gaps) + bracket
+    elif joint is not None:
+        joint_primal, joint_gap = empirical + joint[0], jnp.sum(task_gaps) + joint[1]
     else:
         joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.inf)
-    relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), jnp.inf)
-    joint_dual = joint_primal - joint_gap
+    joint_gap = jnp.where(problem.admissible, joint_gap, jnp.nan)
+    relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), joint_gap)
+    lost = jnp.zeros_like(gap) if rounding is None else rounding
+    joint_dual = joint_primal - joint_gap - lost
     if regularizer.learned:  # it will be compared with other rounds' numbers: nothing may be gained by rounding
         joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
     return Certificate(
         relative if regularizer.jointly_convex else (gap + change) / scale,
-        primal, primal - gap, gap, gap / scale, task_gaps,
-        joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype),
+        primal, primal - gap - lost, gap, gap / scale, task_gaps,
+        joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype), rounding,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mocha_jax import _check
 from mocha_jax._data import TaskData
@@ -30,6 +31,10 @@ class Federated(Pytree):
     @abstractmethod
     def value(self) -> str:
         """The name of what must stay finite."""
+
+    def aim(self, tol: Array) -> Array:
+        """The recorded residual at which rounds end, so that the answer is within `tol` when everything is counted."""
+        return tol
 
 
 class Problem(Federated):
@@ -56,6 +61,15 @@ class Problem(Federated):
     @property
     def value(self) -> str:
         return "gap"
+
+    def aim(self, tol: Array) -> Array:
+        # Some roundings of the objective may be hidden from a recorded gap; most of a tiny tolerance is not for them.
+        return jnp.maximum(tol - 32.0 * jnp.finfo(tol.dtype).eps, 0.5 * tol)
+
+    @property
+    def admissible(self) -> Array:
+        """Whether all hyperparameters lie where they must, [] bool; without that nothing is certified."""
+        return self.loss.admissible & self.regularizer.admissible
 
     @on_purpose
     def __post_init__(self) -> None:

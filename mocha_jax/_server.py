@@ -181,6 +181,10 @@ class DualServer(Pytree):
     def certify(self, problem: Problem, state: DualState, beta: Array, v: Array) -> Certificate:
         return certify_implied(problem, beta, v, state.omega, state.coupling, state.change, state.gap_before)
 
+    def updates(self, state: DualState) -> tuple[Array, Array]:
+        """What the last update of Omega gained, and the gap just before it."""
+        return state.change, state.gap_before
+
     def omega(self, problem: Problem, state: DualState) -> Any:
         return state.omega
 
@@ -291,6 +295,10 @@ class ProximalServer(Pytree):
         value = regularizer.value(w)  # Omega is the best one for W
         slack = fenchel_young(value, coupling.conjugate(v), v, w)
         return certify(problem, beta, v, w, value, slack)
+
+    def updates(self, state: ProximalState) -> tuple[float, float]:
+        """Omega is part of every step, not updated now and then."""
+        return 0.0, math.inf
 
     def omega(self, problem: Problem, state: ProximalState) -> Any:
         return problem.regularizer.update_omega(None, state.model)

@@ -28,6 +28,7 @@ class Status(enum.IntEnum):
     MAX_ROUNDS = 1
     NON_FINITE = 2
     STOPPED = 3
+    PRECISION = 4  # the rounds ended at the tolerance, but rounding may hide more than that
 
 
 class Solution(Pytree):
@@ -67,6 +68,9 @@ class Solution(Pytree):
             Status.MAX_ROUNDS: f"stopped at max_rounds after {rounds} rounds with {name} {residual:.2g}",
             Status.NON_FINITE: f"the {self.problem.value} became infinite or NaN at round {rounds}; check the data's "
             f"scale and step sizes",
+            Status.PRECISION: f"after {rounds} rounds the {name} is at most {residual:.2g}, more than {self.tol}: "
+            f"rounding in {np.dtype(self.problem.data.dtype)} may hide the rest; bring the features to similar sizes, "
+            f"or compute in float64",
             Status.STOPPED: f"stopped by the callback after {rounds} rounds with {name} {residual:.2g}",
         }[self.status]
         if self.unheard:
@@ -127,8 +131,13 @@ class Solution(Pytree):
 
     @property
     def primal(self) -> Any:
-        """Objective at `weights`."""
+        """Objective at `weights`, to within `rounding`."""
         return _number(self.certificate.primal)
+
+    @property
+    def rounding(self) -> Any:
+        """Bound on the distance of `primal` from the objective at `weights`."""
+        return _number(self.certificate.rounding)
 
     @property
     def dual(self) -> Any:
@@ -137,7 +146,7 @@ class Solution(Pytree):
 
     @property
     def gap(self) -> Any:
-        """Bound on the distance of `primal` from the optimum."""
+        """Bound on the distance of the objective at `weights` from the optimum, all rounding counted."""
         return _number(self.certificate.gap)
 
     @property

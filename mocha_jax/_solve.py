@@ -20,6 +20,7 @@ from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
 from mocha_jax._problem import Federated, Problem
 from mocha_jax._progress import Bar
+from mocha_jax._quality import Quality
 from mocha_jax._run import Setting, check_state, settle
 from mocha_jax._solution import Solution, Status
 from mocha_jax._spread import fetched
@@ -140,16 +141,15 @@ def solve(
     where, room = begin(key, run, state, records=chunk // record_every)
     first = int(where.state.round)
     last = first + int(max_rounds)
-    stopped = False
+    within, stopped = _aim(problem, tol), False
     with _checkpoint.Saver(checkpoint, key, run, record_every, state) as save:
         where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
         run = prepare(run)
-        if _outcome(history, where, tol, last, stopped) is None:
+        if not _ended(history, where, within, last, stopped):
             save(where, history)  # a path that cannot be saved to is found out before there is something to lose
         with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
-            while (outcome := _outcome(history, where, tol, last, stopped)) is None:
+            while not _ended(history, where, within, last, stopped):
                 limit = min(int(where.state.round) // record_every * record_every + chunk, last)
-                within = _tolerance(problem, tol)
                 where, records, count = or_by_loops(
                     stretch, key, run, where, room, limit, within, record_every=record_every
                 )
@@ -157,7 +157,7 @@ def solve(
                 save(where, history)
                 bar.show(int(where.state.round), float(history.residual[-1]))
                 stopped = callback is not None and bool(callback(int(where.state.round), history))
-    solution = _solution(problem, run, where, history, outcome, tol, int(where.state.round) - first)
+    solution = _solution(problem, run, where, history, stopped, tol, int(where.state.round) - first)
     if solution.unheard:
         warn(f"solve: {solution.message}")
     return solution
@@ -177,16 +177,23 @@ def _extend(history: History, records: History, count: int) -> History:
     return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
 
 
-def _outcome(history: History, where: Progress, tol: float | None, last: int, stopped: bool) -> Status | None:
+def _ended(history: History, where: Progress, within: Array, last: int, stopped: bool) -> bool:
     if len(history.round):
-        last_quality = jax.tree.map(lambda a: a[-1], history.quality)
-        if not bool(last_quality.finite):
-            return Status.NON_FINITE
-        if tol is not None and history.residual[-1] <= tol:
-            return Status.CONVERGED
-    if int(where.state.round) >= last:
-        return Status.MAX_ROUNDS
-    return Status.STOPPED if stopped else None
+        quality = jax.tree.map(lambda a: a[-1], history.quality)
+        if not bool(quality.finite) or bool(quality.residual <= within):
+            return True
+    return stopped or int(where.state.round) >= last
+
+
+def _code(problem: Federated, recorded: Quality, found: Quality, tol: float | None, otherwise: Status) -> Array:
+    """The status as a number: of the last record, and of the answer with all that rounding may hide."""
+    wanted = jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
+    cases = {
+        Status.NON_FINITE: ~jnp.asarray(recorded.finite),
+        Status.CONVERGED: found.residual <= wanted,
+        Status.PRECISION: jnp.asarray(recorded.residual) <= problem.aim(wanted),
+    }
+    return jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
 
 
 def _traced(*given: Any) -> bool:
@@ -194,13 +201,15 @@ def _traced(*given: Any) -> bool:
 
 
 def _solution(
-    problem: Federated, run: Setting, where: Progress, history: History, status: Status, tol: float | None, rounds: int
+    problem: Federated, run: Setting, where: Progress, history: History, stopped: bool, tol: float | None, rounds: int
 ) -> Solution:
     state, certificate, relation = settled(run, where)
+    recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
+    code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
     # Brought together here, where all processes are: who reads a solution may be one of them alone.
     silent, owner, busy = (fetched(a) for a in _of_nodes(where, problem))
     return Solution(
-        problem, run.algorithm.weights(state), state, relation, certificate, history, int(status), rounds,
+        problem, run.algorithm.weights(state), state, relation, certificate, history, code, rounds,
         silent, owner, busy, tol,
     )  # fmt: skip
 
@@ -217,12 +226,8 @@ def _within_a_transformation(
 ) -> Solution:
     """The same solve in one piece, without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
-    found = adjoint.solve(key, run, state, _tolerance(run.problem, tol), max_rounds, record_every)
-    finite, residual = found.history.quality.finite, found.certificate.residual
-    reached = residual <= _tolerance(run.problem, tol)
-    code = jnp.where(
-        finite, jnp.where(reached, Status.CONVERGED.value, Status.MAX_ROUNDS.value), Status.NON_FINITE.value
-    )
+    found = adjoint.solve(key, run, state, _aim(run.problem, tol), max_rounds, record_every)
+    code = _code(run.problem, found.history.quality, found.certificate, tol, Status.MAX_ROUNDS)
     silent, owner, busy = _of_nodes(found.progress, run.problem)
     return Solution(
         run.problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
@@ -230,5 +235,5 @@ def _within_a_transformation(
     )  # fmt: skip
 
 
-def _tolerance(problem: Federated, tol: float | None) -> Array:
-    return jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
+def _aim(problem: Federated, tol: float | None) -> Array:
+    return problem.aim(jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype))

@@ -192,6 +192,20 @@ class Dense(Coupling):
     def gradient(self, w: Array) -> Array:
         return jnp.linalg.solve(self.matrix, w)
 
+    def conjugate_bound(self, v: Array, precision: Array) -> Array:
+        r"""At least :math:`\tfrac12\langle V, A^{-1}V\rangle` where the matrix is but nearly the inverse of A.
+
+        With :math:`E = I - A\bar M`, :math:`A^{-1} = \bar M(I - E)^{-1}` differs from the matrix by at most
+        :math:`\|\bar M\|\,\|E\|/(1 - \|E\|)`. Infinite where nothing can be said.
+        """
+        m, size = len(v), jnp.abs(self.matrix)
+        off = jnp.abs(jnp.eye(m, dtype=v.dtype) - matmul(precision, self.matrix))
+        unit = 0.5 * jnp.finfo(v.dtype).eps
+        lost = jnp.max(jnp.sum(off + (m + 4.0) * unit * matmul(jnp.abs(precision), size), axis=1))
+        seen = jnp.sum(v * matmul(self.matrix, v) + (m + 64.0) * unit * jnp.abs(v) * matmul(size, jnp.abs(v)))
+        unseen = jnp.max(jnp.sum(size, axis=1)) * jnp.sum(v**2) * lost / (1.0 - lost)
+        return jnp.where(lost < 1.0, 0.5 * (jnp.maximum(seen, 0.0) + unseen), jnp.inf)
+
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix
         return jnp.linalg.solve(jnp.eye(len(y), dtype=y.dtype) + pull, matmul(pull, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -24,6 +25,7 @@ class Loss(Pytree):
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
+    domains: ClassVar[Mapping[str, _check.Domain]] = {}  # where its numbers must lie
 
     def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
@@ -33,6 +35,14 @@ class Loss(Pytree):
         """
         super().__init_subclass__(**kwargs)
         cls.in_kernel = in_kernel
+
+    def __post_init__(self) -> None:
+        _check.within(self, self.domains)
+
+    @property
+    def admissible(self) -> Array:
+        """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
+        return _check.inside(self, self.domains)
 
     @property
     def smoothness(self) -> Hyperparameter | None:
@@ -83,6 +93,31 @@ class Loss(Pytree):
         """
         return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
 
+    def fenchel_young_bound(self, z: Array, error: Array, beta: Array, y: Array) -> Array:
+        """At least `fenchel_young` at every point within `error` of z, whatever rounding does.
+
+        The term is convex in z, so that it is largest at one end.
+        """
+        ends = self.ends(z, error, beta, y)
+        largest = jnp.maximum(*(self.fenchel_young(end, beta, y) for end in ends))
+        eps = jnp.finfo(largest.dtype).eps
+        lost = jnp.maximum(*(self._fenchel_young_rounding(end, beta, y) for end in ends))
+        return largest * (1.0 + 32.0 * eps) + eps * lost
+
+    def ends(self, z: Array, error: Array, beta: Array, y: Array) -> tuple[Array, Array]:
+        """The ends of the interval around z, moved out by what rounding does inside of the methods here."""
+        eps = jnp.finfo(z.dtype).eps
+        error = error + eps * (jnp.abs(z) + self._shift(z, beta, y))
+        return z - error, z + error
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        """How far z would have to move, in units of rounding, to have the effect of rounding inside of the methods."""
+        return 4.0 * (1.0 + jnp.abs(z) + jnp.abs(y) + jnp.abs(beta))
+
+    def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        """How much of rounding `fenchel_young` may have, in units of it, besides a few of its own size."""
+        return 8.0 * (jnp.abs(self.value(z, y)) + jnp.abs(self.conjugate(beta, y)) + jnp.abs(z * beta))
+
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
         """`fenchel_young` at `beta` minus that at `before`, both feasible, with small changes of small duals intact."""
         return self.fenchel_young(z, beta, y) - self.fenchel_young(z, before, y)
@@ -126,6 +161,12 @@ class MarginLoss(Loss):
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
         return self._fenchel_young(y * z, y * beta)
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return jnp.abs(1.0 - y * z)
+
+    def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        return jnp.zeros_like(z)  # a sum of products without cancellation
 
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
         return self._change(y * z, y * before, y * beta)
@@ -174,6 +215,12 @@ class ResidualLoss(Loss):
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
         return self._fenchel_young(z - y, beta)
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return jnp.abs(z - y)
+
+    def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        return jnp.zeros_like(z)  # a sum of products without cancellation
 
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
         return self._change(z - y, before, beta)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -57,10 +60,9 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
       gamma: width of the rounded part, > 0; an array leaf.
     """
 
-    gamma: Hyperparameter = 1.0
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"gamma": _check.POSITIVE}
 
-    def __post_init__(self) -> None:
-        _check.positive("SmoothedHinge", gamma=self.gamma)
+    gamma: Hyperparameter = 1.0
 
     @property
     def smoothness(self) -> Hyperparameter:
@@ -80,6 +82,9 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
 
     def _conjugate(self, a: Array) -> Array:
         return -a + 0.5 * self.gamma * a * a
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return super()._shift(z, beta, y) + self.gamma * jnp.abs(beta)
 
     def _step(self, a: Array, p: Array, kappa: Array) -> Array:
         return jnp.clip(a + (1.0 - p - self.gamma * a) / (kappa + self.gamma), 0.0, 1.0)
@@ -159,6 +164,9 @@ class Logistic(MarginLoss, in_kernel=True):
 
     def _conjugate(self, a: Array) -> Array:
         return _xlogx(a) + _xlogx(1.0 - a)
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return 4.0 * (1.0 + jnp.abs(z))  # a sigmoid has a few roundings, whatever its size
 
     def _step(self, a: Array, p: Array, kappa: Array) -> Array:
         # The left side minus the right is convex for p < 0, concave for p > 0, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -90,10 +91,9 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
       epsilon: half width of the tube without loss, >= 0; an array leaf.
     """
 
-    epsilon: Hyperparameter = 0.1
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"epsilon": _check.NONNEGATIVE}
 
-    def __post_init__(self) -> None:
-        _check.nonnegative("EpsilonInsensitive", epsilon=self.epsilon)
+    epsilon: Hyperparameter = 0.1
 
     @property
     def lipschitz(self) -> float:
@@ -110,6 +110,9 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
 
     def _h(self, beta: Array) -> Array:
         return jnp.asarray(self.epsilon) * jnp.abs(beta)
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return super()._shift(z, beta, y) + self.epsilon
 
     def _step(self, beta: Array, e: Array, kappa: Array) -> Array:
         # Soft thresholding of beta - e/kappa at epsilon/kappa, kept free of 1/kappa: of the
@@ -139,10 +142,9 @@ class Huber(ResidualLoss, in_kernel=True):
       delta: residual beyond which the loss is linear, > 0; an array leaf.
     """
 
-    delta: Hyperparameter = 1.0
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"delta": _check.POSITIVE}
 
-    def __post_init__(self) -> None:
-        _check.positive("Huber", delta=self.delta)
+    delta: Hyperparameter = 1.0
 
     @property
     def smoothness(self) -> float:
@@ -164,6 +166,9 @@ class Huber(ResidualLoss, in_kernel=True):
 
     def _h(self, beta: Array) -> Array:
         return 0.5 * beta * beta
+
+    def _shift(self, z: Array, beta: Array, y: Array) -> Array:
+        return super()._shift(z, beta, y) + self.delta
 
     def _step(self, beta: Array, e: Array, kappa: Array) -> Array:
         return jnp.clip(beta - (e + beta) / (1.0 + kappa), -self.delta, self.delta)
@@ -188,10 +193,9 @@ class Quantile(ResidualLoss, in_kernel=True):
       tau: level of the quantile, in (0, 1); an array leaf.
     """
 
-    tau: Hyperparameter = 0.5
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"tau": _check.OPEN_UNIT_INTERVAL}
 
-    def __post_init__(self) -> None:
-        _check.in_unit_interval("Quantile", open_left=True, open_right=True, tau=self.tau)
+    tau: Hyperparameter = 0.5
 
     @property
     def lipschitz(self) -> Hyperparameter:
@@ -199,6 +203,9 @@ class Quantile(ResidualLoss, in_kernel=True):
 
     def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]:
         return self.tau - 1.0, self.tau
+
+    def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        return self.value(z, y)  # tau - 1 is rounded, and with it the slope of one side
 
     def _value(self, e: Array) -> Array:
         tau = jnp.asarray(self.tau)

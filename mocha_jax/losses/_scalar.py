@@ -84,6 +84,12 @@ class FromScalar(Loss):
         at = self._maximiser(beta, y)
         return jnp.maximum(self.value(z, y) - self.value(at, y) + beta * (z - at), 0.0)
 
+    def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        at = self._maximiser(beta, y)
+        return 8.0 * (
+            jnp.abs(self.value(z, y)) + jnp.abs(self.value(at, y)) + jnp.abs(beta) * (jnp.abs(z) + jnp.abs(at))
+        )
+
     def _maximiser(self, beta: Array, y: Array) -> Array:
         """The point of least size that attains the supremum of -beta z - l(z)."""
         return jnp.vectorize(partial(_slope_point, jax.grad(self.fn)))(beta, y)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -14,6 +16,7 @@ from mocha_jax import _check
 from mocha_jax import coupling as couplings
 from mocha_jax._pytree import Pytree
 from mocha_jax._stationary import Proximal, Stationary
+from mocha_jax._twofold import total
 from mocha_jax.coupling import Coupling
 
 
@@ -28,6 +31,15 @@ class Regularizer(Pytree):
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
     not_tuned: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
+    domains: ClassVar[Mapping[str, _check.Domain]] = {}  # where its numbers must lie
+
+    def __post_init__(self) -> None:
+        _check.within(self, self.domains)
+
+    @property
+    def admissible(self) -> Array:
+        """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
+        return _check.inside(self, self.domains)
 
     @abstractmethod
     def value(self, weights: Array, omega: Any = None) -> Array:
@@ -76,6 +88,33 @@ class Regularizer(Pytree):
         r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2`, with Omega minimised over where it is learned."""
         return self.coupling(len(y)).prox(y, rho)
 
+    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+        r"""At least :math:`R(W) + R^*(V') - \langle V', W\rangle \ge 0` for all V' within `error` of V.
+
+        For this Omega, without the terms that do not depend on W: how far W is from :math:`\nabla R^*(V')`. Here it is
+        the difference of its terms, plus what these may have lost; a model that knows better overrides it.
+
+        Args:
+          v: dual vectors ``[m, d]``.
+          error: bound on the error of each of their entries ``[m, d]``.
+          weights: W ``[m, d]``.
+          omega: as in `coupling`.
+        """
+        coupling = self.coupling(len(v), omega)
+        value = self.value(weights, omega) - self.offset(omega, v.shape[1])
+        # R* of the error, by rows of M: |M| is at most the diagonal matrix of its row sums.
+        row = coupling.row_sums(jnp.ones_like(coupling.diagonal()))
+        of_error = 0.5 * jnp.sum(row[:, None] * error**2)
+        return fenchel_young_bound(value, coupling.conjugate(v), v, weights, error, of_error, math.sqrt(len(v)))
+
+    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
+        """The same of R minimised over Omega, and its conjugate, where it is learned and the problem jointly convex."""
+        return self.bracket(v, error, weights)
+
+    def value_error(self, weights: Array, omega: Any = None) -> Array:
+        """By how much rounding may have changed ``value(weights, omega)``, at most."""
+        return rounded(self.value(weights, omega), _roundings(weights))
+
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         r"""The size of :math:`\bar M` in the directions that matter; a starting value for step sizes."""
         return jnp.mean(self.coupling(num_tasks).diagonal())
@@ -103,3 +142,37 @@ class Regularizer(Pytree):
                 f"{owner}: omega must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} features, "
                 f"such as solution.relation; got {_check.shown(omega)}."
             )
+
+
+def rounded(size: Array, times: float) -> Array:
+    """So many roundings of a number of that size."""
+    return 0.5 * times * jnp.finfo(size.dtype).eps * jnp.abs(size)
+
+
+def fenchel_young_bound(
+    value: Array, conjugate: Array, v: Array, w: Array, error: Array, of_error: Array, more: float = 0.0
+) -> Array:
+    r"""At least :math:`R(W) + R^*(V') - \langle V', W\rangle` for all V' within `error` of V, from its three terms.
+
+    :math:`R^*` is half the square of a norm, so that an error E adds at most
+    :math:`2\sqrt{R^*(V) R^*(E)} + R^*(E)`. Of singular values it is assumed, as LAPACK does, that their errors are a
+    few roundings of the largest; of other sums that roundings add up as the square root of their number.
+
+    Args:
+      value: R(W).
+      conjugate: :math:`R^*(V)`.
+      v: V ``[m, d]``.
+      w: W ``[m, d]``.
+      error: bound on the error of each entry of V ``[m, d]``.
+      of_error: :math:`R^*` of any matrix with such entries, at most.
+      more: roundings of the terms besides those of their singular values.
+    """
+    inner, size = total(v * w), jnp.sum(jnp.abs(v * w))
+    lost = rounded(jnp.abs(value) + jnp.abs(conjugate) + size, _roundings(v) + more)
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0) * of_error) + of_error + jnp.sum(jnp.abs(w) * error)
+    return jnp.maximum(value + conjugate - inner, 0.0) + lost + moved
+
+
+def _roundings(a: Array) -> float:
+    """How many roundings are in the sum of the squares of a matrix's singular values, say."""
+    return 16.0 + 4.0 * math.sqrt(min(a.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -39,13 +40,15 @@ class Clustered(TraceLimited):
     """
 
     not_tuned: ClassVar[tuple[str, ...]] = ("k",)
+    domains: ClassVar[Mapping[str, _check.Domain]] = {
+        "lam": _check.POSITIVE,
+        "eta": _check.POSITIVE,
+        "k": _check.POSITIVE,
+    }
 
     lam: Hyperparameter
     eta: Hyperparameter
     k: Hyperparameter
-
-    def __post_init__(self) -> None:
-        _check.positive("Clustered", lam=self.lam, eta=self.eta, k=self.k)
 
     def check_tasks(self, num_tasks: int) -> None:
         _check.scalar("Clustered", lam=self.lam, eta=self.eta, k=self.k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -12,8 +13,9 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Hyperparameter
+from mocha_jax._twofold import additions
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
-from mocha_jax.regularizers._base import Regularizer
+from mocha_jax.regularizers._base import Regularizer, rounded
 
 
 class Independent(Regularizer):
@@ -29,13 +31,22 @@ class Independent(Regularizer):
     3.0
     """
 
-    lam: Hyperparameter
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam": _check.POSITIVE}
 
-    def __post_init__(self) -> None:
-        _check.positive("Independent", lam=self.lam)
+    lam: Hyperparameter
 
     def value(self, weights: Array, omega: Any = None) -> Array:
         return jnp.sum(jnp.asarray(self.lam) * jnp.sum(weights**2, axis=1))
+
+    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+        # R(W - M V): nothing of it is lost in a difference of large numbers.
+        scale = self.coupling(len(v)).diagonal()[:, None]
+        implied = scale * v
+        off = jnp.abs(weights - implied) + rounded(implied, 8.0) + scale * error
+        return _twice_rounded(self.value(off))
+
+    def value_error(self, weights: Array, omega: Any = None) -> Array:
+        return rounded(self.value(weights), 8.0 + 2.0 * additions(weights.size))
 
     def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         return Diagonal(jnp.broadcast_to(0.5 / jnp.asarray(self.lam), (num_tasks,)))
@@ -60,17 +71,36 @@ class MeanRegularized(Regularizer):
       lam2: ridge, > 0.
     """
 
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam1": _check.NONNEGATIVE, "lam2": _check.POSITIVE}
+
     lam1: Hyperparameter
     lam2: Hyperparameter
-
-    def __post_init__(self) -> None:
-        _check.nonnegative("MeanRegularized", lam1=self.lam1)
-        _check.positive("MeanRegularized", lam2=self.lam2)
 
     def value(self, weights: Array, omega: Any = None) -> Array:
         deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(deviation**2) + lam2 * jnp.sum(weights**2)
+
+    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+        # R(W - M V), as the norm that R is: of what is seen, of errors of their own in every entry, and of what the
+        # mean of V may have lost, which all tasks share.
+        m, both, lam2 = len(v), jnp.asarray(self.lam1) + jnp.asarray(self.lam2), jnp.asarray(self.lam2)
+        within, common = 0.5 / both, 0.5 / lam2
+        mean, more = jnp.mean(v, axis=0, keepdims=True), common - within
+        off = weights - (within * v + more * mean)
+        size = rounded(jnp.abs(within * v) + common * jnp.abs(mean) + jnp.abs(weights) + jnp.abs(off), 8.0)
+        own = jnp.sum((size + within * error) ** 2)
+        sizes, errors = (jnp.mean(a, axis=0, keepdims=True) for a in (jnp.abs(v), error))
+        lost = rounded(sizes, 2.0 + additions(m)) + errors
+        shared = m * jnp.sum((more * lost) ** 2)
+        norm = jnp.sqrt(self.value(off)) + jnp.sqrt(both * own) + jnp.sqrt(lam2 * shared)
+        return _twice_rounded(norm**2)
+
+    def value_error(self, weights: Array, omega: Any = None) -> Array:
+        deviation, lam1 = weights - jnp.mean(weights, axis=0, keepdims=True), jnp.asarray(self.lam1)
+        size = rounded(jnp.abs(weights) + jnp.abs(deviation), 4.0 + additions(len(weights)))
+        moved = lam1 * jnp.sum(2.0 * jnp.abs(deviation) * size + size**2)
+        return rounded(self.value(weights), 8.0 + additions(weights.size)) + moved
 
     def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
@@ -98,26 +128,45 @@ class Graph(Regularizer):
     """
 
     not_tuned: ClassVar[tuple[str, ...]] = ("omega",)
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam1": _check.NONNEGATIVE, "lam2": _check.POSITIVE}
 
     omega: Array | np.ndarray
     lam1: Hyperparameter
     lam2: Hyperparameter
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check.positive_semidefinite("Graph", "omega", self.omega)
-        _check.nonnegative("Graph", lam1=self.lam1)
-        _check.positive("Graph", lam2=self.lam2)
 
     def value(self, weights: Array, omega: Any = None) -> Array:
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(weights * matmul(omega, weights)) + lam2 * jnp.sum(weights**2)
 
+    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+        # R*(r) of the residual r = grad R(W) - V, as the norm that it is.
+        precision, coupling = self._precision(len(v)), self.coupling(len(v))
+        residual = matmul(precision, weights) - v
+        seen = jnp.abs(residual) + matmul(jnp.abs(precision), jnp.abs(weights)) + jnp.abs(v)
+        lost = rounded(seen, 4.0 + len(v)) + error
+        norm = jnp.sqrt(coupling.conjugate_bound(residual, precision)) + jnp.sqrt(
+            jnp.asarray(self.lam2) * jnp.sum((0.5 * lost / jnp.asarray(self.lam2)) ** 2)
+        )
+        return _twice_rounded(norm**2)
+
+    def value_error(self, weights: Array, omega: Any = None) -> Array:
+        size = jnp.abs(weights)
+        related = jnp.asarray(self.lam1) * jnp.sum(size * matmul(jnp.abs(jnp.asarray(self.omega)), size))
+        return rounded(related, 4.0 + len(weights)) + rounded(self.value(weights), 8.0 + additions(weights.size))
+
     def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
-        omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
-        identity = jnp.eye(num_tasks, dtype=omega.dtype)
-        a = 2.0 * (lam1 * omega + lam2 * identity)
-        inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), identity)
+        a = self._precision(num_tasks)
+        inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), jnp.eye(num_tasks, dtype=a.dtype))
         return Dense(0.5 * (inverse + inverse.T))
+
+    def _precision(self, num_tasks: int) -> Array:
+        """The matrix A of R = tr(W' A W)/2."""
+        omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        return 2.0 * (lam1 * omega + lam2 * jnp.eye(num_tasks, dtype=omega.dtype))
 
     def relationship(self, num_tasks: int, omega: Any = None) -> Array:
         return jnp.asarray(self.omega)
@@ -129,3 +178,8 @@ class Graph(Regularizer):
                 f"Graph: omega is {np.shape(self.omega)} but the data has {num_tasks} tasks; it must be "
                 f"[{num_tasks}, {num_tasks}]."
             )
+
+
+def _twice_rounded(bound: Array) -> Array:
+    """A bound whose own rounding counts, too: its terms are not negative, so a few roundings of itself do."""
+    return bound * (1.0 + 128.0 * jnp.finfo(bound.dtype).eps)

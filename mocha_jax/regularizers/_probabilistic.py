@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -39,12 +40,10 @@ class Probabilistic(TraceLimited):
     True
     """
 
+    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam": _check.POSITIVE, "sigma2": _check.POSITIVE_OR_INFINITE}
+
     lam: Hyperparameter
     sigma2: Hyperparameter = jnp.inf
-
-    def __post_init__(self) -> None:
-        _check.positive("Probabilistic", lam=self.lam)
-        _check.positive_or_infinite("Probabilistic", sigma2=self.sigma2)
 
     def check_tasks(self, num_tasks: int) -> None:
         _check.scalar("Probabilistic", lam=self.lam, sigma2=self.sigma2)

@@ -2,6 +2,7 @@ r"""The sparse precision model (15)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -45,16 +46,17 @@ class SparsePrecision(Regularizer):
 
     learned: ClassVar[bool] = True
     jointly_convex: ClassVar[bool] = False
+    domains: ClassVar[Mapping[str, _check.Domain]] = {
+        "lam": _check.POSITIVE,
+        "sigma2": _check.POSITIVE_OR_INFINITE,
+        "lam1": _check.NONNEGATIVE,
+        "lam2": _check.POSITIVE,
+    }
 
     lam: Hyperparameter
     sigma2: Hyperparameter
     lam1: Hyperparameter
     lam2: Hyperparameter
-
-    def __post_init__(self) -> None:
-        _check.positive("SparsePrecision", lam=self.lam, lam2=self.lam2)
-        _check.positive_or_infinite("SparsePrecision", sigma2=self.sigma2)
-        _check.nonnegative("SparsePrecision", lam1=self.lam1)
 
     def check_tasks(self, num_tasks: int) -> None:
         _check.scalar("SparsePrecision", lam=self.lam, sigma2=self.sigma2, lam1=self.lam1, lam2=self.lam2)
@@ -70,6 +72,10 @@ class SparsePrecision(Regularizer):
         log_determinant = 2.0 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(omega))))
         size = jnp.sum(jnp.abs(omega))
         return jnp.asarray(self.lam2) * size - jnp.asarray(self.lam) * num_features * log_determinant
+
+    def bracket(self, v: Array, error: Array, weights: Array, omega: Array | None = None) -> Array:
+        coupling = self.coupling(len(v), omega)
+        return coupling.slack_bound(v, error, weights)
 
     def initial_omega(self, num_tasks: int, num_features: int) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))

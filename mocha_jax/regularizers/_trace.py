@@ -21,7 +21,7 @@ from jax import Array
 from mocha_jax._math import matmul, safe_ratio
 from mocha_jax._pytree import Pytree, static
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
-from mocha_jax.regularizers._base import Regularizer
+from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
 from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map, thin_svd
 
 
@@ -70,6 +70,12 @@ class TraceLimited(Regularizer):
 
     def conjugate(self, v: Array) -> Array:
         return self._conjugate(singular_values(v))
+
+    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
+        # R* is largest where all of a matrix lies in one direction.
+        least = jnp.zeros(min(v.shape), v.dtype)
+        of_error = self._conjugate(least.at[0].set(jnp.sqrt(jnp.sum(error**2))))
+        return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
 
     def prox(self, y: Array, rho: Array) -> Array:
         return spectral_map(_prox_values, y, (self, rho))

@@ -1,0 +1,125 @@
+r"""Certificates that hold for the numbers as they are: with everything that rounding may hide.
+
+Of weights W and duals :math:`\beta`, both as they are stored, the gap is a sum of non-negative terms,
+
+.. math:: P(W) - D(\beta) = \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
+   + \left[R(W) + R^*(V) - \langle V, W\rangle\right], \qquad z_{ti} = w_t^\top x_{ti},\quad
+   v_t = \sum_i c_{ti}\beta_{ti}x_{ti},
+
+and each is bounded from above. Predictions z and dual vectors V are computed in two floats (`mocha_jax._twofold`) and
+come with a bound on their error. A term of the first kind is convex in z, hence largest at one end of the interval in
+which z lies. The last bracket is a squared distance, for which the regularizer answers (`Regularizer.bracket`): of a
+given relationship by a bound on every operation, of a learned one by the usual estimates for singular values.
+
+Rounding matters where the optimum is tiny beside the terms of the gap, as on separable data with a small
+:math:`\lambda`: a margin that floats round to 1 costs nothing there, and the true one does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax import _twofold
+from mocha_jax._objective import Certificate, assembled, weighted
+from mocha_jax._problem import Problem
+from mocha_jax._twofold import Pair, additions
+from mocha_jax.losses import Loss
+
+
+def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:
+    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
+
+    Derives V from `beta` and :math:`W = \bar M V` from V, then adds up the Fenchel-Young terms and what rounding
+    may hide of them.
+
+    Args:
+      problem: the problem.
+      beta: dual variables; where infeasible the gap is infinite.
+      omega: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
+    """
+    data, regularizer = problem.data, problem.regularizer
+    if beta.shape != data.y.shape:
+        raise ValueError(f"beta must be {list(data.y.shape)} for this data, got {list(beta.shape)}.")
+    regularizer.check_omega("certificate", omega, data.num_tasks, data.num_features)
+    if omega is None:
+        omega = regularizer.initial_omega(data.num_tasks, data.num_features)
+    vectors = _dual_vectors(problem, beta)
+    return _certified(problem, beta, vectors, regularizer.coupling(data.num_tasks, omega).apply(vectors[0]), omega)
+
+
+def proven(
+    problem: Problem,
+    beta: Array,
+    weights: Array,
+    omega: Any,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    """Certify any weights by any dual point.
+
+    Args:
+      problem: the problem.
+      beta: dual variables ``[m, n]``.
+      weights: ``[num_tasks, d]``.
+      omega: Omega where it is learned, as the regularizer keeps it.
+      change: see `certify`.
+      gap_before: see `certify`.
+    """
+    return _certified(problem, beta, _dual_vectors(problem, beta), weights, omega, change, gap_before)
+
+
+def _dual_vectors(problem: Problem, beta: Array) -> Pair:
+    """V of the duals and a bound on its error, each ``[num_tasks, d]``."""
+    data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
+    factors, lost = _twofold.product(data.weight, beta)
+    v, error = _twofold.combine(data.x, factors)
+    v, rest = _twofold.two_sum(v, data.combine(lost))
+    error = error + jnp.abs(rest)
+    # Adding up the nodes of a task rounds once a node.
+    added = data.nodes_per_task[:, None] * unit * data.to_tasks(jnp.abs(v)) if data.shared else 0.0
+    return data.to_tasks(v), data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added
+
+
+def _certified(
+    problem: Problem,
+    beta: Array,
+    vectors: Pair,
+    weights: Array,
+    omega: Any,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
+    z, error = _twofold.times(data.x, data.to_nodes(weights))
+    terms, losses, moved = _of_samples(problem.loss, z, error, data.y, beta)
+    # The terms are not negative, so that adding them up costs a few roundings of the result.
+    more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
+    task_gaps = more * data.to_tasks(jnp.sum(weighted(data, terms), axis=1))
+    empirical = jnp.sum(weighted(data, losses))
+    of_data = more * jnp.sum(weighted(data, moved)) + (more - 1.0) * empirical
+    offset = regularizer.offset(omega, data.num_features)
+    value = regularizer.value(weights, omega)
+    rounding = of_data + regularizer.value_error(weights, omega) + 4.0 * unit * (empirical + jnp.abs(value))
+    joint = None
+    if regularizer.learned and regularizer.jointly_convex:
+        least = regularizer.value(weights)
+        joint = least, regularizer.joint_bracket(*vectors, weights)
+        of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * (empirical + jnp.abs(least))
+        rounding = jnp.maximum(rounding, of_joint)
+    here = value - offset, regularizer.bracket(*vectors, weights, omega)
+    return assembled(problem, task_gaps, empirical, here, joint, offset, change, gap_before, rounding)
+
+
+def _of_samples(loss: Loss, z: Array, error: Array, y: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """Of every sample a bound on its term, the loss, and a bound on what rounding changes of that."""
+    eps = jnp.finfo(z.dtype).eps
+    feasible = loss.project(beta, y) == beta
+    value = loss.value(z, y)
+    # A convex function differs within the interval from its value in the middle by at most as much as at the ends.
+    moved = jnp.maximum(*(loss.value(end, y) for end in loss.ends(z, error, beta, y))) - value
+    terms = jnp.where(feasible, loss.fenchel_young_bound(z, error, beta, y), jnp.inf)
+    return terms, value, moved + 8.0 * eps * jnp.abs(value)
