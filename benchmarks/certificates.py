@@ -3,8 +3,8 @@
 Random problems (losses x regularizers x servers x float32 and float64; features in units from 1e-6 to 1e6, separable
 and interpolating data, lambda from 1e-12 to 1e6, duplicates, rows of zeros, one sample a task, more tasks than features
 and the reverse) are solved, and every solution is judged by NumPy alone: in float64 where the problem is in float32,
-in extended precision where it is in float64. The optimum is not known but bounded from above by the best point that any of
-the solves of the same samples found. A solution fails if
+in extended precision where it is in float64. The optimum is not known but bounded from above by the best point that
+any of the solves of the same samples found. A solution fails if
 
 - its weights are further above that point than its gap, or than its joint gap, says,
 - its lower bound is above that point,
