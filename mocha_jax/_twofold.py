@@ -12,11 +12,14 @@ No wider float type is needed: a GPU or TPU has none worth the name, and JAX hid
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from mocha_jax import _products
 from mocha_jax._pytree import Pytree
 
 Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
@@ -66,6 +69,7 @@ class Inner(Pytree):
         return total, unit * jnp.abs(total) + 8.0 * (count + 1.0) ** 2 * unit**2 * self.size + 4.0 * count * info.tiny
 
 
+@jax.custom_jvp
 def times(x: Array, weights: Array) -> Pair:
     """Samples ``[m, n, d]`` times their nodes' weights ``[m, d]`` with a bound on the error, each ``[m, n]``."""
     like, d = jnp.zeros(x.shape[:2], weights.dtype), x.shape[2]
@@ -84,6 +88,7 @@ def times(x: Array, weights: Array) -> Pair:
     return sums.total(d)
 
 
+@jax.custom_jvp
 def combine(x: Array, factors: Array) -> Pair:
     """Samples ``[m, n, d]`` combined by ``[m, n]`` with a bound on the error, each ``[m, d]``."""
     m, n, d = x.shape
@@ -96,10 +101,32 @@ def combine(x: Array, factors: Array) -> Pair:
     return lax.fori_loop(0, n, add, Inner(like, like, like)).total(n)
 
 
+@jax.custom_jvp
 def product(a: Array, b: Array) -> Pair:
     """``a * b`` rounded, and what rounding left out."""
     one = Inner(*(jnp.zeros(jnp.broadcast_shapes(a.shape, b.shape), a.dtype) for _ in range(3))).add(a, b)
     return two_sum(one.high, one.low)
+
+
+@times.defjvp
+def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(times, _products.times, primals, tangents)
+
+
+@combine.defjvp
+def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(combine, _products.combine, primals, tangents)
+
+
+@product.defjvp
+def _product_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(product, jnp.multiply, primals, tangents)
+
+
+def _as_rounded(exact: Any, plain: Any, primals: Any, tangents: Any) -> tuple[Pair, Pair]:
+    """Halves of digits have no derivative; the product has that of the same one in floats, its error none."""
+    found = exact(*primals)
+    return found, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(found[1]))
 
 
 def total(a: Array) -> Array:

@@ -171,3 +171,14 @@ def test_a_sample_of_the_sweep_holds(seed):
             solutions["code"] = np.zeros_like(solutions["code"])
             solutions["weights"] = 1.01 * solutions["weights"]
         assert len([wrong for *_, wrong in judge.judge(group, found) if wrong]) > len(group.lam)
+
+
+def test_the_objective_of_a_solution_has_the_derivative_of_the_objective():
+    data = zoo.data(loss_scaling="task_mean")
+
+    def primal(lam, of_solution):
+        there = mj.Problem(data, L.Logistic(), R.Independent(lam))
+        found = mj.solve(there, mj.Mocha(sigma_prime="per_task"), max_rounds=5, adjoint=mj.Unrolled())
+        return found.certificate.primal if of_solution else mj.objective(there, found.weights)
+
+    np.testing.assert_allclose(jax.grad(primal)(0.1, True), jax.grad(primal)(0.1, False), rtol=1e-10)

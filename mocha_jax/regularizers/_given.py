@@ -158,7 +158,7 @@ class Graph(Regularizer):
         related = jnp.asarray(self.lam1) * jnp.sum(size * matmul(jnp.abs(jnp.asarray(self.omega)), size))
         return rounded(related, 4.0 + len(weights)) + rounded(self.value(weights), 8.0 + additions(weights.size))
 
-    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, omega: Any = None) -> Dense:
         a = self._precision(num_tasks)
         inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), jnp.eye(num_tasks, dtype=a.dtype))
         return Dense(0.5 * (inverse + inverse.T))

@@ -15,7 +15,6 @@ from mocha_jax._lasso import Lasso
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax._stationary import Stationary
-from mocha_jax.coupling import Coupling
 from mocha_jax.regularizers._base import Regularizer
 
 
@@ -90,7 +89,7 @@ class SparsePrecision(Regularizer):
         new = num_tasks - len(omega)
         return jsl.block_diag(omega, jnp.mean(jnp.diagonal(omega)) * jnp.eye(new, dtype=omega.dtype))
 
-    def coupling(self, num_tasks: int, omega: Array | None = None) -> Coupling:
+    def coupling(self, num_tasks: int, omega: Array | None = None) -> Lasso:
         omega = self.initial_omega(num_tasks, 1) if omega is None else omega
         eye = jnp.eye(num_tasks, dtype=omega.dtype)
         a = 2.0 * jnp.asarray(self.lam) * (omega + eye / jnp.asarray(self.sigma2))
