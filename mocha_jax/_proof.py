@@ -26,10 +26,12 @@ from jax import Array
 from mocha_jax import _twofold
 from mocha_jax._objective import Certificate, assembled, weighted
 from mocha_jax._problem import Problem
+from mocha_jax._transfers import on_purpose
 from mocha_jax._twofold import Pair, additions
 from mocha_jax.losses import Loss
 
 
+@on_purpose
 def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate:
     r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
 
