@@ -7,9 +7,7 @@ one; of large arrays on a device, where a check says no more than "numbers", typ
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -23,7 +23,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _twofold
+from mocha_jax import _check, _twofold
 from mocha_jax._objective import Certificate, assembled, weighted
 from mocha_jax._problem import Problem
 from mocha_jax._transfers import on_purpose
@@ -43,9 +43,9 @@ def certificate(problem: Problem, beta: Array, omega: Any = None) -> Certificate
       beta: dual variables; where infeasible the gap is infinite.
       omega: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
     """
+    _check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, regularizer = problem.data, problem.regularizer
-    if beta.shape != data.y.shape:
-        raise ValueError(f"beta must be {list(data.y.shape)} for this data, got {list(beta.shape)}.")
+    beta = _check.floats("certificate", "beta", beta, data.y.shape)
     regularizer.check_omega("certificate", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)

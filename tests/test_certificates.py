@@ -8,7 +8,7 @@ import pytest
 import mocha_jax as mj
 from benchmarks import certificates as judge
 from mocha_jax import _twofold
-from mocha_jax._check import POSITIVE
+from mocha_jax._domains import POSITIVE
 from tests import zoo
 
 R, L = mj.regularizers, mj.losses

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax._pytree import Hyperparameter, Pytree
 
 
@@ -25,7 +25,7 @@ class Loss(Pytree):
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
-    domains: ClassVar[Mapping[str, _check.Domain]] = {}  # where its numbers must lie
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {}  # where its numbers must lie
 
     def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
@@ -37,12 +37,12 @@ class Loss(Pytree):
         cls.in_kernel = in_kernel
 
     def __post_init__(self) -> None:
-        _check.within(self, self.domains)
+        _domains.check(self, self.domains)
 
     @property
     def admissible(self) -> Array:
         """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
-        return _check.inside(self, self.domains)
+        return _domains.contain(self, self.domains)
 
     @property
     def smoothness(self) -> Hyperparameter | None:

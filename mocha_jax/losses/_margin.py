@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _domains
 from mocha_jax._math import saturating_ratio
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import MarginLoss
@@ -60,7 +60,7 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
       gamma: width of the rounded part, > 0; an array leaf.
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"gamma": _check.POSITIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"gamma": _domains.POSITIVE}
 
     gamma: Hyperparameter = 1.0
 

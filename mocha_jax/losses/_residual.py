@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _domains
 from mocha_jax._math import saturating_ratio
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax.losses._base import ResidualLoss
@@ -91,7 +91,7 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
       epsilon: half width of the tube without loss, >= 0; an array leaf.
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"epsilon": _check.NONNEGATIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"epsilon": _domains.NONNEGATIVE}
 
     epsilon: Hyperparameter = 0.1
 
@@ -142,7 +142,7 @@ class Huber(ResidualLoss, in_kernel=True):
       delta: residual beyond which the loss is linear, > 0; an array leaf.
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"delta": _check.POSITIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"delta": _domains.POSITIVE}
 
     delta: Hyperparameter = 1.0
 
@@ -193,7 +193,7 @@ class Quantile(ResidualLoss, in_kernel=True):
       tau: level of the quantile, in (0, 1); an array leaf.
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"tau": _check.OPEN_UNIT_INTERVAL}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"tau": _domains.OPEN_UNIT_INTERVAL}
 
     tau: Hyperparameter = 0.5
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax import coupling as couplings
 from mocha_jax._pytree import Pytree
 from mocha_jax._stationary import Proximal, Stationary
@@ -31,15 +31,15 @@ class Regularizer(Pytree):
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
     not_tuned: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
-    domains: ClassVar[Mapping[str, _check.Domain]] = {}  # where its numbers must lie
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {}  # where its numbers must lie
 
     def __post_init__(self) -> None:
-        _check.within(self, self.domains)
+        _domains.check(self, self.domains)
 
     @property
     def admissible(self) -> Array:
         """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
-        return _check.inside(self, self.domains)
+        return _domains.contain(self, self.domains)
 
     @abstractmethod
     def value(self, weights: Array, omega: Any = None) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax._math import safe_ratio
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax.coupling import LowRank
@@ -40,10 +40,10 @@ class Clustered(TraceLimited):
     """
 
     not_tuned: ClassVar[tuple[str, ...]] = ("k",)
-    domains: ClassVar[Mapping[str, _check.Domain]] = {
-        "lam": _check.POSITIVE,
-        "eta": _check.POSITIVE,
-        "k": _check.POSITIVE,
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {
+        "lam": _domains.POSITIVE,
+        "eta": _domains.POSITIVE,
+        "k": _domains.POSITIVE,
     }
 
     lam: Hyperparameter

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax._twofold import additions
@@ -31,7 +31,7 @@ class Independent(Regularizer):
     3.0
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam": _check.POSITIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam": _domains.POSITIVE}
 
     lam: Hyperparameter
 
@@ -71,7 +71,7 @@ class MeanRegularized(Regularizer):
       lam2: ridge, > 0.
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam1": _check.NONNEGATIVE, "lam2": _check.POSITIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam1": _domains.NONNEGATIVE, "lam2": _domains.POSITIVE}
 
     lam1: Hyperparameter
     lam2: Hyperparameter
@@ -128,7 +128,7 @@ class Graph(Regularizer):
     """
 
     not_tuned: ClassVar[tuple[str, ...]] = ("omega",)
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam1": _check.NONNEGATIVE, "lam2": _check.POSITIVE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam1": _domains.NONNEGATIVE, "lam2": _domains.POSITIVE}
 
     omega: Array | np.ndarray
     lam1: Hyperparameter

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax._math import safe_ratio
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax.regularizers._trace import TraceLimited
@@ -40,7 +40,10 @@ class Probabilistic(TraceLimited):
     True
     """
 
-    domains: ClassVar[Mapping[str, _check.Domain]] = {"lam": _check.POSITIVE, "sigma2": _check.POSITIVE_OR_INFINITE}
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {
+        "lam": _domains.POSITIVE,
+        "sigma2": _domains.POSITIVE_OR_INFINITE,
+    }
 
     lam: Hyperparameter
     sigma2: Hyperparameter = jnp.inf

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import Array
 
-from mocha_jax import _check
+from mocha_jax import _check, _domains
 from mocha_jax._graphical_lasso import graphical_lasso
 from mocha_jax._lasso import Lasso
 from mocha_jax._math import matmul
@@ -45,11 +45,11 @@ class SparsePrecision(Regularizer):
 
     learned: ClassVar[bool] = True
     jointly_convex: ClassVar[bool] = False
-    domains: ClassVar[Mapping[str, _check.Domain]] = {
-        "lam": _check.POSITIVE,
-        "sigma2": _check.POSITIVE_OR_INFINITE,
-        "lam1": _check.NONNEGATIVE,
-        "lam2": _check.POSITIVE,
+    domains: ClassVar[Mapping[str, _domains.Domain]] = {
+        "lam": _domains.POSITIVE,
+        "sigma2": _domains.POSITIVE_OR_INFINITE,
+        "lam1": _domains.NONNEGATIVE,
+        "lam2": _domains.POSITIVE,
     }
 
     lam: Hyperparameter
