@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._math import safe_ratio
-from mocha_jax._products import combine, times, totals
+from mocha_jax._products import combine, lengths, times, totals
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._samples import check_arrays
 from mocha_jax._splits import dealt, draws, stratified
@@ -167,6 +167,13 @@ class TaskData(Pytree):
         if self.layout is not None:
             return self.layout.combine(self.x, factors)
         return combine(self.x, factors)
+
+    @property
+    def longest(self) -> Array:
+        """The length of each node's longest sample, ``[m]``."""
+        if self.layout is not None:
+            return self.layout.longest(self.x)
+        return lengths(jnp.max(jnp.sum(self.x.astype(self.dtype) ** 2, axis=2), axis=1))
 
     def each_row(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         """Something for every sample, ``[m, n]``; for padding perhaps what the first array holds.

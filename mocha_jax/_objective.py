@@ -163,9 +163,10 @@ def certify(
     node_gaps, values = data.totals(_gap_and_value, problem.loss, data.to_nodes(w), beta)
     task_gaps, joint = data.to_tasks(node_gaps), None
     if regularizer.learned and regularizer.jointly_convex:
-        least = regularizer.value(w)
+        least, conjugate = regularizer.value(w), regularizer.conjugate(v)
         # In exact arithmetic never below the bracket for one Omega.
-        joint = least, jnp.maximum(fenchel_young(least, regularizer.conjugate(v), v, w), slack)
+        bracket = jnp.maximum(fenchel_young(least, conjugate, v, w), slack)
+        joint = least, bracket, _lower_bound(problem, beta, conjugate)
     return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
 
 
@@ -174,7 +175,7 @@ def assembled(
     task_gaps: Array,
     empirical: Array,
     here: tuple[Array, Array | float],
-    joint: tuple[Array, Array] | None,
+    joint: tuple[Array, Array, Array | None] | None,
     offset: Array | float,
     change: Array | float,
     gap_before: Array | float,
@@ -187,7 +188,8 @@ def assembled(
       task_gaps: each task's share of the data terms ``[num_tasks]``.
       empirical: the data term of the objective.
       here: R(W, Omega) without `offset`, and the last bracket.
-      joint: the same minimised over Omega, on jointly convex problems that learn it.
+      joint: the same minimised over Omega, on jointly convex problems that learn it, and a lower bound on the optimum;
+        default what follows from the rest.
       offset: see `certify`.
       change: see `certify`.
       gap_before: see `certify`.
@@ -206,13 +208,31 @@ def assembled(
     relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), joint_gap)
     lost = jnp.zeros_like(gap) if rounding is None else rounding
     joint_dual = joint_primal - joint_gap - lost
-    if regularizer.learned:  # it will be compared with other rounds' numbers: nothing may be gained by rounding
+    if regularizer.learned:  # it may be compared with other rounds' numbers: nothing may be gained by rounding
         joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
+    if joint is not None and joint[2] is not None:
+        joint_dual = jnp.where(problem.admissible, joint[2], jnp.nan)
     return Certificate(
         relative if regularizer.jointly_convex else (gap + change) / scale,
         primal, primal - gap - lost, gap, gap / scale, task_gaps,
         joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype), rounding,
     )  # fmt: skip
+
+
+def _lower_bound(problem: Problem, beta: Array, conjugate: Array) -> Array:
+    r"""A lower bound on the joint optimum, :math:`-\sum c\,\ell^*(-\beta) - R^*(V)`, less what rounding may have added.
+
+    It is kept for later rounds, so that it must hold by itself. The rounding of V is that of sums of n samples, and
+    roundings add up as the square root of their number.
+    """
+    data, regularizer = problem.data, problem.regularizer
+    eps, terms = jnp.finfo(beta.dtype).eps, weighted(data, problem.loss.conjugate(beta, data.y))
+    size = data.to_tasks(data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1))
+    norm = 0.5 * eps * (2.0 + math.sqrt(beta.shape[1])) * jnp.sqrt(jnp.sum(size**2))
+    of_error = regularizer.conjugate_bound(norm, data.num_tasks, data.num_features)
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0) * of_error) + of_error
+    roundings = 8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features))
+    return -jnp.sum(terms) - conjugate - moved - eps * roundings * (jnp.sum(jnp.abs(terms)) + conjugate)
 
 
 def _gap_and_value(loss: Loss, z: Array, y: Array, beta: Array) -> tuple[Array, Array]:

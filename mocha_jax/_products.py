@@ -28,3 +28,8 @@ def totals(
     """See `TaskData.totals`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
     found = terms(given, times(x, weights), y, *rows)
     return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)
+
+
+def lengths(squared: Array) -> Array:
+    """Lengths from their squares; none so small that its square was lost."""
+    return jnp.sqrt(jnp.maximum(squared, jnp.finfo(squared.dtype).tiny))

@@ -109,7 +109,7 @@ def _certified(
     joint = None
     if regularizer.learned and regularizer.jointly_convex:
         least = regularizer.value(weights)
-        joint = least, regularizer.joint_bracket(*vectors, weights)
+        joint = least, regularizer.joint_bracket(*vectors, weights), None
         of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * (empirical + jnp.abs(least))
         rounding = jnp.maximum(rounding, of_joint)
     here = value - offset, regularizer.bracket(*vectors, weights, omega)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._data import TaskData
-from mocha_jax._products import combine, times, totals
+from mocha_jax._products import combine, lengths, times, totals
 from mocha_jax._pytree import Pytree, static
 from mocha_jax._spread import Spread, each_device, fetched
 
@@ -104,6 +104,10 @@ class Rows(Pytree):
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
         return self._everywhere(_combine, x, factors)
 
+    def longest(self, x: Array) -> Array:
+        """The length of each node's longest sample, ``[m]``."""
+        return each_device(self.spread, lambda _, rows, x: _longest(rows, x), (), self, x)
+
     def each_row(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         """See `TaskData.each_row`."""
         return each_device(self.spread, partial(_each_row, work), given, self, by_node, *by_row)
@@ -133,6 +137,13 @@ def _combine(rows: Rows, x: Array, factors: Array) -> Array:
             return combine(x, factors)
         v = bucket.group.put(v, combine(bucket.samples, *bucket.take_rows(factors)))
     return v
+
+
+def _longest(rows: Rows, x: Array) -> Array:
+    squared = jnp.zeros(len(x), rows.buckets[0].norm2.dtype)
+    for bucket in rows.buckets:
+        squared = bucket.group.put(squared, jnp.max(bucket.norm2, axis=1))
+    return lengths(squared)
 
 
 def _each_row(

@@ -111,6 +111,13 @@ class Regularizer(Pytree):
         """The same of R minimised over Omega, and its conjugate, where it is learned and the problem jointly convex."""
         return self.bracket(v, error, weights)
 
+    def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
+        r""":math:`R^*(V)` of any V of that Frobenius norm, minimised over Omega, at most.
+
+        Here of one with a single entry: no direction is dearer where R depends on singular values alone.
+        """
+        return self.conjugate(jnp.zeros((num_tasks, num_features), norm.dtype).at[0, 0].set(norm))
+
     def value_error(self, weights: Array, omega: Any = None) -> Array:
         """By how much rounding may have changed ``value(weights, omega)``, at most."""
         return rounded(self.value(weights, omega), _roundings(weights))

@@ -71,10 +71,12 @@ class TraceLimited(Regularizer):
     def conjugate(self, v: Array) -> Array:
         return self._conjugate(singular_values(v))
 
+    def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
+        # It is largest where all of a matrix lies in one direction.
+        return self._conjugate(jnp.zeros(min(num_tasks, num_features), norm.dtype).at[0].set(norm))
+
     def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        # R* is largest where all of a matrix lies in one direction.
-        least = jnp.zeros(min(v.shape), v.dtype)
-        of_error = self._conjugate(least.at[0].set(jnp.sqrt(jnp.sum(error**2))))
+        of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
         return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
 
     def prox(self, y: Array, rho: Array) -> Array:
