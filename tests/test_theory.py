@@ -358,7 +358,7 @@ def test_at_the_ends_of_the_bounds():
 BAD = {
     "not smooth": (lambda: theory.rate(problem("hinge")), "Hinge is not smooth"),
     "not Lipschitz": (lambda: theory.theorem2(problem("squared"), 1.0, 0.1, 0.5), "Squared is not Lipschitz"),
-    "theta": (lambda: theory.assumption2(np.ones(3)), r"theta must be \[rounds, nodes\]"),
+    "theta": (lambda: theory.assumption2(np.ones(3)), r"theta must be an array \[rounds, nodes\]"),
     "theta beyond 1": (lambda: theory.assumption2(np.full((3, 3), 5.0)), r"assumption2: theta must be in \[0, 1\]"),
     "theta_bar": (lambda: theory.theorem1(1.0, 0.1, 0.1, 2.0), r"theorem1: theta_bar must be in \[0, 1\]"),
     "s": (lambda: theory.theorem1(1.0, 0.1, -0.1, 0.5), r"theorem1: s must be in \[0, 1\]"),
