@@ -4,7 +4,9 @@ A number is kept as an unevaluated sum of two floats. The sum and the product of
 (Knuth's two-sum, Dekker's split product), so that the compensated inner product below is as good as one computed in
 twice the precision and rounded once (Ogita, Rump and Oishi 2005): with u the unit of rounding,
 
-.. math:: |\tilde s - \sum_j a_j b_j| \le u\,|\tilde s| + 2 (n u)^2 \sum_j |a_j b_j| .
+.. math:: |\tilde s - \sum_j a_j b_j| \le u\,|\tilde s| + 2 (n u)^2 \sum_j |a_j b_j| ,
+
+and the first of the two errors is known.
 
 No wider float type is needed: a GPU or TPU has none worth the name, and JAX hides float64 unless asked for it.
 """
@@ -64,9 +66,9 @@ class Inner(Pytree):
     def total(self, count: int) -> Pair:
         """The sum of `count` terms, rounded, and a bound on its error."""
         info = jnp.finfo(self.high.dtype)
-        unit, total = 0.5 * info.eps, self.high + self.low
+        total, rest = two_sum(self.high, self.low)
         # Twice what is proven of the second order, for the bound is rounded too; and each term may have underflowed.
-        return total, unit * jnp.abs(total) + 8.0 * (count + 1.0) ** 2 * unit**2 * self.size + 4.0 * count * info.tiny
+        return total, jnp.abs(rest) + 2.0 * (count + 1.0) ** 2 * info.eps**2 * self.size + 4.0 * count * info.tiny
 
 
 @jax.custom_jvp

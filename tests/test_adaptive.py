@@ -131,7 +131,10 @@ def test_few_rounds_also_where_the_duals_are_tiny(dtype, lam, seed):
     data = mj.pack_tasks(xs, [np.where(x[:, 0] > 0, 1.0, -1.0) for x in xs], dtype=dtype)
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(lam))
     solution = mj.solve(p, tol=1e-4, max_rounds=100)
-    assert solution.status == mj.Status.CONVERGED
+    # In float32 the gap gets there too, but rounding of the margins may hide more than that.
+    known = [mj.Status.CONVERGED] + [mj.Status.PRECISION] * (dtype == "float32")
+    assert solution.status in known
+    assert solution.history.residual[-1] <= 1e-4
     assert solution.weights.dtype == dtype
 
 

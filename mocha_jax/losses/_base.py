@@ -107,7 +107,8 @@ class Loss(Pytree):
     def ends(self, z: Array, error: Array, beta: Array, y: Array) -> tuple[Array, Array]:
         """The ends of the interval around z, moved out by what rounding does inside of the methods here."""
         eps = jnp.finfo(z.dtype).eps
-        error = error + eps * (jnp.abs(z) + self._shift(z, beta, y))
+        error = error + eps * self._shift(z, beta, y)
+        error = (1.0 + 4.0 * eps) * (error + 0.5 * eps * (jnp.abs(z) + error))  # to round the ends themselves
         return z - error, z + error
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
