@@ -561,7 +561,7 @@ def test_a_problem_without_samples_is_refused():
 def test_updates_left_out_are_told_of(key):
     problem = make_problem()
     x = np.asarray(problem.data.x).copy()
-    x[1] = np.nan
+    x[1] = np.finfo(x.dtype).max  # finite, but no product with it is
     broken = problem.replace(data=problem.data.replace(x=jnp.asarray(x)))
     solution = mj.solve(broken, mj.FedAvg(MODEL, optax.sgd(0.1)), key=key, tol=None, max_rounds=3)
     assert "3 update(s) of clients were not finite" in solution.message
