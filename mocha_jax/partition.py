@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax import _check
+from mocha_jax._samples import check_unmasked
 
 Parts = list[np.ndarray]
 
@@ -136,6 +137,7 @@ def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
       xs: ``[n_t, d]`` of each client.
     """
     _check.key("permuted", key)
+    check_unmasked("permuted", xs=xs)
     arrays = _check.arrays("permuted", "xs", xs)
     if wrong := [a.shape for a in arrays if a.ndim != 2]:
         raise ValueError(f"permuted: samples of a client are [n_t, d], got shape {wrong[0]}; flatten pictures first.")

@@ -29,7 +29,7 @@ RESULTS = {
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
-    "networks.dropped", *(f"TaskData.{name}" for name in (
+    "networks.dropped", "Problem.aim", "coupling.Dense.conjugate_bound", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "gathered", "place_tasks", "fill_nodes", "times", "combine", "each_row", "totals",
     )),
 }  # fmt: skip
