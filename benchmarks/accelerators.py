@@ -84,6 +84,9 @@ ALGORITHMS: dict[str, tuple[Any, Any]] = {
 }
 ROUNDS = 50
 
+# A thread of a kernel may take so many registers: with more, too few threads share a processor.
+REGISTERS = 168
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -188,11 +191,15 @@ def whole_run(machine: str, case: Case) -> dict[str, Any]:
 
 def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
     """With what the kernels take that were compiled since the last call."""
-    for registers, spilled in resources(DUMP.name, "epoch_on_gpu", CARDS[machine].architecture):
+    found = resources(DUMP.name, "epoch_on_gpu", CARDS[machine].architecture)
+    if not found:
+        return row | {"wrong": row["wrong"] or "no code of the kernel was found"}
+    for registers, spilled in found:
         row = row | {"registers": max(row["registers"], registers), "spilled": max(row["spilled"], spilled)}
-    if not row["registers"]:
-        return row | {"wrong": "no code of the kernel was found"}
-    return row | {"wrong": row["wrong"] or ("spills" if row["spilled"] else "")}
+    if row["spilled"]:
+        return row | {"wrong": row["wrong"] or "spills"}
+    crowded = f"{row['registers']} registers" if row["registers"] > REGISTERS else ""
+    return row | {"wrong": row["wrong"] or crowded}
 
 
 def compiled(machine: str, work: Any, *given: Any) -> Any:

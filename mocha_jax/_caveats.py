@@ -10,23 +10,28 @@ from mocha_jax.regularizers import Regularizer
 _NAMED = 5  # candidates; a longer list is cut
 
 
-def unfinished(residuals: np.ndarray, tol: float, max_rounds: int) -> str | None:
+def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds: int) -> str | None:
     """Candidates whose solves ended before they reached the tolerance.
 
     Args:
       residuals: ``[trials, folds, c]``; not finite where a method certifies nothing or came to nothing.
+      rounds: after which they ended, like them.
       tol: what they should have reached.
       max_rounds: what they were given.
     """
     worst = np.where(np.isfinite(residuals), residuals, 0.0).max((0, 1))
     late = np.flatnonzero(worst > tol)
+    early = ((residuals > tol) & (rounds < max_rounds)).any()
     if not len(late):
         return None
     named = ", ".join(f"{i} ({worst[i]:.1e})" for i in late[:_NAMED])
     more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
     return (
         f"candidates {named}{more} did not reach tol={tol:g} in max_rounds={max_rounds} rounds, by the residual in "
-        f"brackets, and are scored as far as they got; raise max_rounds."
+        f"brackets, and are scored as far as they got; "
+        + ("where fewer rounds were done, floats certify no more: scale the features or use float64" if early else "")
+        + ("; else " if early else "")
+        + "raise max_rounds."
     )
 
 
@@ -65,7 +70,10 @@ def rare_classes(sizes: np.ndarray, folds: int, kept: int) -> str | None:
     if not rare.any():
         return None
     task, label = np.argwhere(rare)[0]
-    stay = f"; {kept} samples that are alone in their class stay in training, where their scores are too good"
+    stay = (
+        f"; {kept} of {sizes.sum()} samples are alone in their class and stay in training, where their scores are too "
+        f"good"
+    )
     return (
         f"in {int(rare.any(1).sum())} of {len(sizes)} tasks a class has fewer samples or groups than folds={folds} "
         f"(task {task}: {sizes[task, label]} of label {2 * label - 1:+d}), so that scores say little of it"

@@ -278,11 +278,12 @@ def representable(owner: str, tree: Any, dtype: Any) -> None:
         if (v := concrete(value)) is None:
             continue
         size = np.abs(v.astype(np.float64))
-        lost = (size != 0) & (size < float(limits.tiny)) & (v.ndim < 2)  # processors take such numbers for 0
-        if np.any(np.isfinite(size) & (size > float(limits.max)) | lost):
+        least, most = float(limits.tiny), 0.125 / float(limits.tiny)  # beyond, they or one over them are taken for 0
+        lost = (size != 0) & (size < least) & (v.ndim < 2)
+        if np.any(np.isfinite(size) & (size > most) | lost):
             name = jax.tree_util.keystr(path).lstrip(".")
             raise ValueError(
-                f"{owner}: {name} must be from {limits.tiny:.2g} to {limits.max:.2g}, as numbers of {np.dtype(dtype)} "
+                f"{owner}: {name} must be from {least:.2g} to {most:.2g}, as numbers of {np.dtype(dtype)} "
                 f"are, got {v.item() if v.size == 1 else v}."
             )
 

@@ -139,6 +139,8 @@ def _digest_at(path: Path) -> str | None:
             return str(file["digest"])
     except FileNotFoundError:
         return None
+    except OSError:  # it cannot be read, which says nothing of what is in it
+        raise
     except Exception:  # as in `_read`
         return ""
 

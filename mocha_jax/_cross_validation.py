@@ -119,7 +119,7 @@ def cross_validate(
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
         without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
         many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those
-        of training samples, too good.
+        of training samples, too good: with many of them, use the choice and not the score. A warning counts them.
       tol: relative gap at which a solve ends.
       max_rounds: of each solve at most. What was reached is reported.
       record_every: rounds between looks at the gap.
@@ -145,7 +145,9 @@ def cross_validate(
     key, data = jax.random.key(0) if key is None else key, problem.data
     _check.key(name, key)
     _check.integer(name, 2, folds=folds)
-    _check.flag(name, refit=refit, progress=progress, keep_rare=keep_rare, maximise=maximise or False)
+    _check.flag(
+        name, refit=refit, progress=progress, keep_rare=keep_rare, maximise=False if maximise is None else maximise
+    )
     score, metric_name, more_is_better = _metric(metric, problem.loss)
     more_is_better = more_is_better if maximise is None else maximise
     seen_as = data if scored_as is None else scored_as
@@ -166,7 +168,8 @@ def cross_validate(
     # Each device does its own fits, unless all of them share the samples already.
     devices = 1 if data.spread is not None else min(jax.local_device_count(), -(-trials * folds // chunk))
     parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
-    sizes, alone = _rare(problem, groups)
+    # Of the tasks that are scored, so that a global model is judged by the same samples.
+    sizes, alone = _rare(problem.replace(data=seen_as), groups)
     stays = alone & keep_rare & (groups is None)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
@@ -189,7 +192,7 @@ def cross_validate(
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
     for caveat in (
-        _caveats.unfinished(residuals, budget.tol, budget.max_rounds),
+        _caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds),
         _caveats.at_the_edge(candidates, mean, best, more_is_better),
         _caveats.rare_classes(sizes, folds, int(stays.sum())),
     ):

@@ -20,8 +20,8 @@ class Domain(NamedTuple):
 
 
 def _normal(v: Any) -> Any:
-    """Positive as processors see it, which take numbers below the smallest normal one for 0."""
-    return v >= jnp.finfo(v.dtype).tiny
+    """Positive as processors see it, which take numbers below the smallest normal one for 0, as those one over it."""
+    return (v >= jnp.finfo(v.dtype).tiny) & ((v <= 0.125 / jnp.finfo(v.dtype).tiny) | (v == jnp.inf))
 
 
 POSITIVE = Domain(_check.positive, lambda v: _normal(v) & (v < jnp.inf))

@@ -266,7 +266,7 @@ class MiniBatchSgd(_Batched):
         beta = self._duals(problem, w)
         v = dual_vectors(data, beta)
         offset = problem.regularizer.offset(state.omega, data.num_features)
-        value = problem.regularizer.value(w, state.omega) - offset
+        value = problem.regularizer.penalty(w, state.omega)
         slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
         return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
 

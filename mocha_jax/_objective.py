@@ -222,15 +222,14 @@ def assembled(
 def _lower_bound(problem: Problem, beta: Array, conjugate: Array) -> Array:
     r"""A lower bound on the joint optimum, :math:`-\sum c\,\ell^*(-\beta) - R^*(V)`, less what rounding may have added.
 
-    It is kept for later rounds, so that it must hold by itself. The rounding of V is that of sums of n samples, and
-    roundings add up as the square root of their number.
+    It is kept for later rounds, so that it must hold by itself: each entry of V may have n roundings.
     """
     data, regularizer = problem.data, problem.regularizer
-    eps, terms = jnp.finfo(beta.dtype).eps, weighted(data, problem.loss.conjugate(beta, data.y))
+    eps, terms = jnp.finfo(beta.dtype).eps, weighted(data, problem.loss.conjugate_bound(beta, data.y))
     size = data.to_tasks(data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1))
-    norm = 0.5 * eps * (2.0 + math.sqrt(beta.shape[1])) * jnp.sqrt(jnp.sum(size**2))
+    norm = 0.5 * eps * (2.0 + beta.shape[1]) * jnp.sqrt(jnp.sum(size**2))
     of_error = regularizer.conjugate_bound(norm, data.num_tasks, data.num_features)
-    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0) * of_error) + of_error
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error
     roundings = 8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features))
     return -jnp.sum(terms) - conjugate - moved - eps * roundings * (jnp.sum(jnp.abs(terms)) + conjugate)
 

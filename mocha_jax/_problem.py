@@ -69,7 +69,7 @@ class Problem(Federated):
     @property
     def admissible(self) -> Array:
         """Whether all hyperparameters lie where they must, [] bool; without that nothing is certified."""
-        return self.loss.admissible & self.regularizer.admissible
+        return self.loss.admissible & self.regularizer.admissible & self.regularizer.fits(self.data.num_tasks)
 
     @on_purpose
     def __post_init__(self) -> None:

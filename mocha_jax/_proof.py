@@ -77,13 +77,23 @@ def proven(
 def _dual_vectors(problem: Problem, beta: Array) -> Pair:
     """V of the duals and a bound on its error, each ``[num_tasks, d]``."""
     data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
+    limits = jnp.finfo(beta.dtype)
     factors, lost = _twofold.product(data.weight, beta)
     v, error = _twofold.combine(data.x, factors)
     v, rest = _twofold.two_sum(v, data.combine(lost))
-    error = error + jnp.abs(rest)
-    # Adding up the nodes of a task rounds once a node.
-    added = data.nodes_per_task[:, None] * unit * data.to_tasks(jnp.abs(v)) if data.shared else 0.0
-    return data.to_tasks(v), data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added
+    # What is lost of a factor may itself be lost, being too small.
+    error = error + jnp.abs(rest) + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
+    v, added = _sums(problem, v)
+    # Errors are squared in what follows, and the squares must be numbers.
+    return v, data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added + 2.0 * limits.tiny**0.5
+
+
+def _sums(problem: Problem, by_node: Array) -> Pair:
+    """What the nodes of a task add up to, and a bound on the error."""
+    data = problem.data
+    if not data.shared:
+        return data.to_tasks(by_node), jnp.zeros((), by_node.dtype)
+    return _twofold.added(by_node, data.to_tasks, data.to_nodes)
 
 
 def _certified(
@@ -100,20 +110,41 @@ def _certified(
     terms, losses, moved = _of_samples(problem.loss, z, error, data.y, beta)
     # The terms are not negative, so that adding them up costs a few roundings of the result.
     more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
-    task_gaps = more * data.to_tasks(jnp.sum(weighted(data, terms), axis=1))
+    task_gaps, added = _sums(problem, jnp.sum(weighted(data, terms), axis=1))
+    task_gaps = jnp.where(_admissible(problem), more * (task_gaps + added), jnp.nan)
     empirical = jnp.sum(weighted(data, losses))
     of_data = more * jnp.sum(weighted(data, moved)) + (more - 1.0) * empirical
     offset = regularizer.offset(omega, data.num_features)
-    value = regularizer.value(weights, omega)
-    rounding = of_data + regularizer.value_error(weights, omega) + 4.0 * unit * (empirical + jnp.abs(value))
+    value = regularizer.penalty(weights, omega)
+    vanished = _vanished(problem, omega)
+    of_data = of_data + vanished + 4.0 * unit * (empirical + jnp.abs(value) + jnp.abs(offset))
+    rounding = of_data + regularizer.value_error(weights, omega)
     joint = None
     if regularizer.learned and regularizer.jointly_convex:
         least = regularizer.value(weights)
-        joint = least, regularizer.joint_bracket(*vectors, weights), None
-        of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * (empirical + jnp.abs(least))
+        joint = least, vanished + regularizer.joint_bracket(*vectors, weights), None
+        of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * jnp.abs(least)
         rounding = jnp.maximum(rounding, of_joint)
-    here = value - offset, regularizer.bracket(*vectors, weights, omega)
+    here = value, vanished + regularizer.bracket(*vectors, weights, omega)
     return assembled(problem, task_gaps, empirical, here, joint, offset, change, gap_before, rounding)
+
+
+def _admissible(problem: Problem) -> Array:
+    """Whether samples are weighed and labelled as they must be, [] bool: if traced, nobody could look at them."""
+    data = problem.data
+    fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
+    if problem.loss.binary:
+        fine = fine & ((jnp.abs(data.y) == 1) | (data.weight == 0))
+    return jnp.all(fine)
+
+
+def _vanished(problem: Problem, omega: Any) -> Array:
+    """What is lost at most of numbers too small to be kept: a few of that size in every term, with its factors."""
+    data, tiny = problem.data, jnp.finfo(problem.data.dtype).tiny
+    of_losses = 1.0 + (0.0 if problem.loss.smoothness is None else jnp.asarray(problem.loss.smoothness))
+    terms = jnp.sum(data.weight) * of_losses + data.weight.size
+    steep, flat = problem.regularizer.curvatures(data.num_tasks, omega)
+    return 32.0 * tiny * (terms + data.num_tasks * data.num_features * (1.0 + steep + flat))
 
 
 def _of_samples(loss: Loss, z: Array, error: Array, y: Array, beta: Array) -> tuple[Array, Array, Array]:

@@ -189,7 +189,7 @@ def _code(problem: Federated, recorded: Quality, found: Quality, tol: float | No
     """The status as a number: of the last record, and of the answer with all that rounding may hide."""
     wanted = jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
     cases = {
-        Status.NON_FINITE: ~jnp.asarray(recorded.finite),
+        Status.NON_FINITE: ~jnp.asarray(recorded.finite) | jnp.isnan(found.residual),
         Status.CONVERGED: found.residual <= wanted,
         Status.PRECISION: jnp.asarray(recorded.residual) <= problem.aim(wanted),
     }

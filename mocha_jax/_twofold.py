@@ -14,6 +14,7 @@ No wider float type is needed: a GPU or TPU has none worth the name, and JAX hid
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from mocha_jax._pytree import Pytree
 
 Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
 
-# Features that are read at a time.
+# Features that are read at a time: a cache line of samples.
 _TOGETHER = 16
 
 
@@ -57,18 +58,26 @@ class Inner(Pytree):
     def add(self, a: Array, b: Array) -> Inner:
         """With one more term; both broadcast to the shape of the sums."""
         *large, low = exact_products(*jnp.broadcast_arrays(a, b))
-        high = self.high
+        high, info = self.high, jnp.finfo(self.high.dtype)
         for product in large:
             high, lost = two_sum(high, product)
             low = low + lost
-        return Inner(high, self.low + low, self.size + jnp.abs(large[0]))
+        # The lower half of a number may be too small to be kept, and is then missing as often as it is multiplied.
+        missing = 2.0 * info.tiny / info.eps**2 * (jnp.abs(a) + jnp.abs(b))
+        return Inner(high, self.low + low, self.size + jnp.abs(large[0]) + missing)
+
+    def plus(self, other: Inner) -> Inner:
+        """With the terms of another sum."""
+        high, lost = two_sum(self.high, other.high)
+        return Inner(high, self.low + (other.low + lost), self.size + other.size)
 
     def total(self, count: int) -> Pair:
-        """The sum of `count` terms, rounded, and a bound on its error."""
+        """The sum, rounded, and a bound on its error; of `count` additions of whatever kind one after the other."""
         info = jnp.finfo(self.high.dtype)
         total, rest = two_sum(self.high, self.low)
         # Twice what is proven of the second order, for the bound is rounded too; and each term may have underflowed.
-        return total, jnp.abs(rest) + 2.0 * (count + 1.0) ** 2 * info.eps**2 * self.size + 4.0 * count * info.tiny
+        second = 2.0 * (count + 1.0) ** 2 * info.eps**2
+        return total, (1.0 + 4.0 * info.eps) * jnp.abs(rest) + second * self.size + 8.0 * count**2 * info.tiny
 
 
 @jax.custom_jvp
@@ -76,18 +85,12 @@ def times(x: Array, weights: Array) -> Pair:
     """Samples ``[m, n, d]`` times their nodes' weights ``[m, d]`` with a bound on the error, each ``[m, n]``."""
     like, d = jnp.zeros(x.shape[:2], weights.dtype), x.shape[2]
 
-    def some(sums: Inner, start: Array | int, count: int) -> Inner:
+    def some(start: Array | int, count: int) -> Inner:
         features = lax.dynamic_slice_in_dim(x, start, count, axis=2).astype(weights.dtype)
         at = jnp.moveaxis(features, 2, 0), lax.dynamic_slice_in_dim(weights, start, count, axis=1).T[:, :, None]
-        return lax.scan(lambda sums, ab: (sums.add(*ab), None), sums, at)[0]
+        return lax.scan(lambda sums, ab: (sums.add(*ab), None), Inner(like, like, like), at)[0]
 
-    # A cache line of samples at a time: feature by feature each line would be read once for every number in it.
-    sums, whole = Inner(like, like, like), d // _TOGETHER
-    if whole:
-        sums = lax.fori_loop(0, whole, lambda k, sums: some(sums, k * _TOGETHER, _TOGETHER), sums)
-    if rest := d - whole * _TOGETHER:
-        sums = some(sums, d - rest, rest)
-    return sums.total(d)
+    return _in_blocks(some, Inner(like, like, like), d)
 
 
 @jax.custom_jvp
@@ -96,16 +99,48 @@ def combine(x: Array, factors: Array) -> Pair:
     m, n, d = x.shape
     like = jnp.zeros((m, d), factors.dtype)
 
-    def add(i: Array, sums: Inner) -> Inner:
-        row, factor = (lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False) for a in (x, factors))
-        return sums.add(row.astype(factors.dtype), factor[:, None])
+    def some(start: Array | int, count: int) -> Inner:
+        def add(i: Array, sums: Inner) -> Inner:
+            row, factor = (lax.dynamic_index_in_dim(a, start + i, axis=1, keepdims=False) for a in (x, factors))
+            return sums.add(row.astype(factors.dtype), factor[:, None])
 
-    return lax.fori_loop(0, n, add, Inner(like, like, like)).total(n)
+        return lax.fori_loop(0, count, add, Inner(like, like, like))
+
+    return _in_blocks(some, Inner(like, like, like), n)
+
+
+def _in_blocks(some: Callable[[Array | int, int], Inner], nothing: Inner, count: int) -> Pair:
+    """A sum over blocks of sums: roundings of the second order add up over twice the root of the terms, not over all.
+
+    Feature by feature a cache line of samples would be read once for every number in it.
+    """
+    size = _TOGETHER * max(round(math.sqrt(count) / _TOGETHER), 1)
+    whole, rest = divmod(count, size)
+    sums = nothing
+    if whole:
+        sums = lax.fori_loop(0, whole, lambda k, sums: sums.plus(some(k * size, size)), sums)
+    if rest:
+        sums = sums.plus(some(count - rest, rest))
+    return sums.total(min(size, count) + whole + 1)
+
+
+def added(a: Array, to_tasks: Callable[[Array], Array], to_nodes: Callable[[Array], Array]) -> Pair:
+    """Sums ``[num_tasks, ...]`` of the entries ``[m, ...]`` of a task's nodes, and a bound on their error.
+
+    The upper digits of all entries of a sum, cut off at one place, add up without rounding (Rump, Ogita and Oishi
+    2008); the rest is small.
+    """
+    eps = jnp.finfo(a.dtype).eps
+    at = _power_of_two(4.0 * to_nodes(to_tasks(jnp.abs(a))))  # above every partial sum
+    high = (at + a) - at
+    low = a - high
+    total, rest = two_sum(to_tasks(high), to_tasks(low))
+    return total, jnp.abs(rest) + eps * len(a) * to_tasks(jnp.abs(low))
 
 
 @jax.custom_jvp
 def product(a: Array, b: Array) -> Pair:
-    """``a * b`` rounded, and what rounding left out."""
+    """``a * b`` rounded, and what rounding left out, but for a rounding of that."""
     one = Inner(*(jnp.zeros(jnp.broadcast_shapes(a.shape, b.shape), a.dtype) for _ in range(3))).add(a, b)
     return two_sum(one.high, one.low)
 
@@ -146,9 +181,24 @@ def additions(count: int) -> float:
 
 
 def _halves(a: Array) -> Pair:
-    """The upper half of the digits and the rest, exactly."""
-    integer = {4: jnp.uint32, 8: jnp.uint64}[a.dtype.itemsize]
-    cut = (jnp.finfo(a.dtype).nmant + 1) // 2
+    """The upper half of the digits, rounded to the nearest, and the rest, exactly.
+
+    Of float64's 53 digits the upper ones are 26; the others are 26 too, for they have a sign.
+    """
+    bits, integer = _bits(a)
+    cut = (jnp.finfo(a.dtype).nmant + 2) // 2
     mask = np.array((1 << 8 * a.dtype.itemsize) - (1 << cut), integer)
-    high = lax.bitcast_convert_type(lax.bitcast_convert_type(a, integer) & mask, a.dtype)
+    high = lax.bitcast_convert_type((bits + np.array(1 << (cut - 1), integer)) & mask, a.dtype)
     return high, a - high
+
+
+def _power_of_two(a: Array) -> Array:
+    """The largest one that is at most ``a >= 0``."""
+    bits, integer = _bits(a)
+    digits = np.array((1 << jnp.finfo(a.dtype).nmant) - 1, integer)
+    return lax.bitcast_convert_type(bits & ~digits, a.dtype)
+
+
+def _bits(a: Array) -> tuple[Array, Any]:
+    integer = {4: jnp.uint32, 8: jnp.uint64}[a.dtype.itemsize]
+    return lax.bitcast_convert_type(a, integer), integer

@@ -1,5 +1,7 @@
 """Certificates in floating point, judged by NumPy in more digits than the solves had."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,52 @@ def exact_gap(problem, weights, beta):
     primal = np.sum(c * np.maximum(1 - y * np.einsum("mnd,md->mn", x, w), 0)) + lam * np.sum(w**2)
     v = np.einsum("mn,mnd->md", c * b, x)
     return primal, primal - (np.sum(c * y * b) - np.sum(v**2) / (4 * lam))
+
+
+def far_off(found, bound, pairs):
+    """How many sums of products of floats are further from the truth, in rational numbers, than they say."""
+    true = [
+        sum((Fraction(float(p)) * Fraction(float(q)) for p, q in zip(*ab, strict=True)), Fraction()) for ab in pairs
+    ]
+    errors = [abs(Fraction(float(f)) - t) for f, t in zip(np.ravel(found), true, strict=True)]
+    return sum(e > Fraction(float(b)) for e, b in zip(errors, np.ravel(bound), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("d", [1, 3, 100])
+def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
+    rng = np.random.default_rng(d)
+    x, w = rng.normal(size=(8, 12, d)).astype(dtype), rng.normal(size=(8, d)).astype(dtype)
+    x[0, :2], w[0] = 1.5 + 4 * np.finfo(dtype).eps ** 0.5, 1.5 + 4 * np.finfo(dtype).eps ** 0.5
+    found, bound = jax.jit(_twofold.times)(x, w)
+    assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
+    found, bound = jax.jit(_twofold.combine)(x.transpose(0, 2, 1), w)
+    assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
+    found, rest = jax.jit(_twofold.product)(x[..., 0], x[..., 0])
+    exact = [Fraction(float(f)) + Fraction(float(r)) for f, r in zip(np.ravel(found), np.ravel(rest), strict=True)]
+    for value, a in zip(exact, np.ravel(x[..., 0]), strict=True):
+        assert abs(value - Fraction(float(a)) ** 2) <= Fraction(float(np.finfo(dtype).eps)) ** 2 * value
+
+
+@pytest.mark.parametrize("scales", [(1e-35, 400.0), (1e-37, 1.7e30), (1e-30, 1e-30), (1e-20, 1e-18)])
+def test_products_of_tiny_numbers_say_what_may_have_vanished(scales):
+    rng = np.random.default_rng(0)
+    x, w = ((rng.normal(size=(1, 9, 4)) * s).astype(np.float32) for s in scales)
+    found, bound = jax.jit(jax.vmap(_twofold.times, (1, 1)))(x[:, :, None], w)
+    assert far_off(found, bound, [(x[0, i], w[0, i]) for i in range(9)]) == 0
+
+
+def test_the_nodes_of_a_task_are_added_up_as_exactly_as_is_said():
+    rng = np.random.default_rng(0)
+    a = (rng.normal(size=(20_000, 2)) + 1.0).astype(np.float32)
+    task = jnp.asarray(rng.integers(0, 3, 20_000))
+    found, bound = jax.jit(lambda a: _twofold.added(a, lambda p: jax.ops.segment_sum(p, task, 3), lambda p: p[task]))(a)
+    found, bound = np.asarray(found, float), np.asarray(bound, float)
+    true = np.stack([a[np.asarray(task) == t].astype(float).sum(0) for t in range(3)])
+    assert (np.abs(found - true) <= bound).all()
+    assert (bound <= 1e-5 * np.abs(true)).all()
+    plain = np.asarray(jax.ops.segment_sum(jnp.asarray(a), task, 3), float)
+    assert (np.abs(plain - true) > bound).any()  # as a sum one by one is not
 
 
 @pytest.mark.parametrize("axis", ["features", "rows"])
@@ -149,6 +197,81 @@ def test_nor_are_those_of_a_loss(make):
 
 def test_a_domain_takes_numbers_below_the_smallest_normal_one_for_none():
     assert POSITIVE.contains(jnp.array([1e-38, 1e-37], jnp.float32)).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("lam", [1e-9, 2e-9, 5e-9])
+def test_a_lower_bound_with_duals_near_0_holds(lam):
+    # (1 - a) log(1 - a) with a rounded difference would be off by more than the whole conjugate.
+    data = mj.pack_tasks([np.ones((1, 1), np.float32)], [np.ones(1)], dtype=np.float32)
+    found = mj.solve(mj.Problem(data, L.Logistic(), R.Probabilistic(lam)))
+    w = np.linspace(0, 40, 400_001)
+    optimum = np.min(np.log1p(np.exp(-w)) + float(np.float32(lam)) * w**2)
+    assert float(found.certificate.joint_dual) <= optimum * (1 + 1e-9)
+    at = float(found.weights[0, 0])
+    assert np.log1p(np.exp(-at)) + float(np.float32(lam)) * at**2 - optimum <= float(found.joint_gap) + 1e-9 * optimum
+
+
+def test_a_conjugate_that_is_searched_for_is_bounded_from_above():
+    data = mj.pack_tasks([np.eye(2, dtype=np.float32)], [np.full(2, 1.3e-6)], dtype=np.float32)
+    loss = L.from_scalar(lambda z, y: jnp.abs(z - y), lipschitz=1.0)
+    found = mj.solve(mj.Problem(data, loss, R.Probabilistic(10.0)), max_rounds=50)
+    best = float(np.sum(np.full(2, np.float32(1.3e-6), float)))  # of weights 0, and no others are better
+    assert float(found.certificate.joint_dual) <= best
+
+
+@pytest.mark.parametrize("unit", [1e-17, 1e-18, 1e-19, 1e-20])
+@pytest.mark.parametrize("server", ["dual", "proximal"])
+def test_squares_too_small_for_floats_are_not_taken_for_0(unit, server):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 5)).astype(np.float32)
+    y = (unit * rng.normal(size=40)).astype(np.float32)
+    problem = mj.Problem(mj.pack_tasks([x], [y], dtype=np.float32), L.Squared(), R.Independent(0.1))
+    found = mj.solve(problem, mj.Mocha(server=server), max_rounds=200)
+    x, y, w, lam = x.astype(float), y.astype(float), np.asarray(found.weights[0], float), float(np.float32(0.1))
+
+    def objective(w):
+        return 0.5 * np.sum((x @ w - y) ** 2) + lam * np.sum(w**2)
+
+    best = objective(np.linalg.solve(x.T @ x + 2 * lam * np.eye(5), x.T @ y))
+    assert found.status != mj.Status.CONVERGED
+    assert objective(w) - best <= found.gap
+    assert abs(objective(w) - found.primal) <= found.rounding
+
+
+@pytest.mark.parametrize("what", ["labels", "weights", "too many clusters"])
+def test_samples_that_nobody_could_look_at_are_never_certified(what):
+    data = zoo.data(dtype=np.float32)
+    regularizer = R.Clustered(0.1, 0.5, 2.0)
+
+    @jax.jit
+    def gap(data, k):
+        problem = mj.Problem(data, L.Hinge(), regularizer.replace(k=k))
+        found = mj.solve(problem, max_rounds=2)
+        return found.certificate.gap, found.code
+
+    k = 50.0 if what == "too many clusters" else 2.0
+    leaf = {"labels": dict(y=2.0 * data.y), "weights": dict(weight=-data.weight)}.get(what, {})
+    wrong = jax.tree.unflatten(jax.tree.structure(data), jax.tree.leaves(data))
+    for name, value in leaf.items():
+        object.__setattr__(wrong, name, value)
+    found, code = gap(wrong, k)
+    assert np.isnan(found)
+    assert code == mj.Status.NON_FINITE
+    assert np.isfinite(gap(data, 2.0)[0])
+
+
+@pytest.mark.parametrize("eta", [None, 1e-9])
+def test_the_noise_of_small_singular_values_is_in_the_rounding(eta):
+    # One model for a hundred tasks: all singular values but one are 0, and come out as noise of one sign.
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(np.tile(rng.normal(size=100), (100, 1)), jnp.float32)
+    regularizer = R.Probabilistic(1.0) if eta is None else R.Clustered(1.0, eta, 2.0)
+    single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), regularizer)
+    double = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), single)
+    largest = jnp.linalg.norm(w[0].astype(jnp.float64)) * 10.0
+    true = double._value(jnp.zeros(100).at[0].set(largest))
+    off = abs(float(single.value(w)) - float(true))
+    assert off <= float(single.value_error(w)) <= 50 * off
 
 
 def test_rounding_is_counted_in_a_solution_and_not_in_a_history():

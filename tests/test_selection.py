@@ -492,7 +492,7 @@ def test_a_class_of_one_sample_a_task_does_not_make_the_trivial_model_best():
     grid = mj.grid(R.Probabilistic, lam=[1.0, 0.1, 0.01, 0.001])
     options: Any = dict(key=jax.random.key(0), folds=3, tol=1e-2)
     few = r"in 12 of 12 tasks a class has fewer samples or groups than folds=3 \(task 0: 1 of label \+1\)"
-    with pytest.warns(UserWarning, match=f"{few}.*; 12 samples that are alone in their class stay in training"):
+    with pytest.warns(UserWarning, match=f"{few}.*; 12 of 84 samples are alone in their class and stay in training"):
         found: Any = mj.cross_validate(problem, grid, **options)
     assert mj.metrics.error_rate(found.solution.weights, test) < 0.01  # of a trivial model 1 / 7
     with pytest.warns(UserWarning, match="say little of it; take fewer folds"):

@@ -93,6 +93,13 @@ class Loss(Pytree):
         """
         return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
 
+    def conjugate_bound(self, beta: Array, y: Array) -> Array:
+        """At least `conjugate`, whatever rounding does."""
+        conjugate = self.conjugate(beta, y)
+        # Of its parts one is at most a dual times a label or 1, and so is the other but for their sum.
+        parts = jnp.abs(conjugate) + 2.0 * jnp.abs(beta) * (1.0 + jnp.abs(y))
+        return conjugate + 8.0 * jnp.finfo(conjugate.dtype).eps * parts
+
     def fenchel_young_bound(self, z: Array, error: Array, beta: Array, y: Array) -> Array:
         """At least `fenchel_young` at every point within `error` of z, whatever rounding does.
 

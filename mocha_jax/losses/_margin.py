@@ -163,7 +163,7 @@ class Logistic(MarginLoss, in_kernel=True):
         return -jax.nn.sigmoid(-p)
 
     def _conjugate(self, a: Array) -> Array:
-        return _xlogx(a) + _xlogx(1.0 - a)
+        return _xlogx(a) + (1.0 - a) * jnp.log1p(-jnp.where(a < 1.0, a, 0.0))  # 1 - a as exact as a
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
         return 4.0 * (1.0 + jnp.abs(z))  # a sigmoid has a few roundings, whatever its size

@@ -50,6 +50,9 @@ class FromScalar(Loss):
         inside = (beta >= low) & (beta <= high)
         return jnp.where(inside, -beta * z - self.value(z, y), jnp.inf)
 
+    def conjugate_bound(self, beta: Array, y: Array) -> Array:
+        return super().conjugate_bound(beta, y) + jnp.finfo(beta.dtype).eps * self._conjugate_rounding(beta, y)
+
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
         far = jnp.full_like(y, _FAR)
         return -self.derivative(far, y), -self.derivative(-far, y)
@@ -85,10 +88,16 @@ class FromScalar(Loss):
         return jnp.maximum(self.value(z, y) - self.value(at, y) + beta * (z - at), 0.0)
 
     def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
+        at_z = 8.0 * (jnp.abs(self.value(z, y)) + jnp.abs(beta) * jnp.abs(z))
+        return at_z + self._conjugate_rounding(beta, y)
+
+    def _conjugate_rounding(self, beta: Array, y: Array) -> Array:
+        """By how much the conjugate may be larger, in units of rounding."""
         at = self._maximiser(beta, y)
-        return 8.0 * (
-            jnp.abs(self.value(z, y)) + jnp.abs(self.value(at, y)) + jnp.abs(beta) * (jnp.abs(z) + jnp.abs(at))
-        )
+        # The supremum is of a concave function, and at a point within this of `at`; beyond it rises by its slope.
+        within = _FAR * 2.0 ** -_steps(beta) + jnp.finfo(beta.dtype).eps * jnp.abs(at)
+        rise = jnp.abs(beta + self.derivative(at, y)) * within / jnp.finfo(beta.dtype).eps
+        return rise + 8.0 * (jnp.abs(self.value(at, y)) + jnp.abs(beta) * jnp.abs(at))
 
     def _maximiser(self, beta: Array, y: Array) -> Array:
         """The point of least size that attains the supremum of -beta z - l(z)."""
@@ -205,6 +214,10 @@ def _slope_point(slope: Callable[[Array, Array], Array], beta: Array, y: Array) 
         beyond = sign * (slope(sign * middle, y) + beta) >= 0
         return jnp.where(beyond, low, middle), jnp.where(beyond, middle, high)
 
-    steps = 20 + jnp.finfo(beta.dtype).nmant
     start = jnp.zeros_like(beta), jnp.full_like(beta, _FAR)
-    return sign * lax.fori_loop(0, steps, body, start)[1]
+    return sign * lax.fori_loop(0, _steps(beta), body, start)[1]
+
+
+def _steps(beta: Array) -> int:
+    """How often the bracket of a slope is halved."""
+    return 20 + int(jnp.finfo(beta.dtype).nmant)

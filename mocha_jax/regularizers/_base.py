@@ -41,6 +41,10 @@ class Regularizer(Pytree):
         """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
         return _domains.contain(self, self.domains)
 
+    def fits(self, num_tasks: int) -> Array | bool:
+        """Whether they do for that many tasks."""
+        return True
+
     @abstractmethod
     def value(self, weights: Array, omega: Any = None) -> Array:
         """R(W, Omega); where Omega is learned and left out, the minimum over it."""
@@ -80,6 +84,16 @@ class Regularizer(Pytree):
         """The terms of R that do not depend on the weights."""
         return 0.0
 
+    def penalty(self, weights: Array, omega: Any = None) -> Array:
+        """R(W, Omega) without `offset`."""
+        return self.value(weights, omega)
+
+    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+        """The largest curvature of R, about, and of its conjugate, at most: by what the smallest squares grow."""
+        coupling = self.coupling(num_tasks, omega)
+        diagonal = coupling.diagonal()
+        return 1.0 / jnp.min(diagonal), jnp.max(coupling.row_sums(jnp.ones_like(diagonal)))
+
     def conjugate(self, v: Array) -> Array:
         r"""The conjugate of ``value`` at V ``[m, d]``: :math:`\max_\Omega R^*_\Omega(V)` where Omega is learned."""
         return self.coupling(len(v)).conjugate(v)
@@ -101,7 +115,7 @@ class Regularizer(Pytree):
           omega: as in `coupling`.
         """
         coupling = self.coupling(len(v), omega)
-        value = self.value(weights, omega) - self.offset(omega, v.shape[1])
+        value = self.penalty(weights, omega)
         # R* of the error, by rows of M: |M| is at most the diagonal matrix of its row sums.
         row = coupling.row_sums(jnp.ones_like(coupling.diagonal()))
         of_error = 0.5 * jnp.sum(row[:, None] * error**2)
@@ -176,7 +190,7 @@ def fenchel_young_bound(
     """
     inner, size = total(v * w), jnp.sum(jnp.abs(v * w))
     lost = rounded(jnp.abs(value) + jnp.abs(conjugate) + size, _roundings(v) + more)
-    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0) * of_error) + of_error + jnp.sum(jnp.abs(w) * error)
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error + jnp.sum(jnp.abs(w) * error)
     return jnp.maximum(value + conjugate - inner, 0.0) + lost + moved
 
 

@@ -57,6 +57,13 @@ class Clustered(TraceLimited):
                 f"Clustered: k = {k:g} clusters need at least as many tasks, but the data has {num_tasks}."
             )
 
+    def fits(self, num_tasks: int) -> Array:
+        return jnp.asarray(self.k) <= num_tasks
+
+    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+        zero = jnp.zeros((), self._total().dtype)
+        return 1.0 / self._curvature(zero), self._curvature(zero + 1.0)
+
     def covariance(self, num_tasks: int, omega: Any = None) -> Array:
         omega = self.relationship(num_tasks, omega)
         return omega + jnp.asarray(self.eta) * jnp.eye(num_tasks, dtype=omega.dtype)
@@ -87,6 +94,7 @@ class Clustered(TraceLimited):
         return 0.5 * (jnp.asarray(self.eta) + omega) / jnp.asarray(self.lam)
 
     def _value(self, s: Array) -> Array:
+        s = jnp.where(s > jnp.finfo(s.dtype).eps * jnp.max(s, initial=0.0), s, 0.0)  # what is noise gets no Omega
         filled = water_fill(s, jnp.asarray(self.eta), self._total())
         return jnp.asarray(self.lam) * jnp.sum(s**2 / (jnp.asarray(self.eta) + filled))
 

@@ -102,6 +102,10 @@ class MeanRegularized(Regularizer):
         moved = lam1 * jnp.sum(2.0 * jnp.abs(deviation) * size + size**2)
         return rounded(self.value(weights), 8.0 + additions(weights.size)) + moved
 
+    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+        lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
+        return 2.0 * (lam1 + lam2), 0.5 / lam2
+
     def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
@@ -157,6 +161,9 @@ class Graph(Regularizer):
         size = jnp.abs(weights)
         related = jnp.asarray(self.lam1) * jnp.sum(size * matmul(jnp.abs(jnp.asarray(self.omega)), size))
         return rounded(related, 4.0 + len(weights)) + rounded(self.value(weights), 8.0 + additions(weights.size))
+
+    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+        return jnp.max(jnp.sum(jnp.abs(self._precision(num_tasks)), axis=1)), 0.5 / jnp.asarray(self.lam2)
 
     def coupling(self, num_tasks: int, omega: Any = None) -> Dense:
         a = self._precision(num_tasks)

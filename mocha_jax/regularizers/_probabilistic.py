@@ -51,6 +51,10 @@ class Probabilistic(TraceLimited):
     def check_tasks(self, num_tasks: int) -> None:
         _check.scalar("Probabilistic", lam=self.lam, sigma2=self.sigma2)
 
+    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+        lam, sigma2 = jnp.asarray(self.lam), jnp.asarray(self.sigma2)
+        return 2.0 * lam * (num_tasks + 1.0 / sigma2), self._curvature(jnp.ones_like(lam))
+
     def covariance(self, num_tasks: int, omega: Any = None) -> Array:
         return self.relationship(num_tasks, omega)
 

@@ -15,7 +15,8 @@ from mocha_jax._lasso import Lasso
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Hyperparameter
 from mocha_jax._stationary import Stationary
-from mocha_jax.regularizers._base import Regularizer
+from mocha_jax._twofold import additions
+from mocha_jax.regularizers._base import Regularizer, rounded
 
 
 class SparsePrecision(Regularizer):
@@ -63,9 +64,31 @@ class SparsePrecision(Regularizer):
     def value(self, weights: Array, omega: Array | None = None) -> Array:
         if omega is None:
             omega = self.update_omega(None, weights)
+        return self.penalty(weights, omega) + self.offset(omega, weights.shape[1])
+
+    def penalty(self, weights: Array, omega: Array) -> Array:
         lam, sigma2, lam1 = jnp.asarray(self.lam), jnp.asarray(self.sigma2), jnp.asarray(self.lam1)
         quadratic = jnp.sum(weights**2) / sigma2 + jnp.sum(weights * matmul(omega, weights))
-        return lam * quadratic + lam1 * jnp.sum(jnp.abs(weights)) + self.offset(omega, weights.shape[1])
+        return lam * quadratic + lam1 * jnp.sum(jnp.abs(weights))
+
+    def value_error(self, weights: Array, omega: Array | None = None) -> Array:
+        omega = self.update_omega(None, weights) if omega is None else omega
+        m, d = weights.shape
+        lam, sigma2, lam1, lam2 = (jnp.asarray(a) for a in (self.lam, self.sigma2, self.lam1, self.lam2))
+        size = jnp.abs(weights)
+        related = lam * (jnp.sum(size**2) / sigma2 + jnp.sum(size * matmul(jnp.abs(omega), size)))
+        # A backward stable factorisation changes the logarithm of the determinant by that of a nearby matrix.
+        inverse = jnp.abs(_inverse(omega))
+        logs = jnp.sum(jnp.abs(jnp.log(jnp.diagonal(jnp.linalg.cholesky(omega))))) + m * jnp.sum(
+            inverse * jnp.abs(omega)
+        )
+        parts = related + lam1 * jnp.sum(size) + lam2 * jnp.sum(jnp.abs(omega)) + 2.0 * lam * d * logs
+        return rounded(parts, 16.0 + m + 2.0 * additions(weights.size))
+
+    def curvatures(self, num_tasks: int, omega: Array | None = None) -> tuple[Array, Array]:
+        coupling = self.coupling(num_tasks, omega)
+        steep, flat = (jnp.max(jnp.sum(jnp.abs(a), axis=1)) for a in (coupling.precision, coupling.matrix))
+        return steep, flat
 
     def offset(self, omega: Array, num_features: int) -> Array:
         log_determinant = 2.0 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(omega))))

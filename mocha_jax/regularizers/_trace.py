@@ -24,6 +24,9 @@ from mocha_jax.coupling import Coupling, LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
 from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map, thin_svd
 
+# Roundings of the largest singular value in each, as LAPACK finds them: about one, seen up to 800 x 800.
+_NOISE = 2.0
+
 
 class TraceLimited(Regularizer):
     r"""What (12) and (14) share; a subclass says what happens to singular values."""
@@ -78,6 +81,14 @@ class TraceLimited(Regularizer):
     def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
         of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
         return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
+
+    def value_error(self, weights: Array, omega: LowRank | None = None) -> Array:
+        if omega is not None:
+            return super().value_error(weights, omega)
+        # The noise of small singular values is of the size of the largest's rounding, and of one sign.
+        s = singular_values(weights)
+        noise = _NOISE * jnp.finfo(s.dtype).eps * jnp.max(s, initial=0.0)
+        return super().value_error(weights) + self._value(s + noise) - self._value(jnp.maximum(s - noise, 0.0))
 
     def prox(self, y: Array, rho: Array) -> Array:
         return spectral_map(_prox_values, y, (self, rho))
