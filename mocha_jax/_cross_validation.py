@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 from mocha_jax import _caveats, _check, metrics
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._data import TaskData
+from mocha_jax._fallback import or_by_loops
 from mocha_jax._path import Budget, along, carried, spending
 from mocha_jax._problem import Problem
 from mocha_jax._progress import Bar
@@ -174,9 +175,12 @@ def cross_validate(
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
         for trial, fold in _chunks(trials * folds, folds, chunk * devices):
-            out = _scores(
-                key, problem, candidates, budget, jnp.asarray(stays), seen_as, parts[trial], fold,
-                score=score, devices=devices,
+            out = or_by_loops(
+                problem, budget.algorithm,
+                lambda by: _scores(
+                    key, problem, candidates, budget.replace(algorithm=by), jnp.asarray(stays), seen_as,
+                    parts[trial], fold, score=score, devices=devices,  # noqa: B023
+                ),
             )  # fmt: skip
             found.append(jax.tree.map(np.asarray, out))
             bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))

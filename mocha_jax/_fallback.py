@@ -19,41 +19,44 @@ Result = TypeVar("Result")
 _refused: set[Hashable] = set()
 
 
-def or_by_loops(work: Callable[..., Result], key: Any, run: Setting, *rest: Any, **how: Any) -> Result:
-    """``work(key, run, *rest, **how)``; where that fails on a GPU or TPU and the kernel was not asked for, without it.
+def or_by_loops(problem: Any, algorithm: Any, work: Callable[[Any], Result]) -> Result:
+    """``work(algorithm)``; where that fails on a GPU or TPU and the kernel was not asked for, with the loops.
 
     Compilers raise errors of many kinds, so all count, but only if the loops do better: what they raise is raised.
-    Where `run` is traced, the program is compiled by others later.
+    Where the problem is traced, the program is compiled by others later.
     """
-    loops = run.algorithm.by_loops(run.problem)
-    if loops is None or not _on_accelerator(run):
-        return work(key, run, *rest, **how)
-    x, loss = run.problem.data.x, cast(Problem, run.problem).loss
+    loops = algorithm.by_loops(problem)
+    if loops is None or not _on_accelerator(problem):
+        return work(algorithm)
+    x, loss = problem.data.x, cast(Problem, problem).loss
     kind = jax.tree.structure(loss), x.dtype, x.shape[-1]  # in what kernels differ
     if kind in _refused:
-        return work(key, _with(loops, run), *rest, **how)
+        return work(loops)
     try:
-        return work(key, run, *rest, **how)
+        return work(algorithm)
     except Exception as error:
-        found = work(key, _with(loops, run), *rest, **how)
+        found = work(loops)
         _refused.add(kind)
         gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         warn(
-            f"{type(run.algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
+            f"{type(algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
             f'on this machine ({gist}); the loops do its work, as with backend="xla".'
         )
         return found
 
 
-def _with(loops: Any, run: Setting) -> Setting:
+def run_by(algorithm: Any, run: Setting) -> Setting:
+    """A run by an algorithm with the same state."""
+    if algorithm is run.algorithm:
+        return run
     data = run.problem.data
     if data.layout is not None:  # it says what works through it
-        data = data.replace(layout=data.layout.replace(backend=loops.backend))
-    return run.replace(algorithm=loops, problem=run.problem.replace(data=data))
+        data = data.replace(layout=data.layout.replace(backend=algorithm.backend))
+    return run.replace(algorithm=algorithm, problem=run.problem.replace(data=data))
 
 
-def _on_accelerator(run: Setting) -> bool:
-    x = run.problem.data.x
+def _on_accelerator(problem: Any) -> bool:
+    x = problem.data.x
     if isinstance(x, jax.core.Tracer):
         return False
     platforms = {d.platform for d in x.devices()} if isinstance(x, jax.Array) else {jax.default_backend()}

@@ -13,6 +13,8 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._data import TaskData
+from mocha_jax._fallback import or_by_loops
+from mocha_jax._mocha import Mocha
 from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
@@ -97,7 +99,7 @@ def one_vs_rest(
     labels = jnp.asarray(np.where(y[None] == np.arange(count)[:, None, None], 1.0, -1.0), data.dtype)
 
     @jax.jit
-    def train(data: TaskData, labels: Array) -> OneVsRest:
+    def train(algorithm: Algorithm[Any], data: TaskData, labels: Array) -> OneVsRest:
         def one(y: Array) -> OneVsRest:
             s = solve(
                 make(data.replace(y=y)), algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every
@@ -106,4 +108,6 @@ def one_vs_rest(
 
         return lax.map(one, labels)
 
-    return train(data, labels)
+    algorithm = Mocha() if algorithm is None else algorithm
+    first = make(data.replace(y=labels[0]))
+    return or_by_loops(first, algorithm, lambda by: train(by, data, labels))

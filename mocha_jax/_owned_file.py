@@ -3,7 +3,8 @@
 What is written goes to a new file, whose name nobody else uses, and then takes the place of the old one. A solve keeps
 its file open and locked from the moment it reads or first writes it: whoever comes second is told. The lock is of the
 file, not of a name, and the operating system gives it back when a process ends in whatever way, so that there is no
-lock file, nothing is ever locked by the dead, and what they left half written can be told from what is being written.
+lock file, nothing is locked by the dead (but for processes that they forked and that live on), and what they left
+half written can be told from what is being written.
 
 Where there are no locks (Windows, some network file systems) two solves can have the same file; `Saver` in
 `mocha_jax._checkpoint` then finds out when it is about to replace what is not its own.

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._fallback import or_by_loops
 from mocha_jax._mocha import Mocha
 from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
@@ -94,7 +95,9 @@ def lambda_path(
     budget, _ = spending("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     _check.key("lambda_path", key)
-    return _path(key, problem, candidates, budget)
+    return or_by_loops(
+        problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
+    )
 
 
 @jax.jit

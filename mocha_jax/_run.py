@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._algorithm import Algorithm
-from mocha_jax._fallback import or_by_loops
+from mocha_jax._fallback import or_by_loops, run_by
 from mocha_jax._history import History, Progress, Watch, count, record, start
 from mocha_jax._problem import Federated
 from mocha_jax._pytree import Pytree, static
@@ -113,7 +113,12 @@ def run(
     _check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
     check_state("run", state, num_rounds=num_rounds)
     setting = settle(algorithm, problem, systems, cost, watch, record_every)
-    return or_by_loops(_run, key, setting, state, num_rounds=int(num_rounds), record_every=int(record_every))
+
+    def work(by: Any) -> tuple[Any, History]:
+        there = run_by(by, setting)
+        return _run(key, there, state, num_rounds=int(num_rounds), record_every=int(record_every))
+
+    return or_by_loops(setting.problem, setting.algorithm, work)
 
 
 def settle(

@@ -15,7 +15,7 @@ from mocha_jax import _check, _checkpoint
 from mocha_jax._adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._drive import begin, prepare, settled, stretch
-from mocha_jax._fallback import or_by_loops
+from mocha_jax._fallback import or_by_loops, run_by
 from mocha_jax._history import History, Progress, Watch
 from mocha_jax._mocha import Mocha
 from mocha_jax._problem import Federated, Problem
@@ -151,8 +151,9 @@ def solve(
             while not _ended(history, where, within, last, stopped):
                 limit = min(int(where.state.round) // record_every * record_every + chunk, last)
                 where, records, count = or_by_loops(
-                    stretch, key, run, where, room, limit, within, record_every=record_every
-                )
+                    run.problem, run.algorithm,
+                    lambda by: stretch(key, run_by(by, run), where, room, limit, within, record_every=record_every),  # noqa: B023
+                )  # fmt: skip
                 history = _extend(history, records, int(count))
                 save(where, history)
                 bar.show(int(where.state.round), float(history.residual[-1]))

@@ -17,6 +17,7 @@ from mocha_jax import _check, metrics
 from mocha_jax._adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._algorithm import Algorithm
 from mocha_jax._data import TaskData
+from mocha_jax._fallback import or_by_loops
 from mocha_jax._mocha import Mocha
 from mocha_jax._path import Budget, carried
 from mocha_jax._problem import Problem
@@ -138,10 +139,13 @@ def tune(
     _check.key("tune", key)
 
     @jax.jit
-    def step(logs: Any, progress: Any, state: Any, validation: TaskData) -> tuple[Any, Any, Solution, Trace]:
+    def step(
+        algorithm: Algorithm[Any], logs: Any, progress: Any, state: Any, validation: TaskData
+    ) -> tuple[Any, Any, Solution, Trace]:
+        by = budget.replace(algorithm=algorithm)
         values = jax.tree.map(jnp.exp, logs)
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
-        solution = budget.solve(key, there, state if state is None else carried(budget.algorithm, state, there))
+        solution = by.solve(key, there, state if state is None else carried(algorithm, state, there))
         found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
         gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
         with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
@@ -158,7 +162,10 @@ def tune(
     progress = optimizer.init(logs)
     for i in range(steps):
         state: Any = None if solution is None else solution.state
-        logs, progress, solution, now = step(logs, progress, state, validation)
+        logs, progress, solution, now = or_by_loops(
+            problem, budget.algorithm,
+            lambda by: step(by, logs, progress, state, validation),  # noqa: B023
+        )  # fmt: skip
         numbers = now.value, *jax.tree.leaves(now.gradient)
         if not all(np.isfinite(_np(a)).all() for a in numbers):
             if not seen:

@@ -301,7 +301,7 @@ def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, m
         return platform_dependent((beta, w, steps), *given, default=refuses)
 
     monkeypatch.setattr(_local, "_by_machine", by_machine)
-    monkeypatch.setattr(_fallback, "_on_accelerator", lambda run: True)
+    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
     monkeypatch.setattr(_fallback, "_refused", set())
     # Of a shape and dtype of their own: JAX keeps what it traced.
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data(m=3, d=6))
@@ -322,8 +322,42 @@ def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, m
     assert len(tried) == 1
 
 
+SEARCHES = {
+    "path": lambda p, a: mj.lambda_path(p, mj.grid(mj.regularizers.Independent, lam=[1.0, 0.5]), a, max_rounds=2).weights,
+    "cross-validation": lambda p, a: mj.cross_validate(
+        p, mj.grid(mj.regularizers.Independent, lam=[1.0, 0.5]), a, folds=2, max_rounds=2, refit=False
+    ).scores,
+    "descent": lambda p, a: mj.tune(p, p.data, algorithm=a, steps=1, tol=1e-2).value,
+    "classes": lambda p, a: mj.one_vs_rest(
+        p.data.replace(y=(p.data.y > 0).astype(p.data.dtype)), lambda data: p.replace(data=data), a, max_rounds=2
+    ).weights,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:cross_validate")
+@pytest.mark.parametrize("search", SEARCHES)
+def test_searches_go_on_with_the_loops_too(search, monkeypatch):
+    def refuses(*_):
+        raise RuntimeError("INTERNAL: Failed to compile Triton kernel")
+
+    def by_machine(backend, *given):
+        *_, beta, w, _, steps = given
+        return platform_dependent((beta, w, steps), *given, default=refuses)
+
+    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(_fallback, "_refused", set())
+    # Of a shape of their own: JAX keeps what it traced.
+    data = zoo.data(m=3, d=11 + list(SEARCHES).index(search), dtype=np.float32)
+    problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.Independent(0.5))
+    want = SEARCHES[search](problem, mj.Mocha(backend="xla"))
+    monkeypatch.setattr(_local, "_by_machine", by_machine)
+    with pytest.warns(UserWarning, match=r"Mocha: the kernel for SmoothedHinge .* fails on this machine"):
+        found = SEARCHES[search](problem, mj.Mocha())
+    np.testing.assert_array_equal(found, want)
+
+
 def test_an_error_of_something_else_is_raised(key, monkeypatch):
-    monkeypatch.setattr(_fallback, "_on_accelerator", lambda run: True)
+    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
 
     class Broken(mj.systems.Full):
         def work(self, *_):

@@ -431,11 +431,16 @@ def test_what_speaks_against_a_choice_is_said_once_each(key):
 
 
 def test_candidates_that_did_not_converge_are_named_with_how_far_they_got():
-    residuals = np.full((2, 3, 9), 1e-6)
-    assert _caveats.unfinished(residuals, 1e-3, 200) is None
+    residuals, rounds = np.full((2, 3, 9), 1e-6), np.full((2, 3, 9), 200)
+    assert _caveats.unfinished(residuals, rounds, 1e-3, 200) is None
     residuals[1, 2, 4], residuals[0, 0, 7] = 0.02, np.inf  # of the latter nothing is known
-    assert str(_caveats.unfinished(residuals, 1e-3, 200)).startswith("candidates 4 (2.0e-02) did not reach tol=0.001")
-    assert "(1.0e-02) and 4 more did not reach" in str(_caveats.unfinished(np.full((1, 1, 9), 0.01), 1e-3, 200))
+    said = str(_caveats.unfinished(residuals, rounds, 1e-3, 200))
+    assert said.startswith("candidates 4 (2.0e-02) did not reach tol=0.001")
+    assert said.endswith("as far as they got; raise max_rounds.")
+    rounds[1, 2, 4] = 15  # where no more rounds were done, more of them do not help
+    assert "floats certify no more" in str(_caveats.unfinished(residuals, rounds, 1e-3, 200))
+    many = str(_caveats.unfinished(np.full((1, 1, 9), 0.01), np.full((1, 1, 9), 200), 1e-3, 200))
+    assert "(1.0e-02) and 4 more did not reach" in many
 
 
 SIGMAS, THREE = [np.inf, 1.0, 0.1], [10.0, 1.0, 0.1]

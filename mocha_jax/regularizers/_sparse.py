@@ -66,7 +66,7 @@ class SparsePrecision(Regularizer):
             omega = self.update_omega(None, weights)
         return self.penalty(weights, omega) + self.offset(omega, weights.shape[1])
 
-    def penalty(self, weights: Array, omega: Array) -> Array:
+    def penalty(self, weights: Array, omega: Any = None) -> Array:
         lam, sigma2, lam1 = jnp.asarray(self.lam), jnp.asarray(self.sigma2), jnp.asarray(self.lam1)
         quadratic = jnp.sum(weights**2) / sigma2 + jnp.sum(weights * matmul(omega, weights))
         return lam * quadratic + lam1 * jnp.sum(jnp.abs(weights))
