@@ -102,9 +102,7 @@ def one_vs_rest(
         def one(y: Array) -> OneVsRest:
             problem = make(data.replace(y=y))
             _check.instance("one_vs_rest", "what make returns", problem, Problem, "Problem(data, loss, regularizer)")
-            s = solve(
-                problem, algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every
-            )
+            s = solve(problem, algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every)
             return OneVsRest(s.weights, s.relation, s.certificate, jnp.asarray(s.rounds, jnp.int32))
 
         return lax.map(one, labels)

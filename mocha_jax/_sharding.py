@@ -63,8 +63,10 @@ def _spread(problem: Federated, mesh: Mesh | None, axes: str | tuple[str, ...] |
         mesh = jax.make_mesh((jax.device_count(),), ("nodes",), axis_types=(AxisType.Auto,))
     _check.instance("shard", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
     axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
-    if not isinstance(axes, tuple | list):
-        raise ValueError(f"shard: axes must name axes of the mesh, such as {mesh.axis_names}, got {_check.shown(axes)}.")
+    if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
+        raise ValueError(
+            f"shard: axes must name axes of the mesh, such as {mesh.axis_names}, got {_check.shown(axes)}."
+        )
     axes = tuple(axes)
     missing = [axis for axis in axes if axis not in mesh.axis_names]
     if missing or not axes:

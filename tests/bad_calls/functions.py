@@ -208,7 +208,7 @@ def measures():
         "metrics.auc": Call(metrics.auc, scored),
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
-        "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape), "per_task": Arg(False, flag)}),
+        "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),
         "theory.sigma": Call(theory.sigma, {"problem": problem, "omega": omega, "tol": Arg(0.5, POSITIVE)}),
         "theory.rate": Call(theory.rate, {"problem": problem, "omega": omega} | rule),
         "theory.assumption2": Call(theory.assumption2, {"theta": Arg(np.array([[1.0, 0.5], [0.25, 0.5]]), reals(None, None, low=0, high=1, least=1))}),

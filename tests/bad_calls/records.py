@@ -38,7 +38,9 @@ def sequence(least, *, size=None, also=lambda value: False):
     def allows(value):
         if also(value):
             return True
-        known = isinstance(value, tuple | list | collections.deque | np.ndarray | jax.Array | range) and np.ndim(value) == 1
+        known = (
+            isinstance(value, tuple | list | collections.deque | np.ndarray | jax.Array | range) and np.ndim(value) == 1
+        )
         return known and size in (None, len(value)) and all(count(least)(one) for one in value)
 
     return allows
