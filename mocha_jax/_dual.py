@@ -78,7 +78,8 @@ class DualMethod(Algorithm[Problem]):
         if state.beta.shape != data.y.shape or state.v.shape != (data.num_tasks, data.num_features):
             raise ValueError(
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
-                f"the problem's data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to other data."
+                f"the problem's data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to "
+                f"other data."
             )
         beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
         v = dual_vectors(data, beta)

@@ -106,7 +106,8 @@ def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", 
     _check.instance("rate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     if problem.loss.smoothness is None:
         raise ValueError(
-            f"rate: the problem's loss {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
+            f"rate: the problem's loss {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see "
+            f"theorem2."
         )
     _check.in_unit_interval("rate", open_left=True, gamma=gamma)
     mu = jnp.asarray(problem.loss.mu, problem.data.dtype)
