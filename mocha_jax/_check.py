@@ -227,8 +227,7 @@ def seed(owner: str, value: Any) -> None:
     if hidden(value) and not abstract:
         return
     known = None if abstract else _array(value)
-    sound = known is not None and known.dtype.kind in "iu" and known.size > 0
-    if not sound or not 0 <= known.min() <= known.max() <= _MOST:
+    if known is None or known.dtype.kind not in "iu" or not known.size or not 0 <= known.min() <= known.max() <= _MOST:
         raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 

@@ -6,7 +6,7 @@ Made in three steps, each a pure function of a key: a task covariance, weights
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +196,7 @@ def federation(
     return Federation(classification(sample_key, weights, sizes, label_noise=label_noise), weights, covariance)
 
 
-def _number(owner: str, name: str, value: float) -> Array:
+def _number(owner: str, name: str, value: Any) -> Any:
     """In JAX's default float, finite there."""
     found = jnp.asarray(_check.number(owner, name, value), float)
     if (known := _check.concrete(found)) is not None and not np.isfinite(known):

@@ -64,8 +64,8 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
     _check.instance("sigma", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     _check.scalar("sigma", tol=tol)
     _check.positive("sigma", tol=tol)
-    tol = jnp.asarray(_check.number("sigma", "tol", tol), problem.data.dtype)
     data, regularizer = problem.data, problem.regularizer
+    least = jnp.asarray(_check.number("sigma", "tol", tol), data.dtype)
     regularizer.check_omega("sigma", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)
@@ -84,7 +84,7 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
 
     def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
         i, _, value, residual = carry
-        return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > tol * value))
+        return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > least * value))
 
     start = jax.random.normal(jax.random.key(0), (data.num_nodes, data.num_features), data.dtype)
     nothing = jnp.zeros((data.num_nodes, 1), data.dtype)

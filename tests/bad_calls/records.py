@@ -142,7 +142,7 @@ def constructors():
             "sigma_prime": Arg("adaptive", word("lemma9", "per_task", "spectral", "adaptive")),
         }),
         "Cocoa": Call(mj.Cocoa, subproblem | {
-            "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: isinstance(v, int | np.integer) and not isinstance(v, bool) and v > 0 or count(1)(v)),
+            "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: count(1)(v) or (isinstance(v, int | np.integer) and not isinstance(v, bool) and bool(v > 0))),
         }),
         "MiniBatchSdca": Call(mj.MiniBatchSdca, dual | batch | {"beta": Arg(2.0, number(1))}),
         "MiniBatchSgd": Call(mj.MiniBatchSgd, dual | batch | {
