@@ -148,8 +148,9 @@ def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
 
 def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
-    found = [array for value in sequence(owner, name, values) if (array := _array(value)) is not None]
-    if not found or len(found) < len(values):
+    given = sequence(owner, name, values)
+    found = [array for value in given if (array := _array(value)) is not None]
+    if not found or len(found) < len(given):
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
     return found
 
