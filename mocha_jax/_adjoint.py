@@ -198,8 +198,12 @@ def hypergradient(
     >>> bool(abs(error.regularizer.lam2) < 1e-3 * abs(g.regularizer.lam2))
     True
     """
+    name = "hypergradient"
+    _check.function(name, "fn", fn, "lambda weights: (weights**2).sum()")
+    _check.instance(name, "solution", solution, Solution, "solve(problem)")
     adjoint = Implicit() if adjoint is None else adjoint
-    problem, beta = solution.problem, _duals(solution.state, "hypergradient")
+    _check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
+    problem, beta = solution.problem, _duals(solution.state, name)
     how: dict[str, Any] = dict(tol=adjoint.tol, max_steps=adjoint.max_steps)
     value = jnp.asarray(fn(solution.weights))
     if value.shape != ():

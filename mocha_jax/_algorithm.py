@@ -38,6 +38,11 @@ class Algorithm(Pytree, Generic[Kind]):
 
     solves: ClassVar[type[Federated]] = Problem  # the kind of problem
 
+    def expect(self, problem: Any) -> None:
+        """Raise where that is no problem of the kind."""
+        example = "Problem(data, loss, regularizer)" if self.solves is Problem else f"{self.solves.__name__}(data)"
+        _check.instance(type(self).__name__, "problem", problem, self.solves, example)
+
     def check(self, problem: Kind) -> None:
         """Raise where the problem cannot be solved so; drivers call it when they can look at numbers. Default: fine."""
 
@@ -83,7 +88,9 @@ class Algorithm(Pytree, Generic[Kind]):
 
     def request(self, problem: Kind, round: Array | int = 0) -> Request:
         """What a full round asks of the nodes. A message is one vector of d numbers each way."""
-        _check.instance(type(self).__name__, "problem", problem, self.solves, "Problem(data, loss, regularizer)")
+        self.expect(problem)
+        _check.scalar(type(self).__name__, round=round)
+        _check.integers(type(self).__name__, 0, round=round)
         dtype, d = problem.data.dtype, problem.data.num_features
         numbers = jnp.asarray(d, dtype)
         step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))

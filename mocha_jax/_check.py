@@ -82,9 +82,9 @@ def _cut(text: str) -> str:
 
 
 def leaf(owner: str, name: str, value: Any) -> Any:
-    """A list or tuple of numbers as the array that it stands for, an array as JAX takes it; anything else as it is."""
-    if type(value) is tuple and all(
-        type(one) in (tuple, list, int, float) or isinstance(one, np.number) for one in value
+    """A list, tuple or range of numbers as the array that it stands for, an array as JAX takes it; else as it is."""
+    if type(value) in (tuple, range) and all(
+        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in value
     ):
         found = _array(value)
         return found if found is not None and found.size else value
@@ -105,17 +105,19 @@ def fixed(value: Any) -> Any:
 
 def number(owner: str, name: str, value: Any) -> Any:
     """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
+    return _as_jax_takes_it(owner, name, value, "fiu")
+
+
+def leaves(owner: str, name: str, tree: Any) -> Any:
+    """Every leaf of a tree a number or an array of numbers or booleans, as JAX takes it."""
+    return jax.tree.map(lambda value: _as_jax_takes_it(owner, name, value, "fiub"), tree)
+
+
+def _as_jax_takes_it(owner: str, name: str, value: Any, kinds: str) -> Any:
     _not_abstract(owner, name, value)
-    _of_kinds(owner, name, value, "fiu")
+    _of_kinds(owner, name, value, kinds)
     plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
     return leaf(owner, name, value if plain else _array(value))
-
-
-def leaves(owner: str, name: str, tree: Any) -> None:
-    """Every leaf of a tree a number or an array of numbers or booleans."""
-    for value in jax.tree.leaves(tree):
-        _not_abstract(owner, name, value)
-        _of_kinds(owner, name, value, "fiub")
 
 
 def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
@@ -146,8 +148,9 @@ def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
 
 def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
-    found = [array for value in sequence(owner, name, values) if (array := _array(value)) is not None]
-    if not found or len(found) < len(values):
+    given = sequence(owner, name, values)
+    found = [array for value in given if (array := _array(value)) is not None]
+    if not found or len(found) < len(given):
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
     return found
 
@@ -164,20 +167,25 @@ def marks(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> ja
     """An array of True and False of that shape; nothing abstract."""
     _not_abstract(owner, name, value)
     array(owner, name, value, shape, "b")
-    return jnp.asarray(value)
+    return jnp.asarray(leaf(owner, name, value))
 
 
 def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
     """Every value a whole number of Python or NumPy from `least` to `most`, by default what an int32 can hold."""
     for name, value in values.items():
-        try:
-            number = None if isinstance(value, bool) else operator.index(value)
-        except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
-            number = None
+        number = whole(value)
         if number is None or number < least:
             raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {shown(value)}.")
         if number > most:
             raise ValueError(f"{owner}: {name} must be an integer >= {least} and below 2**31, got {number}.")
+
+
+def whole(value: Any) -> int | None:
+    """The whole number that a value is; None where it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
+        return None
 
 
 def integers(owner: str, least: int, /, **values: Any) -> None:
@@ -216,10 +224,11 @@ def key(owner: str, value: Any) -> None:
 
 def seed(owner: str, value: Any) -> None:
     """An integer that a random key can be made of, or an array of them."""
-    if hidden(value):
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    if hidden(value) and not abstract:
         return
-    known = _array(value)
-    if known is None or known.dtype.kind not in "iu" or (known.size and not 0 <= known.min() <= known.max() <= _MOST):
+    known = None if abstract else _array(value)
+    if known is None or known.dtype.kind not in "iu" or not known.size or not 0 <= known.min() <= known.max() <= _MOST:
         raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 
@@ -284,7 +293,7 @@ def representable(owner: str, tree: Any, dtype: Any) -> None:
             name = jax.tree_util.keystr(path).lstrip(".")
             raise ValueError(
                 f"{owner}: {name} must be from {least:.2g} to {most:.2g}, as numbers of {np.dtype(dtype)} "
-                f"are, got {v.item() if v.size == 1 else v}."
+                f"are, got {_cut(str(v.item()) if v.size == 1 else ' '.join(str(v).split()))}."
             )
 
 
@@ -305,12 +314,13 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
             _require(bool(np.all(low & high)), owner, name, v, rule)
 
 
-def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
-    """An array of that shape, in a float type where it was of integers; nothing abstract."""
+def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> jax.Array:
+    """An array of that shape, in JAX's default float where it was of integers or of 16 bits; nothing abstract."""
     _not_abstract(owner, name, value)
-    array(owner, name, value, shape)
+    array(owner, name, value, shape, kinds)
     found = jnp.asarray(leaf(owner, name, value))
-    return found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(float)
+    wide = jnp.issubdtype(found.dtype, jnp.floating) and found.dtype.itemsize > 2
+    return found if wide else found.astype(float)
 
 
 def square(owner: str, name: str, value: Any) -> jax.Array:

@@ -75,7 +75,7 @@ class Cocoa(SubproblemMethod):
         sub, budget = self.subproblems(state, problem), work.budget(self.full_work(problem))
         _check.scalar("Cocoa", theta=self.theta)
         theta = jnp.asarray(self.theta, sub.w.dtype)
-        found = solve_to(key, sub, theta, budget, passes=self.max_epochs)
+        found = solve_to(key, sub, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
         took_part = (budget > 0) & (problem.data.sizes > 0)
         checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)

@@ -149,6 +149,8 @@ def cross_validate(
     _check.flag(
         name, refit=refit, progress=progress, keep_rare=keep_rare, maximise=False if maximise is None else maximise
     )
+    if scored_as is not None:
+        _check.instance(name, "scored_as", scored_as, TaskData, "problem.data")
     score, metric_name, more_is_better = _metric(metric, problem.loss)
     more_is_better = more_is_better if maximise is None else maximise
     seen_as = data if scored_as is None else scored_as

@@ -222,6 +222,7 @@ class TaskData(Pytree):
         >>> sorted(train.y[0].tolist()), sorted(test.y[0].tolist())
         ([-1.0, 1.0], [-1.0, 1.0])
         """
+        _check.scalar("TaskData.split", fraction=fraction)
         _check.in_unit_interval("TaskData.split", open_left=True, open_right=True, fraction=fraction)
         _check.flag("TaskData.split", stratify=stratify)
         bits, real = draws(key, *self.y.shape), np.asarray(self.weight) > 0

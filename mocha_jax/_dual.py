@@ -67,17 +67,19 @@ class DualMethod(Algorithm[Problem]):
 
     def init(self, problem: Problem) -> MochaState:
         """Start from beta = 0, projected on the dual domain."""
+        self.expect(problem)
         beta = problem.loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
         v = dual_vectors(problem.data, beta)
         return MochaState(jnp.zeros((), jnp.int32), beta, v, self._server(problem).start(problem, beta, v))
 
     def adopt(self, state: MochaState, problem: Problem) -> MochaState:
         """Keep the duals, the round and what the server learned; derive everything else from the problem."""
-        data, server = problem.data, self._server_of(state, problem)
+        server, data = self._server_of(state, problem), problem.data
         if state.beta.shape != data.y.shape or state.v.shape != (data.num_tasks, data.num_features):
             raise ValueError(
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
-                f"this data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to other data."
+                f"the problem's data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to "
+                f"other data."
             )
         beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
         v = dual_vectors(data, beta)
@@ -85,6 +87,7 @@ class DualMethod(Algorithm[Problem]):
 
     def _server_of(self, state: Any, problem: Problem) -> Any:
         """The server for this problem, which a state of the same kind can be given to."""
+        self.expect(problem)
         name, server = type(self).__name__, self._server(problem)
         if not isinstance(state, MochaState):
             raise ValueError(f"{name}: the state is a {type(state).__name__}, not one of a dual method.")
@@ -136,7 +139,7 @@ class DualMethod(Algorithm[Problem]):
         >>> joined.omega.shape
         (3, 3)
         """
-        data, server = problem.data, self._server_of(state, problem)
+        server, data = self._server_of(state, problem), problem.data
         m, n = state.beta.shape
         old_tasks, d = state.v.shape
         if data.num_nodes < m or data.y.shape[1] < n or data.num_tasks < old_tasks or data.num_features != d:

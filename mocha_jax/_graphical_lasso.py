@@ -69,6 +69,8 @@ def graphical_lasso(
     if tol is not None:
         _check.scalar("graphical_lasso", tol=tol)
         _check.nonnegative("graphical_lasso", tol=tol)
+        tol = _check.number("graphical_lasso", "tol", tol)
+    max_iterations = int(max_iterations)
     s = _check.square("graphical_lasso", "covariance", covariance)
     m = len(s)
     if np.shape(penalty) not in ((), (m, m)):
@@ -87,7 +89,7 @@ def graphical_lasso(
         s, p = jnp.where(pair, s, eye), jnp.where(pair, p, 0.0)
     _check.positive_semidefinite("graphical_lasso", "covariance", s)
     scale = jnp.maximum(jnp.max(jnp.abs(s)), jnp.max(p))
-    least = jnp.finfo(s.dtype).eps ** 0.75 if tol is None else tol
+    least = jnp.finfo(s.dtype).eps ** 0.75 if tol is None else jnp.asarray(tol, s.dtype)
     first = jnp.diag(1.0 / jnp.maximum(jnp.diagonal(s + p), jnp.finfo(s.dtype).tiny)) if start is None else start
     if mask is not None:
         first = jnp.where(pair, first, eye)

@@ -206,12 +206,14 @@ class MiniBatchSgd(_Batched):
 
     def init(self, problem: Problem) -> SgdState:
         """Start from W = 0."""
+        self.expect(problem)
         data = problem.data
         w = jnp.zeros((data.num_tasks, data.num_features), data.dtype)
         omega = problem.regularizer.initial_omega(*w.shape)
         return self._state(problem, jnp.zeros((), jnp.int32), w, omega, jnp.inf, jnp.inf)
 
     def adopt(self, state: SgdState, problem: Problem) -> SgdState:
+        self.expect(problem)
         data = problem.data
         if not isinstance(state, SgdState) or state.w.shape != (data.num_tasks, data.num_features):
             raise ValueError(

@@ -86,6 +86,7 @@ def one_vs_rest(
     if algorithm is not None:
         _check.instance("one_vs_rest", "algorithm", algorithm, Algorithm, "Mocha()")
     _check.integer("one_vs_rest", 1, max_rounds=max_rounds, record_every=record_every)
+    max_rounds, record_every = int(max_rounds), int(record_every)
     _check.scalar("one_vs_rest", tol=tol)
     _check.nonnegative("one_vs_rest", tol=tol)
     real = np.asarray(data.weight) > 0
@@ -101,9 +102,9 @@ def one_vs_rest(
     @jax.jit
     def train(algorithm: Algorithm[Any], data: TaskData, labels: Array) -> OneVsRest:
         def one(y: Array) -> OneVsRest:
-            s = solve(
-                make(data.replace(y=y)), algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every
-            )
+            problem = make(data.replace(y=y))
+            _check.instance("one_vs_rest", "what make returns", problem, Problem, "Problem(data, loss, regularizer)")
+            s = solve(problem, algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every)
             return OneVsRest(s.weights, s.relation, s.certificate, jnp.asarray(s.rounds, jnp.int32))
 
         return lax.map(one, labels)

@@ -124,9 +124,12 @@ def _dtypes(xs: list[np.ndarray], dtype: Any) -> tuple[np.dtype, np.dtype]:
     default = np.dtype(np.float64 if x64 else np.float32)
     if dtype is not None:
         try:
+            if not isinstance(dtype, str | type | np.dtype):  # NumPy takes the type of whatever has one
+                raise TypeError
             wanted = jnp.dtype(dtype)
         except TypeError as error:
-            raise ValueError(f'pack_tasks: dtype must be a float type such as "float32", got {dtype!r}.') from error
+            shown = _check.shown(dtype)
+            raise ValueError(f'pack_tasks: dtype must be a float type such as "float32", got {shown}.') from error
         if not jnp.issubdtype(wanted, jnp.floating) or wanted.itemsize < 2:
             raise ValueError(f"pack_tasks: dtype must be a float type of 16 bits or more, got {wanted.name}.")
         if wanted == np.float64 and not x64:

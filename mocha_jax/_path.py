@@ -56,8 +56,12 @@ class Path(Pytree):
 
     def __getitem__(self, i: int | slice) -> Path:
         """One of them, without the leading axis; or several."""
-        if not isinstance(i, slice) and not -len(self) <= i < len(self):
-            raise IndexError(f"a path of {len(self)} candidates has none with number {i}")
+        if not isinstance(i, slice):
+            if (number := _check.whole(i)) is None:
+                raise ValueError(f"Path: i must be an integer or a slice, got {_check.shown(i)}.")
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"a path of {len(self)} candidates has none with number {number}")
+            i = number
         return jax.tree.map(lambda leaf: leaf[i], self)
 
 

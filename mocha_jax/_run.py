@@ -132,10 +132,13 @@ def settle(
         return leaf.astype(problem.data.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     _check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
+    _check.instance("solve or run", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     if not isinstance(problem, algorithm.solves):
         kind = algorithm.solves.__name__
         remedy = " Prediction is for FedAvg, Local and Virtual." if type(problem).__name__ == "Prediction" else ""
-        raise ValueError(f"{type(algorithm).__name__} solves a {kind}, got a {type(problem).__name__}.{remedy}")
+        raise ValueError(
+            f"{type(algorithm).__name__} solves a {kind}, got a {type(problem).__name__} as problem.{remedy}"
+        )
     algorithm.check(problem)
     systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
     _check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")

@@ -62,10 +62,16 @@ def _spread(problem: Federated, mesh: Mesh | None, axes: str | tuple[str, ...] |
     if mesh is None:
         mesh = jax.make_mesh((jax.device_count(),), ("nodes",), axis_types=(AxisType.Auto,))
     _check.instance("shard", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
-    axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
+    if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
+        raise ValueError(
+            f"shard: axes must name axes of the mesh, such as {mesh.axis_names}, got {_check.shown(axes)}."
+        )
+    axes = tuple(axes)
     missing = [axis for axis in axes if axis not in mesh.axis_names]
     if missing or not axes:
-        raise ValueError(f"shard: the mesh has axes {mesh.axis_names}, but no {missing or 'axes were named'}.")
+        none = _check.shown(missing) if missing else "axes were named"
+        raise ValueError(f"shard: the mesh has axes {mesh.axis_names}, but no {none}.")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ValueError(
             f"shard: the mesh's axes are of types {mesh.axis_types}; make it with axis_types=(AxisType.Auto,) for "

@@ -106,8 +106,10 @@ def solve(
     >>> float(jax.grad(length)(0.01)) < 0.0
     True
     """
+    _check.instance("solve", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     _check.integer("solve", 0, max_rounds=max_rounds)
     _check.integer("solve", 1, record_every=record_every, chunk=chunk)
+    max_rounds, record_every, chunk = int(max_rounds), int(record_every), int(chunk)
     if joint_tol is not None and not (isinstance(problem, Problem) and problem.regularizer.jointly_convex):
         kind = problem.regularizer if isinstance(problem, Problem) else problem
         raise ValueError(
@@ -169,7 +171,7 @@ def _check_host(progress: bool, callback: Any, checkpoint: Any) -> None:
     _check.flag("solve", progress=progress)
     if callback is not None:
         _check.function("solve", "callback", callback, "lambda round, history: round >= 100")
-    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+    if checkpoint is not None and not (isinstance(checkpoint, str | os.PathLike) and os.fspath(checkpoint)):
         shown = _check.shown(checkpoint)
         raise ValueError(f'solve: checkpoint must be the path of a file such as "run.npz", got {shown}.')
 

@@ -119,7 +119,23 @@ def tune(
     name = "tune"
     _check.instance(name, "problem", problem, Problem, "Problem(data, loss, regularizer)")
     _check.instance(name, "validation", validation, TaskData, "data.split(key, 0.75)[1]")
+    if score is None and (
+        problem.data.num_features != validation.num_features or problem.data.num_tasks not in (1, validation.num_tasks)
+    ):
+        raise ValueError(
+            f"tune: validation has {validation.num_tasks} tasks of {validation.num_features} features, but problem "
+            f"{problem.data.num_tasks} of {problem.data.num_features}; pass samples of the same tasks, or a score."
+        )
     _check.integer(name, 1, steps=steps, max_rounds=max_rounds, record_every=record_every)
+    _check.scalar(name, tol=tol)
+    _check.nonnegative(name, tol=tol)
+    tol = float(tol)
+    if score is not None:
+        _check.function(name, "score", score, "lambda weights, validation: ...")
+    if optimizer is not None:
+        _check.instance(name, "optimizer", optimizer, optax.GradientTransformation, "optax.adam(0.1)")
+    if callback is not None:
+        _check.function(name, "callback", callback, "lambda step, loss: loss < 0.1")
     if (make is None) != (start is None):
         raise ValueError(
             "tune: make and start belong together: the problem for given hyperparameters, and the first ones."
@@ -133,10 +149,11 @@ def tune(
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
     score = partial(metrics.mean_loss, loss=problem.loss) if score is None else score
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, steps)) if optimizer is None else optimizer
-    budget = Budget(Mocha() if algorithm is None else algorithm, float(tol), int(max_rounds), int(record_every))
+    budget = Budget(Mocha() if algorithm is None else algorithm, tol, int(max_rounds), int(record_every))
     adjoint = Implicit() if adjoint is None else adjoint
+    _check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
     key = jax.random.key(0) if key is None else key
-    _check.key("tune", key)
+    _check.key(name, key)
 
     @jax.jit
     def step(

@@ -45,4 +45,6 @@ class Work(Pytree):
         _check.array("Work.budget", "request", request, ("m",), "iu")
         if self.steps.shape != np.shape(request):
             raise ValueError(f"Work: request is for {len(request)} nodes, but there are steps for {len(self.steps)}.")
-        return jnp.where(self.active, jnp.minimum(self.steps, jnp.asarray(request)), 0)
+        return jnp.where(
+            self.active, jnp.minimum(self.steps, jnp.asarray(_check.leaf("Work.budget", "request", request))), 0
+        )

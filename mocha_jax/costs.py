@@ -76,7 +76,8 @@ class Cost(Pytree):
     def round_seconds(self, node_seconds: Array) -> Array:
         """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
         _check.array("Cost.round_seconds", "node_seconds", node_seconds, ("m",))
-        return jnp.maximum(jnp.max(jnp.asarray(node_seconds)), jnp.asarray(self.cycle))
+        longest = jnp.max(jnp.asarray(_check.number("Cost.round_seconds", "node_seconds", node_seconds)))
+        return jnp.maximum(longest, jnp.asarray(self.cycle))
 
 
 # A phone of 2010 has a clock of up to 1 GHz: Carroll & Heiser, "An analysis of power consumption in a smartphone".
@@ -123,6 +124,6 @@ def relative(ratio: Hyperparameter) -> Cost:
     >>> float(relative(100.0).seconds(6 * d * steps, down=d, up=d) / d)
     220.0
     """
-    _check.positive("relative", ratio=ratio)
+    _check.at_least("relative", 1e-300, ratio=ratio)  # one over less is no number
     rate = 2.0 / _check.number("relative", "ratio", ratio)
     return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)

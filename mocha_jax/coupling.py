@@ -105,7 +105,7 @@ class Coupling(Pytree):
             if rule == "lemma9":
                 sigma = jnp.broadcast_to(jnp.max(sigma), diagonal.shape)
         # A task is at least as curved as itself; this only matters where the diagonal is 0.
-        return jnp.asarray(gamma) * jnp.maximum(sigma, 1.0)
+        return jnp.asarray(_check.number("sigma_prime", "gamma", gamma)) * jnp.maximum(sigma, 1.0)
 
 
 class Diagonal(Coupling):
@@ -228,6 +228,7 @@ class LowRank(Coupling):
     def __post_init__(self) -> None:
         _check.number("LowRank", "base", self.base)
         _check.array("LowRank", "factor", self.factor, ("m", "r"))
+        _check.number("LowRank", "factor", self.factor)
 
     def apply(self, v: Array) -> Array:
         return self.base * v + matmul(self.factor, matmul(self.factor.T, v))

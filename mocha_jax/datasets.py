@@ -6,7 +6,7 @@ Made in three steps, each a pure function of a key: a task covariance, weights
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
         raise ValueError(f"clusters: num_clusters must be at most num_tasks, {num_tasks}, got {num_clusters}.")
     _check.scalar("clusters", within=within, across=across)
     _check.in_unit_interval("clusters", open_right=True, within=within)
+    num_tasks, num_clusters = int(num_tasks), int(num_clusters)
+    within, across = _number("clusters", "within", within), _number("clusters", "across", across)
     label = jnp.arange(num_tasks) * num_clusters // num_tasks
     covariance = jnp.where(label[:, None] == label[None, :], within, across)
     covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
@@ -65,6 +67,7 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
     _check.integer("low_rank", 1, num_tasks=num_tasks, rank=rank)
     _check.scalar("low_rank", noise=noise)
     _check.in_unit_interval("low_rank", noise=noise)
+    num_tasks, rank, noise = int(num_tasks), int(rank), _number("low_rank", "noise", noise)
     factor = jax.random.normal(key, (num_tasks, rank))
     factor = factor / jnp.linalg.norm(factor, axis=1, keepdims=True) * (1.0 - noise) ** 0.5
     return matmul(factor, factor.T) + noise * jnp.eye(num_tasks)
@@ -86,6 +89,8 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
     _check.integer("sparse_graph", 1, num_tasks=num_tasks)
     _check.scalar("sparse_graph", degree=degree, strength=strength)
     _check.nonnegative("sparse_graph", degree=degree, strength=strength)
+    num_tasks, degree = int(num_tasks), _number("sparse_graph", "degree", degree)
+    strength = _number("sparse_graph", "strength", strength)
     edge = jnp.triu(jax.random.uniform(key, (num_tasks, num_tasks)) < degree / max(num_tasks - 1, 1), 1)
     adjacency = (edge | edge.T).astype(jnp.result_type(float))
     laplacian = jnp.diag(jnp.sum(adjacency, axis=1)) - adjacency
@@ -98,8 +103,8 @@ def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     _check.key("sample_weights", key)
     _check.integer("sample_weights", 1, num_features=num_features)
     _check.positive_semidefinite("sample_weights", "covariance", covariance)
-    covariance = jnp.asarray(covariance)
-    return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), num_features)))
+    covariance = _check.square("sample_weights", "covariance", covariance)
+    return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), int(num_features))))
 
 
 def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.ndarray:
@@ -111,6 +116,7 @@ def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.
     """
     _check.key("skewed_sizes", key)
     _check.integer("skewed_sizes", 1, num_tasks=num_tasks, smallest=smallest, largest=largest)
+    num_tasks, smallest, largest = int(num_tasks), int(smallest), int(largest)
     if smallest > largest:
         raise ValueError(f"skewed_sizes: smallest must be at most largest, {largest}, got {smallest}.")
     sizes = np.round(np.geomspace(smallest, largest, num_tasks)).astype(int)
@@ -129,12 +135,12 @@ def classification(
       label_noise: probability of a flipped label.
       loss_scaling: of the data, see `pack_tasks`.
     """
-    _check_samples("classification", key, weights, sizes)
+    weights = _check_samples("classification", key, weights, sizes)
     _check.scalar("classification", label_noise=label_noise)
     _check.in_unit_interval("classification", label_noise=label_noise)
     x_key, flip_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
-    flip = jax.random.bernoulli(flip_key, label_noise, z.shape)
+    flip = jax.random.bernoulli(flip_key, _number("classification", "label_noise", label_noise), z.shape)
     y = jnp.where((z > 0) ^ flip, 1.0, -1.0).astype(x.dtype)
     return _as_data(x, y, sizes, loss_scaling)
 
@@ -143,11 +149,12 @@ def regression(
     key: Array, weights: Array, sizes: np.ndarray, *, noise: float = 0.1, loss_scaling: str = "task_mean"
 ) -> TaskData:
     """Samples with targets w_t'x plus Gaussian noise of deviation `noise`; otherwise as `classification`."""
-    _check_samples("regression", key, weights, sizes)
+    weights = _check_samples("regression", key, weights, sizes)
     _check.scalar("regression", noise=noise)
     _check.nonnegative("regression", noise=noise)
     x_key, noise_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
+    noise = _number("regression", "noise", noise).astype(z.dtype)
     return _as_data(x, z + noise * jax.random.normal(noise_key, z.shape, z.dtype), sizes, loss_scaling)
 
 
@@ -179,8 +186,9 @@ def federation(
     """
     _check.key("federation", key)
     _check.integer("federation", 1, num_tasks=num_tasks, num_features=num_features)
+    num_tasks, num_features = int(num_tasks), int(num_features)
     if covariance is not None:
-        _check.array("federation", "covariance", covariance, (num_tasks, num_tasks))
+        covariance = _check.floats("federation", "covariance", covariance, (num_tasks, num_tasks))
     weight_key, size_key, sample_key = jax.random.split(key, 3)
     covariance = clusters(num_tasks, min(4, num_tasks)) if covariance is None else covariance
     weights = sample_weights(weight_key, covariance, num_features)
@@ -188,18 +196,29 @@ def federation(
     return Federation(classification(sample_key, weights, sizes, label_noise=label_noise), weights, covariance)
 
 
-def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) -> None:
+def _number(owner: str, name: str, value: Any) -> Any:
+    """In JAX's default float, finite there."""
+    found = jnp.asarray(_check.number(owner, name, value), float)
+    if (known := _check.concrete(found)) is not None and not np.isfinite(known):
+        raise ValueError(f"{owner}: {name} must be finite as a number of {found.dtype}, got {_check.shown(value)}.")
+    return found
+
+
+def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) -> Array:
+    """The weights as JAX takes them."""
     _check.key(owner, key)
-    _check.array(owner, "weights", weights, ("m", "d"))
+    weights = _check.floats(owner, "weights", weights, ("m", "d"))
+    if (known := _check.concrete(weights)) is not None and not np.isfinite(known).all():
+        raise ValueError(f"{owner}: weights must be finite, but hold NaN or infinity in {weights.dtype}.")
     m = len(weights)
     _check.array(owner, "sizes", sizes, (m,))
     given = np.asarray(sizes)
     if given.dtype.kind not in "iu" or given.min(initial=1) < 1:
         raise ValueError(f"{owner}: sizes must be integers >= 1, one for each of {m} tasks, got {given}.")
+    return weights
 
 
 def _samples(key: Array, weights: Array, sizes: np.ndarray) -> tuple[Array, Array]:
-    weights = jnp.asarray(weights)
     m, d = weights.shape
     x = jax.random.normal(key, (m, int(np.max(sizes)), d), weights.dtype) / d**0.5
     return x, matmul(x, weights[:, :, None])[:, :, 0]

@@ -73,8 +73,18 @@ def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, param
     True
     """
     _check.function("spectral_map", "fn", fn, "lambda s, params: ...")
-    _check.leaves("spectral_map", "params", params)
-    return _spectral_map(fn, _check.floats("spectral_map", "w", w, ("m", "d")), params)
+    w, params = _checked("spectral_map", fn, w, params)
+    return _spectral_map(fn, w, params)
+
+
+def _checked(owner: str, fn: Any, w: Any, params: Any) -> tuple[Array, Any]:
+    """Matrix and parameters as JAX takes them; the function of the singular values must fit."""
+    params, w = _check.leaves(owner, "params", params), _check.floats(owner, "w", w, ("m", "d"))
+    wanted = (min(w.shape),)
+    found = jax.eval_shape(lambda s: fn(s, params), jax.ShapeDtypeStruct(wanted, w.dtype))
+    if getattr(found, "shape", None) != wanted:
+        raise ValueError(f"{owner}: fn(s, params) must be an array {list(wanted)} as s is, got {_check.shown(found)}.")
+    return w, params
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -108,8 +118,8 @@ def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) 
     singular values are 0, the derivative between their vectors is taken as 0.
     """
     _check.function("left_spectral_map", "fn", fn, "lambda s, params: ...")
-    _check.leaves("left_spectral_map", "params", params)
-    return _left_spectral_map(fn, _check.floats("left_spectral_map", "w", w, ("m", "d")), params)
+    w, params = _checked("left_spectral_map", fn, w, params)
+    return _left_spectral_map(fn, w, params)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -40,7 +40,7 @@ from mocha_jax._mocha import SubproblemMethod
 from mocha_jax._objective import conjugates, dual_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
-from mocha_jax._server import DualState
+from mocha_jax._server import DualServer, DualState
 
 Real = Array | np.ndarray | float
 
@@ -65,6 +65,7 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
     _check.scalar("sigma", tol=tol)
     _check.positive("sigma", tol=tol)
     data, regularizer = problem.data, problem.regularizer
+    least = jnp.asarray(_check.number("sigma", "tol", tol), data.dtype)
     regularizer.check_omega("sigma", omega, data.num_tasks, data.num_features)
     if omega is None:
         omega = regularizer.initial_omega(data.num_tasks, data.num_features)
@@ -83,7 +84,7 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
 
     def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
         i, _, value, residual = carry
-        return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > tol * value))
+        return (i < 2) | ((i < _MAX_ITERATIONS) & jnp.any(residual > least * value))
 
     start = jax.random.normal(jax.random.key(0), (data.num_nodes, data.num_features), data.dtype)
     nothing = jnp.zeros((data.num_nodes, 1), data.dtype)
@@ -105,7 +106,8 @@ def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", 
     _check.instance("rate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     if problem.loss.smoothness is None:
         raise ValueError(
-            f"rate: {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see theorem2."
+            f"rate: the problem's loss {type(problem.loss).__name__} is not smooth, so Theorem 1 does not apply; see "
+            f"theorem2."
         )
     _check.in_unit_interval("rate", open_left=True, gamma=gamma)
     mu = jnp.asarray(problem.loss.mu, problem.data.dtype)
@@ -204,7 +206,7 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.
         "theorem1", start=start, tol=tol, s=s, theta_bar=theta_bar, gamma=gamma
     )
     wanted = jnp.log(jnp.maximum(jnp.asarray(start) / tol, 1.0))
-    rounds = wanted / jnp.asarray((1.0 - theta_bar) * s * gamma)
+    rounds = wanted / jnp.abs((1.0 - theta_bar) * s * gamma)  # which may be -0
     return jnp.where(wanted > 0, jnp.ceil(rounds), 0.0)
 
 
@@ -276,6 +278,10 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     p, theta_hat = jnp.asarray(p, float), jnp.asarray(theta_hat, float)
     if p.ndim != 2 or len(p) < 4:
         raise ValueError(f"corollary8: p must be [rounds, tasks] with 4 rounds or more, got shape {p.shape}.")
+    if theta_hat.ndim > 2 or any(n not in (1, k) for n, k in zip(theta_hat.shape[::-1], p.shape[::-1], strict=False)):
+        raise ValueError(
+            f"corollary8: theta_hat must be a number or an array like p, {p.shape}, got shape {theta_hat.shape}."
+        )
     half = len(p) // 2
     progress = ((1.0 - p) * (1.0 - theta_hat))[half:]
     h = jnp.log(jnp.arange(half + 1, len(p) + 1, dtype=p.dtype))[:, None]
@@ -301,6 +307,13 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: An
         _check.instance("lemma4", name, state, MochaState, "algorithm.init(problem)")
     if not isinstance(before.server, DualState):
         raise ValueError('lemma4: the states have no safe sigma\'; use Mocha(server="dual", sigma_prime="per_task").')
+    if not isinstance(algorithm._server(problem), DualServer):
+        raise ValueError('lemma4: algorithm must have a safe sigma\', as Mocha(server="dual", sigma_prime="per_task").')
+    if not problem.data.y.shape == before.beta.shape == after.beta.shape:
+        raise ValueError(
+            f"lemma4: the states must be of the problem, whose data needs duals {problem.data.y.shape}; before has "
+            f"{before.beta.shape}, after {after.beta.shape}."
+        )
     data, coupling = problem.data, before.server.coupling
     gamma = jnp.asarray(algorithm.gamma, data.dtype)
     sub = algorithm.subproblems(before, problem)

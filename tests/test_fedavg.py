@@ -619,7 +619,7 @@ def test_a_client_predicts(key):
         np.testing.assert_allclose(found.mean, jax.nn.softmax(logits), rtol=1e-12)
         assert (np.asarray(found.spread) == 0).all()
         np.testing.assert_allclose(found.information, 0.0, atol=1e-12)
-        with pytest.raises(ValueError, match=r"samples to predict are \[b, 4\], got shape \(4,\)"):
+        with pytest.raises(ValueError, match=r"x must be an array \[b, 4\], got shape \(4,\)"):
             algorithm.predict(state, problem, 1, x[0])
         with pytest.raises(ValueError, match="there is no client"):
             algorithm.predict(state, problem, problem.data.num_nodes, x)

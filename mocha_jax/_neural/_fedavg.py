@@ -17,7 +17,7 @@ from mocha_jax._data import TaskData
 from mocha_jax._math import safe_ratio
 from mocha_jax._neural._clients import at_once, over_clients
 from mocha_jax._neural._prediction import Prediction
-from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, mean_of_known
+from mocha_jax._neural._trainer import Trainer, all_finite, failures, mean_loss, mean_of_known, of_optax
 from mocha_jax._neural._training import Batch, train
 from mocha_jax._pytree import Hyperparameter, Pytree, static
 from mocha_jax._work import Work
@@ -78,15 +78,15 @@ class FedAvg(Trainer):
     True
     """
 
+    carries = FedAvgState
+
     server_optimizer: optax.GradientTransformation = static(default=optax.sgd(1.0))
     fraction: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     proximal: Hyperparameter | None = dataclasses.field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.server_optimizer, optax.GradientTransformation):
-            raise ValueError(f"FedAvg: server_optimizer must be of optax, e.g. optax.sgd(1.0); got "
-                             f"{self.server_optimizer!r}.")  # fmt: skip
+        of_optax("FedAvg", "server_optimizer", self.server_optimizer, "optax.sgd(1.0)")
         _check.in_unit_interval("FedAvg", fraction=self.fraction)
         _check.scalar("FedAvg", fraction=self.fraction)
         if self.proximal is not None:
@@ -201,6 +201,8 @@ class Local(Trainer):
     >>> alone.weights[0].w.shape, together.weights[0].w.shape
     ((6, 5, 2), (1, 5, 2))
     """
+
+    carries = LocalState
 
     def init(self, problem: Prediction) -> LocalState:
         m, dtype = problem.data.num_nodes, problem.data.dtype

@@ -52,6 +52,7 @@ class Trainer(Algorithm[Prediction]):
     """
 
     solves: ClassVar[type[Federated]] = Prediction
+    carries: ClassVar[type] = object  # its state
 
     model: Network
     client_optimizer: optax.GradientTransformation = static()
@@ -64,9 +65,7 @@ class Trainer(Algorithm[Prediction]):
     def __post_init__(self) -> None:
         name = type(self).__name__
         _check.instance(name, "model", self.model, Network, "networks.MLP(784, 10, (200, 200))")
-        if not isinstance(self.client_optimizer, optax.GradientTransformation):
-            raise ValueError(f"{name}: client_optimizer must be of optax, e.g. optax.sgd(0.1); got "
-                             f"{self.client_optimizer!r}.")  # fmt: skip
+        of_optax(name, "client_optimizer", self.client_optimizer, "optax.sgd(0.1)")
         _check.integer(name, 1, local_epochs=self.local_epochs)
         if self.batch_size is not None:
             _check.integer(name, 1, batch_size=self.batch_size)
@@ -142,6 +141,11 @@ class Trainer(Algorithm[Prediction]):
                 f"features{how}: {reason}"
             ) from error
 
+    def expect_both(self, state: Any, problem: Any) -> None:
+        """Raise where these are no state and problem of the algorithm."""
+        self.expect(problem)
+        _check.instance(type(self).__name__, "state", state, self.carries, "solution.state")
+
     @abstractmethod
     def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Params:
         """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
@@ -156,6 +160,7 @@ class Trainer(Algorithm[Prediction]):
           node: which client.
           x: samples ``[b, d]``.
         """
+        self.expect_both(state, problem)
         node, x = known_client(self, problem, node), samples(self, problem, x)
         said = outputs(self.model, self.parameters(state, problem, node), x)
         return Predicted.of(problem.likelihood, problem.likelihood.predictive(said)[None])
@@ -176,6 +181,7 @@ class Trainer(Algorithm[Prediction]):
     @on_purpose
     def scores(self, state: Any, problem: Prediction) -> Scores:
         """Loss and error of every task on the samples that the problem is judged on."""
+        self.expect_both(state, problem)
         return score(problem.judged_on, self.judge(state, problem), self.whose(problem), problem.data.sizes > 0)
 
     def certify(self, state: Any, problem: Prediction) -> Evaluation:
@@ -210,11 +216,14 @@ def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Arra
 
 def samples(owner: Trainer, problem: Prediction, x: Any) -> Array:
     """Samples ``[b, d]`` in the data's precision."""
-    if np.ndim(x) != 2 or np.shape(x)[1] != problem.data.num_features:
-        raise ValueError(
-            f"{type(owner).__name__}: samples to predict are [b, {problem.data.num_features}], got shape {np.shape(x)}."
-        )
-    return jnp.asarray(x).astype(problem.data.dtype)
+    found = _check.floats(type(owner).__name__, "x", x, ("b", problem.data.num_features), "fiub")
+    return found.astype(problem.data.dtype)
+
+
+def of_optax(owner: str, name: str, value: Any, example: str) -> None:
+    """An optimizer."""
+    if not isinstance(value, optax.GradientTransformation):
+        raise ValueError(f"{owner}: {name} must be of optax, e.g. {example}; got {_check.shown(value)}.")
 
 
 def outputs(model: Network, params: Params, x: Array, key: Array | None = None) -> Array:

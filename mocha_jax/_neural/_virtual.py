@@ -132,6 +132,8 @@ class Virtual(Trainer):
     (True, True)
     """
 
+    carries = VirtualState
+
     prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     first_scale: Hyperparameter = dataclasses.field(default=0.05, kw_only=True)
     temperature: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
@@ -306,6 +308,9 @@ class Virtual(Trainer):
           x: samples ``[b, d]``.
           key: of the draws; default one that depends on `seed`.
         """
+        self.expect_both(state, problem)
+        if key is not None:
+            _check.key("Virtual", key)
         values = self._draws(state, problem, known_client(self, problem, node), samples(self, problem, x), key)
         return Predicted.of(problem.likelihood, values)
 

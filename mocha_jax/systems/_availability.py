@@ -157,6 +157,7 @@ class Trace(System):
 
     def __post_init__(self) -> None:
         _check.array("Trace", "table", self.table, ("rounds", "nodes"), "fiub")
+        _check.leaves("Trace", "table", self.table)
         if (table := _check.concrete(self.table)) is not None and not np.isfinite(table).all():
             raise ValueError("Trace: table has a NaN or infinite entry; write 0 where a node did not answer.")
 

@@ -52,8 +52,8 @@ def same_shape(value):
     return value.y.shape == world.data().y.shape and value.num_features == world.D
 
 
-def problem_arg(valid=None):
-    return of(mj.Problem, world.problem() if valid is None else valid)
+def problem_arg(valid=None, *words):
+    return of(mj.Problem, world.problem() if valid is None else valid, lambda value: True, *words)
 
 
 def weights_arg():
@@ -88,14 +88,14 @@ def drivers():
         "run": Call(mj.run, run | {
             "key": key_arg(), "algorithm": of(mj.Algorithm, world.safe()), "problem": problem_arg(), "num_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1)),
         }),
-        "certificate": Call(mj.certificate, {"problem": problem_arg(), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "omega": Arg(None, lambda v: v is None)}),
+        "certificate": Call(mj.certificate, {"problem": problem_arg(None, "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "omega": Arg(None, lambda v: v is None)}),
         "certificate, Omega learned": Call(mj.certificate, {
-            "problem": problem_arg(world.learned()), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
+            "problem": problem_arg(world.learned(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
             "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
-        "objective": Call(mj.objective, {"problem": problem_arg(), "weights": weights_arg(), "omega": Arg(None, lambda v: v is None)}),
+        "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "omega": Arg(None, lambda v: v is None)}),
         "objective, Omega learned": Call(mj.objective, {
-            "problem": problem_arg(world.learned()), "weights": weights_arg(),
+            "problem": problem_arg(world.learned(), "weights"), "weights": weights_arg(),
             "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
         "lambda_path": Call(mj.lambda_path, budget() | {
@@ -104,7 +104,7 @@ def drivers():
         "cross_validate": Call(mj.cross_validate, budget() | {
             "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
             "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
-            "metric": Arg("error_rate", either(function, word("error_rate", "auc", "rmse"))), "maximise": Arg(None, optional(flag)),
+            "metric": Arg("error_rate", optional(either(function, word("error_rate", "auc", "rmse")))), "maximise": Arg(None, optional(flag)),
             "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
         }),
         "tune": Call(mj.tune, budget() | {
@@ -116,7 +116,7 @@ def drivers():
             "fn": Arg(world.add, function), "solution": of(mj.Solution, world.solution), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))),
         }),
         "one_vs_rest": Call(mj.one_vs_rest, budget() | {
-            "data": of(mj.TaskData, world.classes()), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
+            "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
         }),
         "shard": Call(mj.shard, {
             "problem": of(mj.Problem, world.problem()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
@@ -134,7 +134,7 @@ def drivers():
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
-            "xs": Arg(np.concatenate(world.xs()), reals(12, None, finite=True), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12)), LABELS),
+            "xs": Arg(np.concatenate(world.xs()), either(reals(12, None, finite=True), marks(12, world.D)), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12)), LABELS),
             "groups": Arg(np.repeat(np.arange(3), 4), lambda v: np.shape(v) == (12,)), "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16"))),
         }),
         "losses.from_scalar": Call(mj.losses.from_scalar, {
@@ -149,7 +149,7 @@ def methods():
     fedavg, virtual = world.fedavg(), world.virtual()
     predict = {
         "problem": of(mj.Prediction, world.prediction()), "node": Arg(1, number(0, world.M - 1, shapes=[()], whole=True), ("client",)),
-        "x": Arg(world.xs()[0], reals(None, world.D, least=1), ("samples",)),
+        "x": Arg(world.xs()[0], either(reals(None, world.D, least=1), marks(4, world.D))),
     }  # fmt: skip
     rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))  # type: ignore[arg-type]
     path = mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int))  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def methods():
         "TaskData.append": Call(data.append, {"other": of(mj.TaskData, data, lambda d: d.num_features == 2)}),
         "TaskData.keep": Call(data.keep, {"rows": Arg(np.ones((3, 4), bool), marks(3, 4))}),
         "TaskData.replace": Call(data.replace, {
-            "x": Arg(np.asarray(data.x), reals(3, 4, None, finite=True)), "y": Arg(np.asarray(data.y), reals(3, 4, finite=True)),
+            "x": Arg(np.asarray(data.x), reals(3, 4, None, finite=True), ("y",)), "y": Arg(np.asarray(data.y), reals(3, 4, finite=True)),
             "weight": Arg(np.ones((3, 4)), reals(3, 4, finite=True, low=0)), "loss_scaling": Arg("sum", word("sum", "task_mean")),
         }),
         "costs.Cost.check_nodes": Call(costs.Cost().check_nodes, {"num_nodes": Arg(3, count(1))}),
@@ -175,8 +175,8 @@ def methods():
         "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
         "Mocha.adopt": Call(safe.adopt, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
-        "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape)}),
-        "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape), "per_task": Arg(False, flag)}),
+        "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
         "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
         "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(world.refined, lambda v: v is world.refined()), "key": Arg(world.key(), optional(key))}),
@@ -196,7 +196,7 @@ def measures():
             "per_task": Arg(False, flag),
         },
     )
-    problem, start, open_unit = problem_arg(), number(above=0), number(0, below=1)
+    problem, start, unit = problem_arg(), number(above=0), number(0, 1)
     omega = Arg(None, lambda v: v is None)
     rule = {
         "sigma_prime": Arg("per_task", word("lemma9", "per_task", "spectral")),
@@ -208,18 +208,18 @@ def measures():
         "metrics.auc": Call(metrics.auc, scored),
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
-        "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape), "per_task": Arg(False, flag)}),
+        "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),
         "theory.sigma": Call(theory.sigma, {"problem": problem, "omega": omega, "tol": Arg(0.5, POSITIVE)}),
         "theory.rate": Call(theory.rate, {"problem": problem, "omega": omega} | rule),
         "theory.assumption2": Call(theory.assumption2, {"theta": Arg(np.array([[1.0, 0.5], [0.25, 0.5]]), reals(None, None, low=0, high=1, least=1))}),
         "theory.dual_bound": Call(theory.dual_bound, {
-            "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, number(above=0, high=1)), "theta_bar": Arg(0.5, open_unit), "gamma": Arg(0.5, number(above=0, high=1)),
+            "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
         "theory.theorem1": Call(theory.theorem1, {
-            "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, number(above=0, high=1)), "theta_bar": Arg(0.5, open_unit), "gamma": Arg(0.5, number(above=0, high=1)),
+            "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
         "theory.theorem2": Call(theory.theorem2, rule | {
-            "problem": problem, "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "theta_bar": Arg(0.5, open_unit), "omega": omega,
+            "problem": problem, "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "theta_bar": Arg(0.5, unit), "omega": omega,
         }),
         "theory.corollary8": Call(theory.corollary8, {"p": Arg(np.full((5, 2), 0.5), reals(None, None, low=0, high=1, least=4, finite=True)), "theta_hat": Arg(0.5, number(0, 1))}),
         "theory.lemma4": Call(theory.lemma4, {
@@ -261,7 +261,7 @@ def made_data():
         "datasets.classification": Call(datasets.classification, {"key": key_arg(), "weights": w, "sizes": sizes, "label_noise": Arg(0.5, UNIT), "loss_scaling": Arg("sum", word("sum", "task_mean"))}),
         "datasets.regression": Call(datasets.regression, {"key": key_arg(), "weights": w, "sizes": sizes, "noise": Arg(0.5, SCALE), "loss_scaling": Arg("sum", word("sum", "task_mean"))}),
         "datasets.federation": Call(datasets.federation, {
-            "key": key_arg(), "num_tasks": Arg(3, count(1)), "num_features": Arg(2, count(1)), "covariance": Arg(np.eye(3), optional(covariance(3))),
+            "key": key_arg(), "num_tasks": Arg(3, count(1), ("covariance",)), "num_features": Arg(2, count(1)), "covariance": Arg(np.eye(3), optional(covariance(3))),
             "smallest": Arg(2, lambda v: count(1)(v) and v <= 4), "largest": Arg(4, count(2)), "label_noise": Arg(0.5, UNIT),
         }),
     }  # fmt: skip
@@ -276,7 +276,7 @@ def dealt():
         return isinstance(value, row) and np.asarray(value).ndim == 1 and len(value) >= 2
 
     named = Arg(labels, labelling, ("label", "labels", "samples"))
-    total = Arg(8, count(2))
+    total = Arg(8, count(2), ("samples",))
     least = Arg(1, lambda v: count(1)(v) and v <= 4)
     return {
         "partition.iid": Call(partition.iid, deal | {"count": total}),

@@ -82,8 +82,15 @@ def reals(*shape, finite=False, low=-math.inf, high=math.inf, whole=False, flags
 
 
 def marks(*shape):
-    """An array of True and False."""
-    return lambda value: isinstance(value, np.ndarray | jax.Array) and value.dtype == bool and value.shape == shape
+    """An array of True and False, or lists of them."""
+
+    def allows(value):
+        if not isinstance(value, np.ndarray | jax.Array | list | tuple) or np.ma.is_masked(value):
+            return False
+        array = np.asarray(value)
+        return array.dtype == bool and array.shape == shape
+
+    return allows
 
 
 def flag(value):

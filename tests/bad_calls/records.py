@@ -1,5 +1,7 @@
 """Right calls of the constructors."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,9 @@ def sequence(least, *, size=None, also=lambda value: False):
     def allows(value):
         if also(value):
             return True
-        known = isinstance(value, tuple | list | np.ndarray | jax.Array | range) and np.ndim(value) == 1
+        known = (
+            isinstance(value, tuple | list | collections.deque | np.ndarray | jax.Array | range) and np.ndim(value) == 1
+        )
         return known and size in (None, len(value)) and all(count(least)(one) for one in value)
 
     return allows
@@ -138,7 +142,7 @@ def constructors():
             "sigma_prime": Arg("adaptive", word("lemma9", "per_task", "spectral", "adaptive")),
         }),
         "Cocoa": Call(mj.Cocoa, subproblem | {
-            "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0 or count(1)(v)),
+            "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: count(1)(v) or (isinstance(v, int | np.integer) and not isinstance(v, bool) and bool(v > 0))),
         }),
         "MiniBatchSdca": Call(mj.MiniBatchSdca, dual | batch | {"beta": Arg(2.0, number(1))}),
         "MiniBatchSgd": Call(mj.MiniBatchSgd, dual | batch | {
@@ -160,9 +164,9 @@ def constructors():
             "regularizer": Arg(mj.regularizers.Independent(0.5), instance(mj.regularizers.Regularizer)),
         }),
         "Prediction": Call(mj.Prediction, {
-            "data": Arg(world.classes(), instance(mj.TaskData, lambda d: d.num_features == 2 and np.asarray(d.y).min() >= 0)),
+            "data": Arg(world.classes(), instance(mj.TaskData, lambda d: d.num_features == 2 and np.asarray(d.y).min() >= 0), ("labels",)),
             "likelihood": Arg(mj.likelihoods.Categorical(), instance(mj.likelihoods.Likelihood)),
-            "test": Arg(world.classes(), optional(instance(mj.TaskData, lambda d: np.asarray(d.y).min() >= 0))),
+            "test": Arg(world.classes(), optional(instance(mj.TaskData, lambda d: np.asarray(d.y).min() >= 0)), ("labels",)),
         }),
         "TaskData": Call(mj.TaskData, task_data()),
     }  # fmt: skip
@@ -172,7 +176,7 @@ def task_data():
     x, y = np.stack(world.xs()), np.stack(world.ys())
     m, n, d = x.shape
     return {
-        "x": Arg(x, reals(m, n, None, finite=True)),
+        "x": Arg(x, reals(m, n, None, finite=True), ("y",)),
         "y": Arg(y, reals(m, n, finite=True)),
         "weight": Arg(np.ones((m, n)), reals(m, n, finite=True, low=0)),
         "task": Arg(np.arange(m), reals(m, whole=True, low=0, high=m - 1)),
