@@ -11,6 +11,7 @@ from mocha_jax import _check
 from mocha_jax._lasso import soft_threshold
 from mocha_jax._math import matmul
 from mocha_jax._pytree import Pytree
+from mocha_jax._transfers import on_purpose
 from mocha_jax._warn import warn
 
 _MAX_HALVINGS = 40
@@ -33,6 +34,7 @@ class _At(Pytree):
     iterations: Array
 
 
+@on_purpose
 def graphical_lasso(
     covariance: Array | np.ndarray,
     penalty: Array | np.ndarray | float,

@@ -19,6 +19,7 @@ from mocha_jax._objective import Certificate
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax._solve import solve
+from mocha_jax._transfers import on_purpose
 from mocha_jax.metrics import mean_over_tasks, predicted
 
 
@@ -48,6 +49,7 @@ class OneVsRest(Pytree):
         return lax.map(lambda w: predicted(w, data), self.weights)
 
 
+@on_purpose
 def one_vs_rest(
     data: TaskData,
     make: Callable[[TaskData], Problem],

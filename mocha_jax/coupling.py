@@ -17,6 +17,7 @@ from jax import Array, lax
 from mocha_jax import _check
 from mocha_jax._math import matmul, safe_ratio
 from mocha_jax._pytree import Hyperparameter, Pytree, static
+from mocha_jax._transfers import on_purpose
 from mocha_jax.spectral import thin_svd
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
@@ -281,6 +282,7 @@ def as_matrix(coupling: Coupling) -> Any:
     return coupling.apply(jnp.eye(diagonal.shape[0], dtype=diagonal.dtype))
 
 
+@on_purpose
 def correlation(covariance: Array) -> Array:
     """A covariance scaled to unit diagonal; a variable without variance is related to none.
 

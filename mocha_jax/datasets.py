@@ -16,6 +16,7 @@ from jax import Array
 from mocha_jax import _check
 from mocha_jax._data import TaskData
 from mocha_jax._math import matmul
+from mocha_jax._transfers import on_purpose
 from mocha_jax.spectral import matrix_sqrt
 
 
@@ -27,6 +28,7 @@ class Federation(NamedTuple):
     covariance: Array  # [m, m] true relationship, unit diagonal up to sampling
 
 
+@on_purpose
 def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: float = 0.0) -> Array:
     """Covariance of tasks in equal clusters, neighbours together.
 
@@ -54,6 +56,7 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
     return covariance
 
 
+@on_purpose
 def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> Array:
     """Covariance of tasks that mix a few hidden factors, plus a little of their own; unit diagonal.
 
@@ -73,6 +76,7 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
     return matmul(factor, factor.T) + noise * jnp.eye(num_tasks)
 
 
+@on_purpose
 def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: float = 4.0) -> tuple[Array, Array]:
     r"""A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
 
@@ -98,6 +102,7 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
     return laplacian, 0.5 * (covariance + covariance.T) / jnp.mean(jnp.diagonal(covariance))
 
 
+@on_purpose
 def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
     _check.key("sample_weights", key)
@@ -107,6 +112,7 @@ def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), int(num_features))))
 
 
+@on_purpose
 def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.ndarray:
     """Sample counts spread evenly on a log scale from `smallest` to `largest`, in random order.
 
@@ -123,6 +129,7 @@ def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.
     return np.asarray(jax.random.permutation(key, jnp.asarray(sizes)))
 
 
+@on_purpose
 def classification(
     key: Array, weights: Array, sizes: np.ndarray, *, label_noise: float = 0.05, loss_scaling: str = "task_mean"
 ) -> TaskData:
@@ -145,6 +152,7 @@ def classification(
     return _as_data(x, y, sizes, loss_scaling)
 
 
+@on_purpose
 def regression(
     key: Array, weights: Array, sizes: np.ndarray, *, noise: float = 0.1, loss_scaling: str = "task_mean"
 ) -> TaskData:
@@ -158,6 +166,7 @@ def regression(
     return _as_data(x, z + noise * jax.random.normal(noise_key, z.shape, z.dtype), sizes, loss_scaling)
 
 
+@on_purpose
 def federation(
     key: Array,
     num_tasks: int = 24,

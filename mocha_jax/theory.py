@@ -41,12 +41,14 @@ from mocha_jax._objective import conjugates, dual_vectors
 from mocha_jax._problem import Problem
 from mocha_jax._pytree import Pytree
 from mocha_jax._server import DualServer, DualState
+from mocha_jax._transfers import on_purpose
 
 Real = Array | np.ndarray | float
 
 _MAX_ITERATIONS = 10_000
 
 
+@on_purpose
 def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
     r"""Definition 6 for every node, ``[m]``.
 
@@ -94,6 +96,7 @@ def sigma(problem: Problem, omega: Any = None, *, tol: float = 1e-4) -> Array:
     return own * (value + residual)[:, 0]
 
 
+@on_purpose
 def rate(problem: Problem, omega: Any = None, *, sigma_prime: str = "per_task", gamma: float = 1.0) -> Array:
     r"""The constant s of Theorem 1: :math:`\min_t \mu / (\mu + \sigma_t\sigma'_t)`, from the proof of Lemma 6.
 
@@ -144,6 +147,7 @@ class Assumption2(Pytree):
         return [int(k) for k in jnp.flatnonzero(self.p >= 1)]
 
 
+@on_purpose
 def assumption2(theta: Array | np.ndarray) -> Assumption2:
     r"""Estimate the quantities of Assumption 2 from :math:`\theta_t^h` ``[rounds, m]``.
 
@@ -172,6 +176,7 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     return Assumption2(p, p_max, theta_hat, theta_max, p_max + (1.0 - p_max) * theta_max)
 
 
+@on_purpose
 def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
     r"""The distance of the dual from its optimum after so many rounds, (26), in expectation.
 
@@ -192,6 +197,7 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float
     return jnp.asarray(start) * (1.0 - s * gamma * (1.0 - theta_bar)) ** jnp.asarray(rounds, float)
 
 
+@on_purpose
 def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
     r"""Rounds after which the dual is expected within `tol` of its optimum, for smooth losses, (6).
 
@@ -221,6 +227,7 @@ def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: float) -> None:
     _check.in_unit_interval(owner, open_left=True, gamma=gamma)
 
 
+@on_purpose
 def theorem2(
     problem: Problem, start: Real, tol: Real, theta_bar: Real, omega: Any = None,
     *, sigma_prime: str = "per_task", gamma: float = 1.0,
@@ -262,6 +269,7 @@ class Corollary8(Pytree):
     slow: Array  # [] bool: (1 - p)(1 - Theta) falls more slowly than 1 / h
 
 
+@on_purpose
 def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     r"""Corollary 8's conditions on :math:`p_t^h` and :math:`\hat\Theta_t^h` ``[rounds, tasks]``.
 
@@ -293,6 +301,7 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     return Corollary8(jnp.all(stays & (slope > -0.05)), jnp.all(stays & (slope > -0.95)))
 
 
+@on_purpose
 def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: Any) -> tuple[Array, Array]:
     r"""Both sides of (18) for one round of the dual server, from the states before and after it.
 

@@ -71,6 +71,27 @@ def chosen():
         )
 
 
+def measured():
+    there = problem()
+    mj.theory.sigma(there)
+    mj.theory.rate(problem(loss=mj.losses.SmoothedHinge()))
+    mj.theory.theorem1(1.0, 1e-3, 0.1, 0.5)
+    mj.theory.dual_bound(1.0, np.arange(3.0), 0.1, 0.5)
+    mj.theory.corollary8(np.full((4, 3), 0.1))
+    from_scalar = mj.losses.from_scalar(lambda z, y: (z - y) ** 2, smoothness=2.0)
+    solved(problem(R.Independent(0.1), from_scalar.replace(labels_are_signs=True)))
+
+
+def drawn():
+    mj.datasets.federation(KEY, 6, 3)
+    covariance = mj.datasets.clusters(6, 2)
+    mj.coupling.correlation(covariance)
+    mj.datasets.sample_weights(KEY, covariance, 3)
+    mj.datasets.low_rank(KEY, 6, 2)
+    mj.graphical_lasso(np.asarray(mj.datasets.sparse_graph(KEY, 6)[1]), 0.1)
+    mj.one_vs_rest(CLASSES, lambda data: problem().replace(data=data), max_rounds=3)
+
+
 def tuned():
     train, held = DATA.split(KEY, 0.5)
     mj.tune(problem().replace(data=train), held, steps=2, max_rounds=50)
@@ -95,6 +116,8 @@ ENTRIES = {
     "divided": lambda _: divided(),
     "chosen": lambda _: chosen(),
     "tuned": lambda _: tuned(),
+    "measured": lambda _: measured(),
+    "drawn": lambda _: drawn(),
 }
 
 

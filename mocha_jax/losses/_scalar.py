@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from mocha_jax import _check
 from mocha_jax._pytree import static
+from mocha_jax._transfers import on_purpose
 from mocha_jax.losses._base import Loss
 
 # Predictions beyond this size are not told apart from infinity when the conjugate is sought.
@@ -104,6 +105,7 @@ class FromScalar(Loss):
         return jnp.vectorize(partial(_slope_point, jax.grad(self.fn)))(beta, y)
 
 
+@on_purpose
 def from_scalar(
     fn: Callable[[Array, Array], Array],
     *,
