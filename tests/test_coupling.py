@@ -100,7 +100,7 @@ BAD: dict[str, Any] = {
     "lam2": (lambda: mj.regularizers.MeanRegularized(0.1, -1.0), "MeanRegularized: lam2"),
     "lam1": (lambda: mj.regularizers.MeanRegularized(-0.1, 1.0), "MeanRegularized: lam1"),
     "none": (lambda: mj.regularizers.Independent(cast(Any, None)), "must be a number"),
-    "nothing in float32": (lambda: mj.Problem(zoo.data(dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(1e-46)), "Independent: lam must be from 1.2e-38 to 3.4e.38, as numbers of float32"),
+    "nothing in float32": (lambda: mj.Problem(zoo.data(dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(1e-46)), "Independent: lam must be from 1.2e-38 to 1.1e.37, as numbers of float32"),
     "nan": (lambda: mj.regularizers.Independent(float("nan")), "lam must be finite"),
     "square": (lambda: mj.regularizers.Graph(np.ones((2, 3)), 1.0, 1.0), r"square matrix \[m, m\]"),
     "symmetric": (lambda: mj.regularizers.Graph(np.array([[1.0, 0.5], [0.0, 1.0]]), 1.0, 1.0), "must be symmetric"),

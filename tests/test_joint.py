@@ -34,7 +34,7 @@ def make(model="probabilistic", loss="hinge", **kwargs):
     return mj.Problem(data, loss, MODELS[model][0] if isinstance(model, str) else model)
 
 
-@pytest.mark.parametrize("model", ["probabilistic", "no ridge", "sharp clusters"])
+@pytest.mark.parametrize("model", ["probabilistic", pytest.param("no ridge", marks=pytest.mark.slow), "sharp clusters"])
 @pytest.mark.parametrize(  # fewer tasks than features, and more
     ("loss", "m"), [("hinge", 7), ("logistic", 3), pytest.param("quantile", 7, marks=pytest.mark.slow)]
 )
@@ -312,7 +312,7 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
     ("regularizer", "server", "m"),
     [
         (R.Probabilistic(0.02), "proximal", 3),
-        (R.Clustered(0.05, 0.1, 2), "dual", 6),
+        pytest.param(R.Clustered(0.05, 0.1, 2), "dual", 6, marks=pytest.mark.slow),
         pytest.param(R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3, marks=pytest.mark.slow),
     ],
 )

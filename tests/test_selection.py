@@ -82,7 +82,7 @@ def test_unstratified_splits_ignore_labels(key):
     "make",
     [
         R.Probabilistic,
-        R.Independent,
+        pytest.param(R.Independent, marks=pytest.mark.slow),
         pytest.param(lambda lam: R.MeanRegularized(lam, 0.1 * lam), marks=pytest.mark.slow),
     ],
 )
