@@ -124,6 +124,7 @@ def relative(ratio: Hyperparameter) -> Cost:
     >>> float(relative(100.0).seconds(6 * d * steps, down=d, up=d) / d)
     220.0
     """
+    _check.positive("relative", ratio=ratio)
     _check.at_least("relative", 1e-300, ratio=ratio)  # one over less is no number
     rate = 2.0 / _check.number("relative", "ratio", ratio)
     return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)
