@@ -89,7 +89,7 @@ def _dual_vectors(problem: Problem, beta: Array) -> Pair:
 
 
 def _sums(problem: Problem, by_node: Array) -> Pair:
-    """What the nodes of a task add up to, and a bound on the error."""
+    """Add up the nodes of every task, with a bound on the error."""
     data = problem.data
     if not data.shared:
         return data.to_tasks(by_node), jnp.zeros((), by_node.dtype)
@@ -130,7 +130,7 @@ def _certified(
 
 
 def _admissible(problem: Problem) -> Array:
-    """Whether samples are weighed and labelled as they must be, [] bool: if traced, nobody could look at them."""
+    """Tell whether samples are weighed and labelled as they must be, [] bool: of traced ones nobody else could."""
     data = problem.data
     fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
     if problem.loss.binary:
@@ -139,7 +139,7 @@ def _admissible(problem: Problem) -> Array:
 
 
 def _vanished(problem: Problem, omega: Any) -> Array:
-    """What is lost at most of numbers too small to be kept: a few of that size in every term, with its factors."""
+    """Bound what is lost of numbers too small to be kept: a few of that size in every term, with its factors."""
     data, tiny = problem.data, jnp.finfo(problem.data.dtype).tiny
     of_losses = 1.0 + (0.0 if problem.loss.smoothness is None else jnp.asarray(problem.loss.smoothness))
     terms = jnp.sum(data.weight) * of_losses + data.weight.size

@@ -67,7 +67,7 @@ class Inner(Pytree):
         return Inner(high, self.low + low, self.size + jnp.abs(large[0]) + missing)
 
     def plus(self, other: Inner) -> Inner:
-        """With the terms of another sum."""
+        """Add the terms of another sum."""
         high, lost = two_sum(self.high, other.high)
         return Inner(high, self.low + (other.low + lost), self.size + other.size)
 

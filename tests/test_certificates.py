@@ -214,6 +214,18 @@ def test_a_lower_bound_with_duals_near_0_holds(lam):
 
 
 def test_a_conjugate_that_is_searched_for_is_bounded_from_above():
+    # The search ends on a grid of 2^-23, which labels of 1e-6 see.
+    loss, rng = L.from_scalar(lambda z, y: jnp.abs(z - y), lipschitz=1.0), np.random.default_rng(0)
+    z, y = (1e-6 * rng.normal(size=(2, 500))).astype(np.float32)
+    beta = rng.uniform(-0.99, 0.99, 500).astype(np.float32)
+    bound = np.asarray(loss.fenchel_young_bound(*map(jnp.asarray, (z, 0 * z, beta, y))), float)
+    off = z.astype(float) - y
+    assert (np.abs(off) + beta.astype(float) * off <= bound * (1 + 1e-12)).all()
+    conjugate = np.asarray(loss.conjugate_bound(jnp.asarray(beta), jnp.asarray(y)), float)
+    assert (-beta.astype(float) * y <= conjugate).all()
+
+
+def test_a_lower_bound_with_a_loss_of_ones_own_holds():
     data = mj.pack_tasks([np.eye(2, dtype=np.float32)], [np.full(2, 1.3e-6)], dtype=np.float32)
     loss = L.from_scalar(lambda z, y: jnp.abs(z - y), lipschitz=1.0)
     found = mj.solve(mj.Problem(data, loss, R.Probabilistic(10.0)), max_rounds=50)

@@ -173,6 +173,21 @@ def small_disk():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_file_that_cannot_be_read_for_a_while_costs_a_warning_and_no_solution(problem, tmp_path, monkeypatch):
+    straight, load = mj.solve(problem, **options(None)), np.load
+
+    def broken(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail(round, history):
+        monkeypatch.setattr(_checkpoint.np, "load", broken if 8 <= round < 16 else load)
+
+    with pytest.warns(UserWarning, match="could not be saved to after round .*Input/output error") as warned:
+        solution = mj.solve(problem, **options(tmp_path / "run.npz"), callback=fail)
+    assert len(warned) == 1
+    same(solution, straight)
+
+
 def test_a_full_disk_costs_no_solution_and_leaves_nothing_behind(problem, tmp_path, small_disk):
     straight, path = mj.solve(problem, **options(None)), tmp_path / "run.npz"
     kept: list[bytes] = []

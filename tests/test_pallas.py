@@ -288,9 +288,8 @@ def test_a_loss_that_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
         mj.solve(problem, mj.Mocha(backend="pallas"))
 
 
-@pytest.mark.parametrize("driver", ["solve", "run"])
-def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
-    tried = []
+def refusing(tried):
+    """What stands for the choice by machine where the kernel does not compile."""
 
     def refuses(*_):
         tried.append(1)
@@ -300,7 +299,14 @@ def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, m
         *_, beta, w, _, steps = given
         return platform_dependent((beta, w, steps), *given, default=refuses)
 
-    monkeypatch.setattr(_local, "_by_machine", by_machine)
+    return by_machine
+
+
+@pytest.mark.parametrize("driver", ["solve", "run"])
+def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
+    tried = []
+
+    monkeypatch.setattr(_local, "_by_machine", refusing(tried))
     monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
     monkeypatch.setattr(_fallback, "_refused", set())
     # Of a shape and dtype of their own: JAX keeps what it traced.
@@ -337,20 +343,13 @@ SEARCHES = {
 @pytest.mark.filterwarnings("ignore:cross_validate")
 @pytest.mark.parametrize("search", SEARCHES)
 def test_searches_go_on_with_the_loops_too(search, monkeypatch):
-    def refuses(*_):
-        raise RuntimeError("INTERNAL: Failed to compile Triton kernel")
-
-    def by_machine(backend, *given):
-        *_, beta, w, _, steps = given
-        return platform_dependent((beta, w, steps), *given, default=refuses)
-
     monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
     monkeypatch.setattr(_fallback, "_refused", set())
     # Of a shape of their own: JAX keeps what it traced.
     data = zoo.data(m=3, d=11 + list(SEARCHES).index(search), dtype=np.float32)
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.Independent(0.5))
     want = SEARCHES[search](problem, mj.Mocha(backend="xla"))
-    monkeypatch.setattr(_local, "_by_machine", by_machine)
+    monkeypatch.setattr(_local, "_by_machine", refusing([]))
     with pytest.warns(UserWarning, match=r"Mocha: the kernel for SmoothedHinge .* fails on this machine"):
         found = SEARCHES[search](problem, mj.Mocha())
     np.testing.assert_array_equal(found, want)

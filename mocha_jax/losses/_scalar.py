@@ -221,5 +221,5 @@ def _slope_point(slope: Callable[[Array, Array], Array], beta: Array, y: Array) 
 
 
 def _steps(beta: Array) -> int:
-    """How often the bracket of a slope is halved."""
+    """Count how often the bracket of a slope is halved."""
     return 20 + int(jnp.finfo(beta.dtype).nmant)

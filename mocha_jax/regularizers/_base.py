@@ -42,7 +42,7 @@ class Regularizer(Pytree):
         return _domains.contain(self, self.domains)
 
     def fits(self, num_tasks: int) -> Array | bool:
-        """Whether they do for that many tasks."""
+        """Tell whether its numbers suit that many tasks."""
         return True
 
     @abstractmethod
