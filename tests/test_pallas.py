@@ -304,7 +304,7 @@ def refusing(tried):
 
 @pytest.mark.parametrize("driver", ["solve", "run"])
 def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
-    tried = []
+    tried: list[int] = []
 
     monkeypatch.setattr(_local, "_by_machine", refusing(tried))
     monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
