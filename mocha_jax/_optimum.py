@@ -127,6 +127,7 @@ def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
 
 
 @optimum.defjvp
+@partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
 def _optimum_jvp(
     tol: float | None, max_steps: int, worst: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Any, Any]:
