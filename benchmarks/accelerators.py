@@ -107,7 +107,9 @@ def cases(short: bool) -> Iterator[Case]:
         yield from (Case(name) for name in ALGORITHMS if name != Case.algorithm)
         yield from (Case(name, devices=4) for name in ("Algorithm 1", "proximal"))
         yield from (Case(loss=name) for name in LOSSES if name != Case.loss)
-        yield from (Case(shape=s) for s in [(10_000, 16, 10), (10_000, 128, 64), (30, 240, 561), (7, 33, 1500)])
+        yield from (
+            Case(shape=s) for s in [(10_000, 16, 10), (10_000, 128, 64), (30, 240, 561), (7, 33, 1500), (100, 2**17, 8)]
+        )
         yield from (Case(storage=name) for name in ("bfloat16", "float16"))
 
 

@@ -15,13 +15,19 @@ from jax.experimental.pallas import triton as pltriton
 from mocha_jax._epoch import Result, per_node, step
 from mocha_jax.losses import Loss
 
-LONGEST = 4096  # features that a program holds without spilling registers
+_LONGEST = 4096  # features that a program holds without spilling registers
 
 # Short rows are put together until a thread has four of their numbers, long ones divided until it has eight: it also
 # holds as many of w, of u and of every row in flight. More nodes of a warp exchange theirs through shared memory.
 _NUMBERS_TOGETHER, _NUMBERS_OF_A_WARP = 2**7, 2**8
 _NODES_OF_A_WARP = 2**3
 _WARPS = 2**4  # of a program at most; they share 2**16 registers
+
+
+def fits(n: int, d: int) -> bool:
+    """Whether there is a kernel for n rows of d features."""
+    del n
+    return d <= _LONGEST
 
 
 def epoch(

@@ -15,11 +15,17 @@ from jax.experimental.pallas import tpu as pltpu
 from mocha_jax._epoch import Result, per_node, step
 from mocha_jax.losses import Loss
 
-LONGEST = 3000  # features; a block of 128 nodes fits on the chip up to about so many
+_LONGEST = 3000  # features; a block of 128 nodes fits on the chip up to about so many
+_MOST = 2**17  # rows; the order in which they are visited takes half of the chip's memory for scalars
 
 # How many numbers of X one step takes: 1 MiB, and the chip's 16 MiB hold six of it (x, w and u, each twice).
 _NUMBERS = 2**18
 _LANES = 128  # the last axis of a block is a multiple of it, or the whole axis
+
+
+def fits(n: int, d: int) -> bool:
+    """Whether there is a kernel for n rows of d features."""
+    return n <= _MOST and d <= _LONGEST
 
 
 def epoch(loss: Loss, *arrays: Array, nodes: int | None = None, interpret: bool = False) -> Result:

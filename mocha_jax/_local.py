@@ -171,12 +171,12 @@ def _by_kernel(
     machine: str, orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
     interpret: bool = False,
 ) -> Result:  # fmt: skip
-    """As one kernel a pass, unless this version of JAX has none for the machine or the rows are too long for it."""
+    """As one kernel a pass, where this version of JAX has one for the machine and it takes so many rows so long."""
     try:
         kernel = importlib.import_module(f"mocha_jax._epoch_{machine}")
     except ImportError:
         return _by_xla(orders, loss, bucket, beta, w, q, steps)
-    if bucket.x.shape[-1] > kernel.LONGEST:
+    if not kernel.fits(orders.shape[1], bucket.x.shape[-1]):
         return _by_xla(orders, loss, bucket, beta, w, q, steps)
 
     def one_pass(carry: Result, order: Array) -> Result:

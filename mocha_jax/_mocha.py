@@ -140,7 +140,8 @@ class Mocha(SubproblemMethod):
       backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
         over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel in what is compiled for GPUs
         and TPUs, in float32 and for losses that say they fit, as the built-in ones do, and the loops otherwise. Up to
-        4096 (GPU) and 3000 (TPU) features; longer rows get the loops. Derivatives are always those of the loops.
+        4096 (GPU) or 3000 (TPU) features, on a TPU also 131,072 samples a node; beyond that by loops. Derivatives are
+        always those of the loops.
 
     >>> import jax, numpy as np, mocha_jax as mj
     >>> rng = np.random.default_rng(0)

@@ -280,6 +280,14 @@ def test_without_triton_a_gpu_has_the_loops(monkeypatch):
         assert custom_calls(platform, *two_passes(mj.losses.Hinge())) == kernels
 
 
+def test_too_many_rows_for_the_kernel_of_a_tpu_get_the_loops(monkeypatch):
+    n = zoo.data().y.shape[1]
+    for most, kernels in ((n, 2), (n - 1, 0)):
+        monkeypatch.setattr("mocha_jax._epoch_tpu._MOST", most)
+        jax.clear_caches()
+        assert custom_calls("tpu", *two_passes(mj.losses.Hinge())) == kernels
+
+
 def test_a_loss_that_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
     problem = mj.Problem(zoo.data(), Doubled(), mj.regularizers.Independent(1.0))
     with pytest.raises(
