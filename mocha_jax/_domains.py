@@ -32,7 +32,7 @@ OPEN_UNIT_INTERVAL = Domain(
 )
 
 
-def check(record: Any, domains: Mapping[str, Domain]) -> None:
+def require(record: Any, domains: Mapping[str, Domain]) -> None:
     """Raise where a named field of a record is outside of its domain."""
     for name, domain in domains.items():
         domain.check(type(record).__name__, **{name: getattr(record, name)})

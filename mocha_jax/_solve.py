@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check, _checkpoint
+from mocha_jax import _check
 from mocha_jax._adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._algorithm import Algorithm
+from mocha_jax._checkpoint import Saver
 from mocha_jax._drive import begin, prepare, settled, stretch
 from mocha_jax._fallback import or_by_loops, run_by
 from mocha_jax._history import History, Progress, Watch
@@ -144,7 +145,7 @@ def solve(
     first = int(where.state.round)
     last = first + int(max_rounds)
     within, stopped = _aim(problem, tol), False
-    with _checkpoint.Saver(checkpoint, key, run, record_every, state) as save:
+    with Saver(checkpoint, key, run, record_every, state) as save:
         where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
         run = prepare(run)
         if not _ended(history, where, within, last, stopped):

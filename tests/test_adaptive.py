@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax import _recombine
 from mocha_jax._objective import node_vectors
 from mocha_jax._recombine import Point, _metric, mixed, nearest_weights, weigh
 from mocha_jax.coupling import as_matrix
@@ -92,7 +91,7 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr(_recombine, "nearest_weights", lambda x, metric: jnp.full_like(x, 1 / 3))
+    monkeypatch.setattr("mocha_jax._recombine.nearest_weights", lambda x, metric: jnp.full_like(x, 1 / 3))
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
 

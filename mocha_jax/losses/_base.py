@@ -37,7 +37,7 @@ class Loss(Pytree):
         cls.in_kernel = in_kernel
 
     def __post_init__(self) -> None:
-        _domains.check(self, self.domains)
+        _domains.require(self, self.domains)
 
     @property
     def admissible(self) -> Array:

@@ -34,7 +34,7 @@ class Regularizer(Pytree):
     domains: ClassVar[Mapping[str, _domains.Domain]] = {}  # where its numbers must lie
 
     def __post_init__(self) -> None:
-        _domains.check(self, self.domains)
+        _domains.require(self, self.domains)
 
     @property
     def admissible(self) -> Array:
