@@ -138,7 +138,9 @@ def solved(
             "weights": s.weights, "code": s.code, "omega": s.relation if kind == "sparse" else jnp.zeros(()),
         }  # fmt: skip
 
-    given = (jnp.asarray(a, dtype) for a in (x, y, c, lam, other))
+    given = tuple(jnp.asarray(a, dtype) for a in (x, y, c, lam, other))
+    if kind == "sparse":  # mapped, every round would update Omega, though few need it: one after the other is quicker
+        return jax.lax.map(lambda each: one(*each), given)
     return jax.vmap(one)(*given)
 
 
