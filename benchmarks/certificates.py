@@ -278,6 +278,7 @@ def main() -> None:
     start = time.perf_counter()
     for group in groups(np.random.default_rng(options.seed), -(-options.solves // each), options.size):
         found = sweep(group, options.rounds)
+        jax.clear_caches()  # no other group runs these programs, and a process holds only so many
         for dtype, algorithm, wrong in judge(group, found):
             counts["solves"] += 1
             if wrong:
