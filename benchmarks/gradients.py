@@ -104,7 +104,10 @@ def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)  # it compiles much and computes little
     cases: list[Case] = []
     for regularizer in options.regularizers:
-        rows = [case for loss in options.losses for case in audit(loss, regularizer, options.seed)]
+        rows: list[Case] = []
+        for loss in options.losses:
+            rows += audit(loss, regularizer, options.seed)
+            jax.clear_caches()  # no other loss runs these programs, and a process holds only so many
         report(rows)
         cases += rows
     total(cases)
