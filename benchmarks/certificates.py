@@ -267,7 +267,7 @@ def main() -> None:
         prog="benchmarks.certificates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--solves", type=int, default=5000)
-    parser.add_argument("--size", type=int, default=16, help="problems solved side by side")
+    parser.add_argument("--size", type=int, default=48, help="problems solved side by side")
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
