@@ -120,7 +120,7 @@ def difference(name, step=1e-4):
     ("name", "server", "expected"),
     [
         # What is known after 3, 10 and 100 rounds, and at the default gap.
-        ("svm, learned", "proximal", "nyyy"),
+        pytest.param("svm, learned", "proximal", "nyyy", marks=pytest.mark.slow),
         ("svm, learned", "dual", "nnnn"),  # it stalls at a joint gap of 0.05
         pytest.param("huber, learned", "dual", "yyyy", marks=pytest.mark.slow),  # at 0.2, and Newton steps lead on
         pytest.param("tube, clusters", "proximal", "nnyy", marks=pytest.mark.slow),
@@ -211,7 +211,7 @@ def unrolled(problem, algorithm, rounds, checkpoint=True):
     [
         pytest.param("ridge", marks=pytest.mark.slow),
         "svm on a graph",
-        "smoothed svm, learned",
+        pytest.param("smoothed svm, learned", marks=pytest.mark.slow),
         pytest.param("svm, learned", marks=pytest.mark.slow),
     ],
 )

@@ -121,7 +121,12 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+SLOW = "examined", "tuned", "divided"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
+)
 def test_debugging_nans_finds_none(name, tmp_path):
     with jax.debug_nans(True):
         ENTRIES[name](tmp_path)
