@@ -158,12 +158,16 @@ class Implicit(Adjoint):
         return Found(state, weights, relation, certificate.replace(primal=primal), progress, history)
 
 
+# What a gradient may be off by rounding alone, in roundings of the sizes of weights and slope: eight were seen.
+_ROUNDINGS = 16.0
+
+
 class Hypergradient(Pytree):
     """What `hypergradient` found."""
 
     value: Array  # [] of the function
     gradient: Any  # a `Problem` that holds the derivative with respect to each of its numbers; NaN where unknown
-    error: Any  # the same of the size of the gradient's error: by how much the last Newton step changed it
+    error: Any  # the same of the size of the gradient's error: what the last Newton step changed, and rounding
     distance: Array  # [] by how much that step moved weights or duals, as a share of their size
     residual: Array  # [] relative residual of the linear system
     steps: Array  # [] int32 that solving it took
@@ -177,9 +181,10 @@ def hypergradient(
     r"""The gradient of something learned with respect to everything given, and how exact it is.
 
     The same as ``jax.grad`` through ``solve(..., adjoint=Implicit())``, but it starts from a solution that is there
-    already, and says how far off each number may be: ``error`` is how much the gradient differs from the one before
-    the last Newton step, and so more than it is off itself, but for rounding. Beyond ``adjoint.worst`` it is NaN, and
-    a warning says why.
+    already, and says how far off each number may be: ``error`` is by how much the gradient differs from the one before
+    the last Newton step, which is more than it is off itself, and what rounding may make of it: a derivative far
+    smaller than the sizes of weights and of the function's slope is a difference of large numbers. Beyond
+    ``adjoint.worst`` it is NaN, and a warning says why.
 
     Args:
       fn: a scalar function of the weights ``[num_tasks, d]``; its value is that of the solution's own weights.
@@ -216,7 +221,16 @@ def hypergradient(
     here, solved, free = gradient(at.point)
     before, *_ = gradient(at.before)
     known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
-    error = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a - b, here, before)
+    slope, eps = jax.grad(fn)(at.point.weights), jnp.finfo(beta.dtype).eps
+    lost = _ROUNDINGS * eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
+
+    def off(leaf: Any, a: Array, b: Array) -> Array:
+        """From the step before, and what rounding makes of a change of the whole leaf by a share of its size."""
+        if a.dtype == jax.dtypes.float0:
+            return a
+        return jnp.abs(a - b) + lost / jnp.sqrt(jnp.sum(jnp.asarray(leaf) ** 2))
+
+    error = jax.tree.map(off, problem, here, before)
     found = Hypergradient(
         value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
     )

@@ -130,6 +130,8 @@ def tune(
     _check.scalar(name, tol=tol)
     _check.nonnegative(name, tol=tol)
     tol = float(tol)
+    algorithm = Mocha() if algorithm is None else algorithm
+    _check.instance(name, "algorithm", algorithm, Algorithm, "Mocha()")
     if score is not None:
         _check.function(name, "score", score, "lambda weights, validation: ...")
     if optimizer is not None:
@@ -149,7 +151,7 @@ def tune(
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
     score = partial(metrics.mean_loss, loss=problem.loss) if score is None else score
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, steps)) if optimizer is None else optimizer
-    budget = Budget(Mocha() if algorithm is None else algorithm, tol, int(max_rounds), int(record_every))
+    budget = Budget(algorithm, tol, int(max_rounds), int(record_every))
     adjoint = Implicit() if adjoint is None else adjoint
     _check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
     key = jax.random.key(0) if key is None else key

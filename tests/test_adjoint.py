@@ -272,6 +272,20 @@ def test_everything_a_solution_reports_of_the_optimum_has_derivatives():
         assert float(got) == pytest.approx(float((high - low) / (2 * step)), rel=1e-3)
 
 
+def test_the_error_of_a_gradient_counts_rounding():
+    """A derivative a thousandth of the sizes behind it: in float32 the sixth digit of those is its third."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 20, 4))
+    data = mj.pack_tasks(list(x), list(np.sign(x[:, :, 0])), dtype=np.float32)
+    problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.Independent(np.float32(1.0)))
+    solution = mj.solve(problem, tol=1e-5)
+    normal = jnp.asarray(rng.normal(size=solution.weights.shape), jnp.float32)
+    normal = normal - jnp.sum(normal * solution.weights) / jnp.sum(solution.weights**2) * solution.weights
+    found = mj.hypergradient(lambda w: jnp.sum(normal * w), solution)  # which hardly changes as the weights shrink
+    sizes = float(jnp.linalg.norm(normal) * jnp.linalg.norm(solution.weights))
+    assert 1e-6 * sizes < float(found.error.regularizer.lam) < 1e-5 * sizes
+
+
 def test_a_failed_linear_system_is_reported_and_never_a_number():
     # Quantiles: tau moves the ends of the intervals too, and with them the duals that are not free.
     problem = make("quantile", R.MeanRegularized(0.2, 0.05))
