@@ -25,7 +25,7 @@ _WARPS = 2**4  # of a program at most; they share 2**16 registers
 
 
 def fits(n: int, d: int) -> bool:
-    """Whether there is a kernel for n rows of d features."""
+    """Tell whether the kernel takes n rows of d features."""
     del n
     return d <= _LONGEST
 

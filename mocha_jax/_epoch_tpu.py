@@ -24,7 +24,7 @@ _LANES = 128  # the last axis of a block is a multiple of it, or the whole axis
 
 
 def fits(n: int, d: int) -> bool:
-    """Whether there is a kernel for n rows of d features."""
+    """Tell whether the kernel takes n rows of d features."""
     return n <= _MOST and d <= _LONGEST
 
 

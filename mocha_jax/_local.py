@@ -171,7 +171,7 @@ def _by_kernel(
     machine: str, orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
     interpret: bool = False,
 ) -> Result:  # fmt: skip
-    """As one kernel a pass, where this version of JAX has one for the machine and it takes so many rows so long."""
+    """Run one kernel a pass where this version of JAX has one for the machine that takes such rows, else the loops."""
     try:
         kernel = importlib.import_module(f"mocha_jax._epoch_{machine}")
     except ImportError:
