@@ -57,7 +57,7 @@ from jax.sharding import (  # noqa: E402
 import mocha_jax as mj  # noqa: E402
 from benchmarks._cards import CARDS  # noqa: E402
 from benchmarks._programs import resources, starts  # noqa: E402
-from mocha_jax._spread import Spread  # noqa: E402
+from mocha_jax._core.devices import NodeSharding  # noqa: E402
 
 SLICES = {"TPU v5e": "v5e:2x2", "TPU v5p": "v5p:2x2x1"}
 MACHINES = tuple(CARDS if GPU else SLICES)
@@ -149,7 +149,7 @@ def main() -> int:
 
 def worst(machine: str, losses: list[str], d: int) -> dict[str, Any]:
     """What the kernel alone takes of a GPU, the most of some losses."""
-    from mocha_jax import _epoch_gpu
+    from mocha_jax._node import kernel_gpu
 
     n, m = 64, 1000
     row: dict[str, Any]
@@ -161,7 +161,7 @@ def worst(machine: str, losses: list[str], d: int) -> dict[str, Any]:
     for name in losses:
         loss = jax.tree.map(lambda _: real(), LOSSES[name])
         try:
-            compiled(machine, _epoch_gpu.epoch, loss, *arrays)
+            compiled(machine, kernel_gpu.epoch, loss, *arrays)
             row = judged(machine, row)
         except Exception as error:
             row["wrong"] = f"{name}: {first_line(error)}"
@@ -176,7 +176,7 @@ def whole_run(machine: str, case: Case) -> dict[str, Any]:
     row |= {"kernels": 0, "starts": None, "memory": float("nan"), "registers": 0, "spilled": 0, "wrong": ""}
 
     def go(key: jax.Array, problem: mj.Problem) -> jax.Array:
-        return mj.run(key, algorithm, problem, num_rounds=ROUNDS, record_every=ROUNDS)[1].gap
+        return mj.run(problem, algorithm, key, num_rounds=ROUNDS, record_every=ROUNDS)[1].gap
 
     try:
         program = compiled(machine, go, *abstract(case, regularizer, devices))
@@ -246,7 +246,7 @@ def abstract(case: Case, regularizer: Any, devices: list[Any]) -> tuple[Any, mj.
         x=fields[0], y=fields[1], weight=fields[2], task=fields[3], num_tasks=m, loss_scaling="task_mean"
     )
     if case.devices > 1:
-        data = data.replace(spread=Spread(mesh, ("nodes",), tasks_too=not regularizer.learned, nodes=m))
+        data = data.replace(sharding=NodeSharding(mesh, ("nodes",), split_tasks=not regularizer.learned, nodes=m))
 
     def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:

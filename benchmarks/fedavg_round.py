@@ -98,7 +98,7 @@ def library(problem: mj.Prediction, at_once: int | None, rounds: int) -> Any:
     """`mj.run`; the record at the end, on the training samples' stand-in of one sample, costs nothing."""
     algorithm = mj.FedAvg(MODEL, _SGD, batch_size=BATCH, fraction=CHOSEN / CLIENTS, at_once=at_once)
     small = problem.replace(test=jax.tree.map(lambda a: a[:, :1] if a.ndim > 1 else a, problem.test))
-    return mj.run(jax.random.key(0), algorithm, small, num_rounds=rounds, record_every=rounds)[0]
+    return mj.run(small, algorithm, jax.random.key(0), num_rounds=rounds, record_every=rounds)[0]
 
 
 def plain(x: Array, y: Array, together: bool, rounds: int) -> Any:

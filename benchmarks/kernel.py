@@ -1,7 +1,7 @@
 """The local epoch as one kernel, on a GPU or TPU: ``python -m benchmarks.kernel [--json FILE]``.
 
 For each shape and loss: microseconds of one pass over all rows by the Pallas kernel and by the loops that XLA compiles
-(the same function, `mocha_jax._local.ascend`, and the same data; the results are compared), and the share of the
+(the same function, `mocha_jax._node.ascent.ascend`, and the same data; the results are compared), and the share of the
 device's copy bandwidth that the kernel reaches, counting X once. The copy is measured in the same run. Medians
 of several calls of several passes each; compile times apart.
 
@@ -25,8 +25,8 @@ import numpy as np
 
 import mocha_jax as mj
 from experiments import common
-from mocha_jax._local import ascend
-from mocha_jax._rows import Rows, time_major
+from mocha_jax._node.ascent import ascend
+from mocha_jax._node.layout import TimeMajor, time_major
 
 GOAL = (10_000, 128, 64)
 SHAPES = [
@@ -90,7 +90,7 @@ def speed(shape: tuple[int, int, int], loss: str, storage: str, copy: float, rep
 
 
 def several_passes(
-    loss: str, rows: Rows, beta: jax.Array, w: jax.Array, q: jax.Array, steps: jax.Array, *, backend: str
+    loss: str, rows: TimeMajor, beta: jax.Array, w: jax.Array, q: jax.Array, steps: jax.Array, *, backend: str
 ) -> Any:
     """Several passes in one program, which hides the launch."""
     rows = rows.replace(backend=backend)
@@ -98,7 +98,7 @@ def several_passes(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def make(shape: tuple[int, int, int], storage: str) -> tuple[Rows, jax.Array, jax.Array, jax.Array, jax.Array]:
+def make(shape: tuple[int, int, int], storage: str) -> tuple[TimeMajor, jax.Array, jax.Array, jax.Array, jax.Array]:
     """The arguments of `several_passes`, made on the device."""
     m, n, d = shape
     keys = jax.random.split(jax.random.key(0), 3)

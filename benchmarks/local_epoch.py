@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._local import ascend, visiting_order
-from mocha_jax._rows import time_major
+from mocha_jax._node.ascent import ascend, visiting_order
+from mocha_jax._node.layout import time_major
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
 COMPETITORS = ("library", "sharded", "liblinear", "numba")
@@ -118,7 +118,7 @@ def _epoch(task: Task, problem: mj.Problem, repeats: int) -> dict[str, Any]:
     compiled = jax.jit(ascend, static_argnames="passes").lower(task.key, *given, passes=1).compile()
     compile_s = time.perf_counter() - began
     ms = timed(lambda: jax.block_until_ready(compiled(task.key, *given)), repeats)
-    _, history = mj.run(task.key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=20)
+    _, history = mj.run(problem, mj.Mocha(sigma_prime="per_task"), task.key, num_rounds=20)
     return dict(ms=ms, compile_s=compile_s, gap=float(history.relative_gap[-1]))
 
 

@@ -1,8 +1,8 @@
 """What a certificate costs: ``python -m benchmarks.records [--repeats 200] [--json FILE]``.
 
 Milliseconds, of float32 problems: a round of `run` without a record, the record of a round (`Algorithm.certify`), and
-the certificate of a solution, taken once at the end of a solve (`Algorithm.prove`). The least of many runs, for other
-work on the machine can only add to them.
+the certificate of a solution, taken once at the end of a solve (`Algorithm.prove`). The least of many runs, in turns:
+other work on the machine can only add to them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks.records", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=200, help="of each")
+    parser.add_argument("--repeats", type=int, default=200, help="of each, in turns")
     parser.add_argument("--json", type=Path, help="save the numbers here")
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; milliseconds, least of {options.repeats}")
@@ -64,7 +64,7 @@ def measured(shape: tuple[int, int, int], model: str, loss: str, repeats: int) -
     key = jax.random.key(0)
 
     def rounds(problem: mj.Problem) -> Any:
-        return mj.run(key, algorithm, problem, num_rounds=ROUNDS, record_every=ROUNDS)[0]
+        return mj.run(problem, algorithm, key, num_rounds=ROUNDS, record_every=ROUNDS)[0]
 
     compiled = jax.jit(rounds)
     state = compiled(problem)
@@ -72,13 +72,15 @@ def measured(shape: tuple[int, int, int], model: str, loss: str, repeats: int) -
     for name, how in ("record", "certify"), ("solution", "prove"):
         work[name] = partial(jax.jit(getattr(algorithm, how)), state, problem)
     least = dict.fromkeys(work, np.inf)
-    # One after the other, not in turns: a record right after a certificate would find the samples out of the caches.
-    for name, go in work.items():
-        jax.block_until_ready(go())  # it compiles
-        for _ in range(max(repeats // 10, 1) if name == "round" else repeats):  # a run is twenty rounds
+    for i in range(repeats + 1):
+        for name, go in work.items():
+            if name == "round" and i % 10:  # twenty of them at once
+                continue
             start = time.perf_counter()
             jax.block_until_ready(go())
-            least[name] = min(least[name], time.perf_counter() - start)
+            spent = time.perf_counter() - start
+            if i:  # the first time it compiles
+                least[name] = min(least[name], spent)
     return {name: 1e3 * spent / (ROUNDS if name == "round" else 1) for name, spent in least.items()}
 
 

@@ -93,7 +93,7 @@ def measure(problem: mj.Problem, algorithm: mj.Mocha, drop: float, rounds: int) 
     key, systems = jax.random.key(0), mj.systems.Dropout(drop)
 
     def run() -> mj.History:
-        return jax.block_until_ready(mj.run(key, algorithm, problem, num_rounds=rounds, systems=systems)[1])
+        return jax.block_until_ready(mj.run(problem, algorithm, key, num_rounds=rounds, systems=systems)[1])
 
     gap = np.asarray(run().relative_gap, float)
     began = time.perf_counter()

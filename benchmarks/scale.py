@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._server import DualState
+from mocha_jax._server.dual import DualState
 from mocha_jax.regularizers._trace import mixed
 
 SAMPLES, FEATURES, ROUNDS = 16, 32, 200
@@ -60,7 +60,7 @@ def measure(m: int, method: str, repeats: int = 3) -> dict[str, Any]:
     start = None if joint else with_omega(problem, algorithm)
 
     def twenty() -> Any:
-        return jax.block_until_ready(mj.run(key, algorithm, problem, num_rounds=20, record_every=20, state=start))
+        return jax.block_until_ready(mj.run(problem, algorithm, key, num_rounds=20, record_every=20, state=start))
 
     times = []
     for _ in range(1 + repeats):
@@ -112,7 +112,7 @@ def with_omega(problem: mj.Problem, algorithm: mj.Mocha) -> mj.MochaState:
     def start(problem: mj.Problem, omega: Any) -> mj.MochaState:
         state = algorithm.init(problem)
         dual = state.server if isinstance(state.server, DualState) else state.server.dual
-        return algorithm.adopt(state.replace(server=dual.replace(omega=omega)), problem)
+        return algorithm.resume(state.replace(server=dual.replace(relation=omega)), problem)
 
     return start(problem, omega)
 

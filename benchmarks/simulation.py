@@ -54,9 +54,9 @@ def measure(m: int, n: int, d: int, turns: int) -> list[dict[str, Any]]:
         key = jax.random.key(1)
         jax.block_until_ready(
             mj.run(
-                key,
-                mj.Mocha(sigma_prime="per_task"),
                 problem,
+                mj.Mocha(sigma_prime="per_task"),
+                key,
                 num_rounds=ROUNDS,
                 record_every=ROUNDS,
                 systems=world,

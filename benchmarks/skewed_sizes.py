@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._local import ascend
-from mocha_jax._rows import size_profile, time_major
+from mocha_jax._node.ascent import ascend
+from mocha_jax._node.layout import bucket_sizes, time_major
 
 SHAPES = [(300, 64), (1000, 32), (1000, 64), (3000, 64)]
 METHODS = {"per_task": mj.Mocha(sigma_prime="per_task"), "adaptive": mj.Mocha(sigma_prime="adaptive")}
@@ -56,7 +56,7 @@ def compare(m: int, d: int, repeats: int) -> dict[str, Any]:
     sizes = np.clip(np.exp(draws), 3, 2000).astype(int)
     sizes[:2] = 2000, 3
     skewed, equal = problem(sizes, d), problem(np.full(m, round(sizes.mean())), d)
-    profile = size_profile(skewed.data)
+    profile = bucket_sizes(skewed.data)
     rounds = {
         name: [round_ms(skewed, a, every, repeats) / round_ms(equal, a, every, repeats) for every in (1, ROUNDS)]
         for name, a in METHODS.items()
@@ -88,7 +88,7 @@ def epoch_ms(this: mj.Problem, profile: tuple[tuple[int, int], ...], repeats: in
 def round_ms(this: mj.Problem, algorithm: mj.Mocha, every: int, repeats: int) -> float:
     """One round of many."""
     return median(
-        lambda: mj.run(jax.random.key(0), algorithm, this, num_rounds=ROUNDS, record_every=every), max(repeats // 2, 1)
+        lambda: mj.run(this, algorithm, jax.random.key(0), num_rounds=ROUNDS, record_every=every), max(repeats // 2, 1)
     ) / ROUNDS  # fmt: skip
 
 

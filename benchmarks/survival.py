@@ -30,8 +30,9 @@ import optax
 
 import mocha_jax as mj
 from benchmarks._damages import damages
-from mocha_jax import _checkpoint, regularizers, systems
-from mocha_jax._fingerprint import fingerprint
+from mocha_jax import regularizers, systems
+from mocha_jax._driver import checkpoint
+from mocha_jax._driver.fingerprint import fingerprint
 
 ROUNDS, IN_A_ROW, NAME = 120, 4, "run.npz"
 
@@ -124,10 +125,10 @@ def changed(path: Path) -> int | None:
 def whole(path: Path) -> int | None:
     """How many records a checkpoint holds; None where it is damaged."""
     try:
-        arrays = _checkpoint._read(path)
+        arrays = checkpoint._read(path)
     except mj.CheckpointError:
         return None
-    return len(arrays["history_0"]) if arrays.pop("digest") == _checkpoint._digest(arrays) else None
+    return len(arrays["history_0"]) if arrays.pop("digest") == checkpoint._digest(arrays) else None
 
 
 def killed(rng: np.random.Generator, kills: int, folder: Path) -> Counter[str]:

@@ -113,7 +113,7 @@ def run_grid(
     def one(problem: mj.Problem, algorithm: mj.Algorithm, systems: Any) -> tuple[jax.Array, jax.Array]:
         def clocked(cost: mj.costs.Cost) -> mj.History:
             run = dict(num_rounds=rounds, record_every=record_every, systems=systems, cost=cost)
-            return mj.run(key, algorithm, problem, **run)[1]
+            return mj.run(problem, algorithm, key, **run)[1]
 
         history = jax.vmap(clocked)(networks)
         return history.simulated_time, history.primal[0]

@@ -53,13 +53,13 @@ def curves(key: jax.Array, problem: mj.Problem, rounds: int) -> dict[str, np.nda
     optimum, many = common.optimum(problem, 1e-5), dict(num_rounds=rounds, record_every=EVERY)
 
     def dropped(problem: mj.Problem, p: jax.Array) -> jax.Array:
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, systems=mj.systems.Dropout(p), **many)[
+        return mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, systems=mj.systems.Dropout(p), **many)[
             1
         ].joint_primal
 
     primal = list(jax.jit(jax.vmap(dropped, (None, 0)))(problem, jnp.array(DROPS)))
     never = mj.systems.NeverAnswers((SILENT,))
-    primal.append(mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, systems=never, **many)[1].joint_primal)
+    primal.append(mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, systems=never, **many)[1].joint_primal)
     names = [f"p = {p:g}" for p in DROPS] + [f"task {SILENT} never"]
     return {n: np.maximum(np.asarray(v, float) / optimum - 1.0, 1e-9) for n, v in zip(names, primal, strict=True)}
 

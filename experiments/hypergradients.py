@@ -119,10 +119,12 @@ def along(problem: mj.Problem, held: mj.TaskData, key: jax.Array, budget: dict) 
         return found.value, found.gradient.regularizer.lam * solution.problem.regularizer.lam, found.residual
 
     algorithm, state, seen, rounds, began = mj.Mocha(), None, [], [], time.perf_counter()
-    carry = jax.jit(algorithm.carry)
+    warm_start = jax.jit(algorithm.warm_start)
     for lam in FINE:
         there = problem.replace(regularizer=mj.regularizers.Probabilistic(0.5 * lam))
-        solution = mj.solve(there, algorithm, key=key, state=None if state is None else carry(state, there), **budget)
+        solution = mj.solve(
+            there, algorithm, key=key, state=None if state is None else warm_start(state, there), **budget
+        )
         state = solution.state
         rounds.append(int(solution.rounds))
         seen.append([float(a) for a in look(solution)])

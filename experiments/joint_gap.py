@@ -81,14 +81,14 @@ def joint_gaps(key: jax.Array, problem: mj.Problem, scheme: str, rounds: int) ->
         "alternation, eps falling": mj.Mocha(server="dual", sigma_prime="per_task", omega_every=3),
     }[scheme]
     if not scheme.endswith("falling"):
-        return np.asarray(mj.run(key, algorithm, problem, num_rounds=rounds)[1].relative_joint_gap)
+        return np.asarray(mj.run(problem, algorithm, key, num_rounds=rounds)[1].relative_joint_gap)
     # Smoothing from 10, less by a factor 0.95 every three rounds.
     state, primal, dual = None, [], []
     for i in range(-(-rounds // 3)):
         step = algorithm.replace(smoothing=jnp.asarray(10.0 * 0.95**i))
-        state, h = mj.run(key, step, problem, num_rounds=3, state=state or algorithm.init(problem))
+        state, h = mj.run(problem, step, key, num_rounds=3, state=state or algorithm.init(problem))
         primal.extend(np.asarray(h.joint_primal))
-        dual.extend(np.asarray(h.joint_dual))
+        dual.add_tasks(np.asarray(h.joint_dual))
     primal, dual = np.array(primal[:rounds]), np.maximum.accumulate(dual[:rounds])
     return (primal - dual) / primal
 

@@ -183,7 +183,7 @@ _ADAM, _SGD = optax.adam(1e-3), optax.sgd(1.0)
 
 def _error(key: jax.Array, algorithm: mj.Algorithm, problem: mj.Prediction, rounds: int) -> float:
     """After so many rounds, mean over clients."""
-    _, history = mj.run(key, algorithm, problem, num_rounds=rounds, record_every=rounds)
+    _, history = mj.run(problem, algorithm, key, num_rounds=rounds, record_every=rounds)
     return float(history.error[-1])
 
 

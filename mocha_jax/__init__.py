@@ -1,9 +1,12 @@
-"""mocha_jax: federated multi-task learning as array programs.
+"""Federated multi-task learning as array programs.
 
-The public surface is what this file re-exports: data and problem, the two drivers, the
-algorithms, the certificate, and the modules `losses`, `regularizers`, `coupling`, `systems`,
-`costs`, `metrics`, `datasets` and `spectral`.
+What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
+rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
+`partition`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs matplotlib.
 """
+
+import importlib
+from types import ModuleType
 
 from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
@@ -11,54 +14,148 @@ from mocha_jax import datasets as datasets
 from mocha_jax import likelihoods as likelihoods
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
+from mocha_jax import multiclass as multiclass
 from mocha_jax import networks as networks
 from mocha_jax import partition as partition
 from mocha_jax import regularizers as regularizers
+from mocha_jax import servers as servers
 from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
-from mocha_jax._adjoint import Adjoint as Adjoint
-from mocha_jax._adjoint import Hypergradient as Hypergradient
-from mocha_jax._adjoint import Implicit as Implicit
-from mocha_jax._adjoint import Unrolled as Unrolled
-from mocha_jax._adjoint import hypergradient as hypergradient
-from mocha_jax._algorithm import Algorithm as Algorithm
-from mocha_jax._algorithm import Info as Info
-from mocha_jax._cocoa import Cocoa as Cocoa
-from mocha_jax._cross_validation import CrossValidation as CrossValidation
-from mocha_jax._cross_validation import cross_validate as cross_validate
-from mocha_jax._data import TaskData as TaskData
-from mocha_jax._dual import MochaState as MochaState
-from mocha_jax._graphical_lasso import GraphicalLasso as GraphicalLasso
-from mocha_jax._graphical_lasso import graphical_lasso as graphical_lasso
-from mocha_jax._history import History as History
-from mocha_jax._history import Watch as Watch
-from mocha_jax._minibatch import MiniBatchSdca as MiniBatchSdca
-from mocha_jax._minibatch import MiniBatchSgd as MiniBatchSgd
-from mocha_jax._mocha import Mocha as Mocha
-from mocha_jax._multiclass import OneVsRest as OneVsRest
-from mocha_jax._multiclass import one_vs_rest as one_vs_rest
-from mocha_jax._neural._fedavg import FedAvg as FedAvg
-from mocha_jax._neural._fedavg import Local as Local
-from mocha_jax._neural._prediction import Evaluation as Evaluation
-from mocha_jax._neural._prediction import Prediction as Prediction
-from mocha_jax._neural._virtual import Virtual as Virtual
-from mocha_jax._objective import Certificate as Certificate
-from mocha_jax._objective import objective as objective
-from mocha_jax._owned_file import CheckpointError as CheckpointError
-from mocha_jax._pack import pack_tasks as pack_tasks
-from mocha_jax._path import Path as Path
-from mocha_jax._path import lambda_path as lambda_path
-from mocha_jax._problem import Problem as Problem
-from mocha_jax._proof import certificate as certificate
-from mocha_jax._pytree import Pytree as Pytree
-from mocha_jax._pytree import grid as grid
-from mocha_jax._run import run as run
-from mocha_jax._sharding import shard as shard
-from mocha_jax._solution import Solution as Solution
-from mocha_jax._solution import Status as Status
-from mocha_jax._solve import solve as solve
-from mocha_jax._tuning import Tuned as Tuned
-from mocha_jax._tuning import tune as tune
+from mocha_jax._algorithms.base import Algorithm as Algorithm
+from mocha_jax._algorithms.base import State as State
+from mocha_jax._algorithms.cocoa import Cocoa as Cocoa
+from mocha_jax._algorithms.dual_method import DualMethod as DualMethod
+from mocha_jax._algorithms.dual_method import MochaState as MochaState
+from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
+from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
+from mocha_jax._algorithms.mocha import Mocha as Mocha
+from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
+from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
+from mocha_jax._core.pytree import Pytree as Pytree
+from mocha_jax._core.pytree import static as static
+from mocha_jax._data.pack import pack_tasks as pack_tasks
+from mocha_jax._data.task_data import TaskData as TaskData
+from mocha_jax._driver.adjoint import Adjoint as Adjoint
+from mocha_jax._driver.adjoint import Hypergradient as Hypergradient
+from mocha_jax._driver.adjoint import Implicit as Implicit
+from mocha_jax._driver.adjoint import Unrolled as Unrolled
+from mocha_jax._driver.adjoint import hypergradient as hypergradient
+from mocha_jax._driver.history import History as History
+from mocha_jax._driver.history import Watch as Watch
+from mocha_jax._driver.owned_file import CheckpointError as CheckpointError
+from mocha_jax._driver.run import run as run
+from mocha_jax._driver.solution import Solution as Solution
+from mocha_jax._driver.solution import Status as Status
+from mocha_jax._driver.solve import solve as solve
+from mocha_jax._neural.fedavg import FedAvg as FedAvg
+from mocha_jax._neural.fedavg import Local as Local
+from mocha_jax._neural.prediction import Evaluation as Evaluation
+from mocha_jax._neural.prediction import Prediction as Prediction
+from mocha_jax._neural.trainer import Trainer as Trainer
+from mocha_jax._neural.virtual import Virtual as Virtual
+from mocha_jax._numerics.graphical_lasso import GraphicalLasso as GraphicalLasso
+from mocha_jax._numerics.graphical_lasso import graphical_lasso as graphical_lasso
+from mocha_jax._problem.certificate import Certificate as Certificate
+from mocha_jax._problem.certificate import objective as objective
+from mocha_jax._problem.problem import Federated as Federated
+from mocha_jax._problem.problem import Problem as Problem
+from mocha_jax._problem.proof import certificate as certificate
+from mocha_jax._problem.quality import Quality as Quality
+from mocha_jax._problem.sharding import shard as shard
+from mocha_jax._selection.cross_validation import CrossValidation as CrossValidation
+from mocha_jax._selection.cross_validation import cross_validate as cross_validate
+from mocha_jax._selection.grid import grid as grid
+from mocha_jax._selection.path import Path as Path
+from mocha_jax._selection.path import lambda_path as lambda_path
+from mocha_jax._selection.tuning import Tuned as Tuned
+from mocha_jax._selection.tuning import tune as tune
+from mocha_jax._server.base import NodeUpdate as NodeUpdate
+from mocha_jax._server.base import Server as Server
+from mocha_jax.multiclass import OneVsRest as OneVsRest
+from mocha_jax.multiclass import one_vs_rest as one_vs_rest
+from mocha_jax.systems._work import Info as Info
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Adjoint",
+    "Algorithm",
+    "Certificate",
+    "certificate",
+    "CheckpointError",
+    "Cocoa",
+    "costs",
+    "coupling",
+    "cross_validate",
+    "CrossValidation",
+    "datasets",
+    "DualMethod",
+    "Evaluation",
+    "FedAvg",
+    "Federated",
+    "graphical_lasso",
+    "GraphicalLasso",
+    "grid",
+    "History",
+    "hypergradient",
+    "Hypergradient",
+    "Hyperparameter",
+    "Implicit",
+    "Info",
+    "lambda_path",
+    "likelihoods",
+    "Local",
+    "losses",
+    "metrics",
+    "MiniBatchSdca",
+    "MiniBatchSgd",
+    "Mocha",
+    "MochaState",
+    "multiclass",
+    "networks",
+    "NodeUpdate",
+    "objective",
+    "one_vs_rest",
+    "OneVsRest",
+    "pack_tasks",
+    "partition",
+    "Path",
+    "plotting",
+    "Prediction",
+    "Problem",
+    "Pytree",
+    "Quality",
+    "regularizers",
+    "run",
+    "Server",
+    "servers",
+    "shard",
+    "Solution",
+    "solve",
+    "spectral",
+    "State",
+    "static",
+    "Status",
+    "SubproblemMethod",
+    "systems",
+    "TaskData",
+    "theory",
+    "Trainer",
+    "tune",
+    "Tuned",
+    "Unrolled",
+    "Virtual",
+    "Watch",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import `plotting` when it is asked for: it needs matplotlib, which the package does not."""
+    if name != "plotting":
+        raise AttributeError(f"module 'mocha_jax' has no attribute {name!r}")
+    return importlib.import_module("mocha_jax.plotting")

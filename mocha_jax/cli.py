@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import mocha_jax as mj
-from mocha_jax import _check
+from mocha_jax._core import check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--quiet", action="store_true", help="no progress bars")
     options = parser.parse_args(arguments)
     try:
-        _check.integer("demo", 4, tasks=options.tasks)
-        _check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
+        check.integer("demo", 4, tasks=options.tasks)
+        check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
         return demo(options)
     except ValueError as error:
         parser.error(str(error))
@@ -106,7 +106,7 @@ def _choose(key: Array, data: mj.TaskData, regularizer: Callable[[Array], mj.reg
 
     def validate(lam: Array) -> Array:
         problem = mj.Problem(inner, mj.losses.Hinge(), regularizer(lam))
-        state, _ = mj.run(run_key, mj.Mocha(), problem, num_rounds=100, record_every=100)
+        state, _ = mj.run(problem, mj.Mocha(), run_key, num_rounds=100, record_every=100)
         return mj.metrics.error_rate(state.w, validation)
 
     lams = jnp.geomspace(1e-3, 1.0, 10)

@@ -1,6 +1,8 @@
-r"""What a round costs in simulated time, equation (30), and the networks of the paper.
+r"""Costs of a round in simulated time, equation (30), and the networks of the paper.
 
-.. math:: \mathrm{Time}(h, t) = \frac{\mathrm{FLOPs}(h, t)}{\mathrm{Clock\ Rate}(t)} + \mathrm{Comm}(h, t)
+$$
+\mathrm{Time}(h, t) = \frac{\mathrm{FLOPs}(h, t)}{\mathrm{Clock\ Rate}(t)} + \mathrm{Comm}(h, t)
+$$
 
 The operations are counted by the algorithms from the arithmetic that they do, so they grow with the number
 of features. A round lasts as long as its slowest active node.
@@ -12,8 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._pytree import Hyperparameter, Pytree, fields_of
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of
+
+__all__ = [
+    "cellular_3g",
+    "Cost",
+    "lte",
+    "PHONE",
+    "relative",
+    "wifi",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class Cost(Pytree):
@@ -30,9 +45,10 @@ class Cost(Pytree):
       cycle: a round lasts at least so many seconds: the clock cycle of a central node that does not look
         whether all answers are in. A number.
 
-    >>> cost = Cost(flops_per_second=600.0, latency=1.0, download=200.0, upload=100.0)
-    >>> float(cost.seconds(flops=1200.0, down=100.0, up=50.0))  # 2 + 1 + 400/200 + 200/100
-    7.0
+    Examples:
+      >>> cost = Cost(flops_per_second=600.0, latency=1.0, download=200.0, upload=100.0)
+      >>> float(cost.seconds(flops=1200.0, down=100.0, up=50.0))  # 2 + 1 + 400/200 + 200/100
+      7.0
     """
 
     flops_per_second: Hyperparameter = 1e9
@@ -43,17 +59,17 @@ class Cost(Pytree):
     cycle: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
-        _check.positive(
+        check.positive(
             "Cost",
             flops_per_second=self.flops_per_second, download=self.download, upload=self.upload,
             bytes_per_number=self.bytes_per_number,
         )  # fmt: skip
-        _check.nonnegative("Cost", latency=self.latency, cycle=self.cycle)
+        check.nonnegative("Cost", latency=self.latency, cycle=self.cycle)
 
     def check_nodes(self, num_nodes: int) -> None:
         """Raise where the prices do not fit that many nodes."""
-        _check.integer("Cost.check_nodes", 1, num_nodes=num_nodes)
-        _check.scalar("Cost", cycle=self.cycle)
+        check.integer("Cost.check_nodes", 1, num_nodes=num_nodes)
+        check.scalar("Cost", cycle=self.cycle)
         for name, price in fields_of(self).items():
             if np.shape(price) not in ((), (num_nodes,)):
                 raise ValueError(
@@ -62,7 +78,7 @@ class Cost(Pytree):
 
     def message_seconds(self, down: Array | float, up: Array | float) -> Array:
         """Comm(h, t): the time to receive `down` numbers and send `up` numbers, a scalar or ``[m]``; none for none."""
-        down, up = _check.number("Cost", "down", down), _check.number("Cost", "up", up)
+        down, up = check.number("Cost", "down", down), check.number("Cost", "up", up)
         width = jnp.asarray(self.bytes_per_number)
         down, up = jnp.asarray(down), jnp.asarray(up)
         latency = jnp.where(down + up > 0, jnp.asarray(self.latency), 0.0)
@@ -70,13 +86,13 @@ class Cost(Pytree):
 
     def seconds(self, flops: Array | float, down: Array | float, up: Array | float) -> Array:
         """Time(h, t) of a node that takes part: a scalar or ``[m]``."""
-        flops = jnp.asarray(_check.number("Cost", "flops", flops))
+        flops = jnp.asarray(check.number("Cost", "flops", flops))
         return flops / jnp.asarray(self.flops_per_second) + self.message_seconds(down, up)
 
     def round_seconds(self, node_seconds: Array) -> Array:
         """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
-        _check.array("Cost.round_seconds", "node_seconds", node_seconds, ("m",))
-        longest = jnp.max(jnp.asarray(_check.number("Cost.round_seconds", "node_seconds", node_seconds)))
+        check.array("Cost.round_seconds", "node_seconds", node_seconds, ("m",))
+        longest = jnp.max(jnp.asarray(check.number("Cost.round_seconds", "node_seconds", node_seconds)))
         return jnp.maximum(longest, jnp.asarray(self.cycle))
 
 
@@ -120,11 +136,12 @@ def relative(ratio: Hyperparameter) -> Cost:
     coordinate step, plus 10, 100 or 1000. It adds up the operations of nodes that work at the same time; here they
     do not wait for each other.
 
-    >>> d, steps = 561.0, 20.0
-    >>> float(relative(100.0).seconds(6 * d * steps, down=d, up=d) / d)
-    220.0
+    Examples:
+      >>> d, steps = 561.0, 20.0
+      >>> float(relative(100.0).seconds(6 * d * steps, down=d, up=d) / d)
+      220.0
     """
-    _check.positive("relative", ratio=ratio)
-    _check.at_least("relative", 1e-300, ratio=ratio)  # one over less is no number
-    rate = 2.0 / _check.number("relative", "ratio", ratio)
+    check.positive("relative", ratio=ratio)
+    check.at_least("relative", 1e-300, ratio=ratio)  # one over less is no number
+    rate = 2.0 / check.number("relative", "ratio", ratio)
     return Cost(1.0, latency=0.0, download=rate, upload=rate, bytes_per_number=1.0)

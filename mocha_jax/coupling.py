@@ -1,24 +1,40 @@
-r"""How the tasks pull on each other: the operator :math:`\bar M` of a regularizer.
+r"""Couplings of tasks: the operator $\bar M$ of a regularizer.
 
-For a given :math:`\Omega` the convex models' regularizers are quadratic in the tasks,
-:math:`R(W) = \tfrac12 \mathrm{tr}(W^\top A W)` with the task axis first, W ``[m, d]``. Then
-:math:`R^*(V) = \tfrac12\langle V, \bar M V\rangle` with :math:`\bar M = A^{-1}` and
-:math:`W = \nabla R^*(V) = \bar M V`. A solver needs no more of a regularizer than this operator.
+For a given $\Omega$ the convex models' regularizers are quadratic in the tasks,
+$R(W) = \tfrac12 \mathrm{tr}(W^\top A W)$ with the task axis first, W ``[m, d]``. Then
+$R^*(V) = \tfrac12\langle V, \bar M V\rangle$ with $\bar M = A^{-1}$ and
+$W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than this operator.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax import _check
-from mocha_jax._math import matmul, safe_ratio
-from mocha_jax._pytree import Hyperparameter, Pytree, static
-from mocha_jax._transfers import on_purpose
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, Pytree, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax.spectral import thin_svd
+
+__all__ = [
+    "as_matrix",
+    "correlation",
+    "Coupling",
+    "Dense",
+    "Diagonal",
+    "Exchangeable",
+    "LowRank",
+    "SIGMA_PRIME_RULES",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
 
@@ -29,52 +45,54 @@ _EXACT_ROWS, _ROWS_AT_ONCE = 4096, 64
 class Coupling(Pytree):
     r"""A symmetric positive semi-definite operator on the task axis."""
 
+    dense: ClassVar[bool] = False  # whether it needs all tasks' rows at once, as a full matrix does
+
     @abstractmethod
     def apply(self, v: Array) -> Array:
-        r""":math:`W = \bar M V`: ``[m, d]`` to ``[m, d]``."""
+        r"""$W = \bar M V$: ``[m, d]`` to ``[m, d]``."""
 
     @abstractmethod
     def diagonal(self) -> Array:
-        r""":math:`\bar M_{tt}`, each task's own curvature, ``[m]``."""
+        r"""$\bar M_{tt}$, each task's own curvature, ``[m]``."""
 
     @abstractmethod
     def row_sums(self, nodes: Array) -> Array:
-        r""":math:`\sum_{t'} n_{t'} |\bar M_{tt'}|` with `nodes` the counts n, ``[m]``."""
+        r"""$\sum_{t'} n_{t'} |\bar M_{tt'}|$ with `nodes` the counts n, ``[m]``."""
 
     @abstractmethod
     def spectral_bound(self, nodes: Array) -> Array:
-        r"""At least :math:`\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})` over nodes, D the diagonal; a scalar."""
+        r"""At least $\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})$ over nodes, D the diagonal; a scalar."""
 
     @abstractmethod
     def prox(self, y: Array, rho: Array) -> Array:
-        r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2 = \rho\bar M(I + \rho\bar M)^{-1} Y`."""
+        r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2 = \rho\bar M(I + \rho\bar M)^{-1} Y$."""
 
     @abstractmethod
     def gradient(self, w: Array) -> Array:
-        r"""A subgradient of R at W: :math:`AW` with :math:`A = \bar M^{-1}`, on the range of :math:`\bar M`."""
+        r"""A subgradient of R at W: $AW$ with $A = \bar M^{-1}$, on the range of $\bar M$."""
 
-    def linear(self) -> Coupling:
-        r"""A linear one, B, with :math:`R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle`."""
+    def quadratic_majorizer(self) -> Coupling:
+        r"""A linear one, B, with $R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle$."""
         return self
 
-    def restrict(self, w: Array) -> Array:
-        r"""W moved to the nearest weights of finite R: the range of :math:`\bar M`."""
+    def project_to_range(self, w: Array) -> Array:
+        r"""W moved to the nearest weights of finite R: the range of $\bar M$."""
         return w
 
     def conjugate(self, v: Array) -> Array:
-        r""":math:`R^*(V) = \tfrac12 \langle V, \bar M V \rangle`, a scalar."""
+        r"""$R^*(V) = \tfrac12 \langle V, \bar M V \rangle$, a scalar."""
         return 0.5 * jnp.sum(v * self.apply(v))
 
     def value(self, v: Array, w: Array) -> Array:
-        r""":math:`R(W)` at W = apply(V)."""
+        r"""$R(W)$ at W = apply(V)."""
         return 0.5 * jnp.sum(v * w)
 
     def slack(self, v: Array, w: Array) -> Array | float:
-        r""":math:`R(W) + R^*(V) - \langle V, W\rangle \ge 0` at W = apply(V): what `apply` leaves open."""
+        r"""$R(W) + R^*(V) - \langle V, W\rangle \ge 0$ at W = apply(V): what `apply` leaves open."""
         return 0.0
 
     def sigma_prime(self, rule: str, gamma: Hyperparameter = 1.0, nodes: Array | None = None) -> Array:
-        r"""A safe scaling per task, eq. (28): :math:`\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})`.
+        r"""A safe scaling per task, eq. (28): $\gamma \bar M \preceq \mathrm{diag}(\sigma'_t \bar M_{tt})$.
 
         Args:
           rule: ``"lemma9"``, the largest row sum (29) for all tasks; ``"per_task"``, each
@@ -84,20 +102,21 @@ class Coupling(Pytree):
           nodes: how many nodes share each task, ``[m]``; default one. The condition is
             over nodes, so three nodes on one task make it three times as hard.
 
-        >>> import jax.numpy as jnp
-        >>> m = jnp.array([[2.0, 1.0], [1.0, 4.0]])
-        >>> Dense(m).sigma_prime("per_task").tolist()
-        [1.5, 1.25]
-        >>> Dense(m).sigma_prime("lemma9").tolist()
-        [1.5, 1.5]
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> m = jnp.array([[2.0, 1.0], [1.0, 4.0]])
+          >>> Dense(m).sigma_prime("per_task").tolist()
+          [1.5, 1.25]
+          >>> Dense(m).sigma_prime("lemma9").tolist()
+          [1.5, 1.5]
         """
-        _check.one_of("sigma_prime", "rule", rule, SIGMA_PRIME_RULES)
-        _check.in_unit_interval("sigma_prime", open_left=True, gamma=gamma)
-        _check.scalar("sigma_prime", gamma=gamma)
+        check.one_of("sigma_prime", "rule", rule, SIGMA_PRIME_RULES)
+        check.in_unit_interval("sigma_prime", open_left=True, gamma=gamma)
+        check.scalar("sigma_prime", gamma=gamma)
         diagonal = self.diagonal()
         if nodes is not None:
-            _check.array("sigma_prime", "nodes", nodes, diagonal.shape)
-            _check.nonnegative("sigma_prime", nodes=nodes)
+            check.array("sigma_prime", "nodes", nodes, diagonal.shape)
+            check.nonnegative("sigma_prime", nodes=nodes)
         nodes = jnp.ones_like(diagonal) if nodes is None else jnp.maximum(jnp.asarray(nodes, diagonal.dtype), 1.0)
         if rule == "spectral":
             sigma = jnp.broadcast_to(self.spectral_bound(nodes), diagonal.shape)
@@ -106,7 +125,7 @@ class Coupling(Pytree):
             if rule == "lemma9":
                 sigma = jnp.broadcast_to(jnp.max(sigma), diagonal.shape)
         # A task is at least as curved as itself; this only matters where the diagonal is 0.
-        return jnp.asarray(_check.number("sigma_prime", "gamma", gamma)) * jnp.maximum(sigma, 1.0)
+        return jnp.asarray(check.number("sigma_prime", "gamma", gamma)) * jnp.maximum(sigma, 1.0)
 
 
 class Diagonal(Coupling):
@@ -115,7 +134,7 @@ class Diagonal(Coupling):
     scale: Array  # [m]
 
     def __post_init__(self) -> None:
-        _check.array("Diagonal", "scale", self.scale, ("m",))
+        check.array("Diagonal", "scale", self.scale, ("m",))
 
     def apply(self, v: Array) -> Array:
         return self.scale[:, None] * v
@@ -138,7 +157,7 @@ class Diagonal(Coupling):
 
 
 class Exchangeable(Coupling):
-    r"""All tasks alike: :math:`\bar M = a(I - J) + b J` with :math:`J = 11^\top/m`, b >= a. O(m d)."""
+    r"""All tasks alike: $\bar M = a(I - J) + b J$ with $J = 11^\top/m$, b >= a. O(m d)."""
 
     within: Array  # [] a, on deviations from the mean
     common: Array  # [] b, on the mean
@@ -146,8 +165,8 @@ class Exchangeable(Coupling):
 
     def __post_init__(self) -> None:
         for name, value in (("within", self.within), ("common", self.common)):
-            _check.number("Exchangeable", name, value)
-        _check.integer("Exchangeable", 1, num_tasks=self.num_tasks)
+            check.number("Exchangeable", name, value)
+        check.integer("Exchangeable", 1, num_tasks=self.num_tasks)
 
     @property
     def _off(self) -> Array:
@@ -179,8 +198,10 @@ class Dense(Coupling):
 
     matrix: Array  # [m, m]
 
+    dense = True
+
     def __post_init__(self) -> None:
-        _check.array("Dense", "matrix", self.matrix, ("m", "m"))
+        check.array("Dense", "matrix", self.matrix, ("m", "m"))
         if self.matrix.shape[0] != self.matrix.shape[1]:
             raise ValueError(f"Dense: matrix must be square, [m, m], got shape {self.matrix.shape}.")
 
@@ -194,10 +215,10 @@ class Dense(Coupling):
         return jnp.linalg.solve(self.matrix, w)
 
     def conjugate_bound(self, v: Array, precision: Array) -> Array:
-        r"""At least :math:`\tfrac12\langle V, A^{-1}V\rangle` where the matrix is but nearly the inverse of A.
+        r"""At least $\tfrac12\langle V, A^{-1}V\rangle$ where the matrix is but nearly the inverse of A.
 
-        With :math:`E = I - A\bar M`, :math:`A^{-1} = \bar M(I - E)^{-1}` differs from the matrix by at most
-        :math:`\|\bar M\|\,\|E\|/(1 - \|E\|)`. Infinite where nothing can be said.
+        With $E = I - A\bar M$, $A^{-1} = \bar M(I - E)^{-1}$ differs from the matrix by at most
+        $\|\bar M\|\,\|E\|/(1 - \|E\|)$. Infinite where nothing can be said.
         """
         m, size = len(v), jnp.abs(self.matrix)
         off = jnp.abs(jnp.eye(m, dtype=v.dtype) - matmul(precision, self.matrix))
@@ -221,15 +242,15 @@ class Dense(Coupling):
 
 
 class LowRank(Coupling):
-    r""":math:`\bar M = b I + F F^\top` with F of few columns: O(m r) numbers, O(m r d) work, never m x m."""
+    r"""$\bar M = b I + F F^\top$ with F of few columns: O(m r) numbers, O(m r d) work, never m x m."""
 
     base: Array  # [] b >= 0
     factor: Array  # [m, r] F
 
     def __post_init__(self) -> None:
-        _check.number("LowRank", "base", self.base)
-        _check.array("LowRank", "factor", self.factor, ("m", "r"))
-        _check.number("LowRank", "factor", self.factor)
+        check.number("LowRank", "base", self.base)
+        check.array("LowRank", "factor", self.factor, ("m", "r"))
+        check.number("LowRank", "factor", self.factor)
 
     def apply(self, v: Array) -> Array:
         return self.base * v + matmul(self.factor, matmul(self.factor.T, v))
@@ -243,13 +264,13 @@ class LowRank(Coupling):
         aside = jnp.where(self.base > 0, w - matmul(u, along), 0.0)
         return matmul(u, safe_ratio(along, curvature[:, None])) + safe_ratio(aside, self.base)
 
-    def restrict(self, w: Array) -> Array:
+    def project_to_range(self, w: Array) -> Array:
         u, curvature = self._spectrum()
         inside = matmul(u, jnp.where(curvature > 0, 1.0, 0.0)[:, None] * matmul(u.T, w))
         return jnp.where(self.base > 0, w, inside)
 
     def _spectrum(self) -> tuple[Array, Array]:
-        r"""Left singular vectors of F ``[m, r]``, and eigenvalues of :math:`\bar M` there, 0 up to rounding."""
+        r"""Left singular vectors of F ``[m, r]``, and eigenvalues of $\bar M$ there, 0 up to rounding."""
         u, f, _ = thin_svd(self.factor)
         curvature = self.base + f**2
         return u, jnp.where(curvature > jnp.finfo(f.dtype).eps * jnp.max(curvature), curvature, 0.0)
@@ -277,7 +298,7 @@ class LowRank(Coupling):
 
 def as_matrix(coupling: Coupling) -> Any:
     """The operator written out, ``[m, m]``; for inspection and tests of small problems."""
-    _check.instance("as_matrix", "coupling", coupling, Coupling, "coupling.Dense(matrix)")
+    check.instance("as_matrix", "coupling", coupling, Coupling, "coupling.Dense(matrix)")
     diagonal = coupling.diagonal()
     return coupling.apply(jnp.eye(diagonal.shape[0], dtype=diagonal.dtype))
 
@@ -286,11 +307,12 @@ def as_matrix(coupling: Coupling) -> Any:
 def correlation(covariance: Array) -> Array:
     """A covariance scaled to unit diagonal; a variable without variance is related to none.
 
-    >>> import jax.numpy as jnp
-    >>> correlation(jnp.array([[4.0, 1.0], [1.0, 1.0]])).tolist()
-    [[1.0, 0.5], [0.5, 1.0]]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> correlation(jnp.array([[4.0, 1.0], [1.0, 1.0]])).tolist()
+      [[1.0, 0.5], [0.5, 1.0]]
     """
-    covariance = _check.square("correlation", "covariance", covariance)
+    covariance = check.square("correlation", "covariance", covariance)
     scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0.0))
     related = safe_ratio(covariance, scale[:, None] * scale[None, :])
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))

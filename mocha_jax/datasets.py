@@ -1,7 +1,7 @@
-r"""Synthetic federations whose weights W and relationship :math:`\Omega` are known.
+r"""Synthetic federations whose weights W and relationship $\Omega$ are known.
 
 Made in three steps, each a pure function of a key: a task covariance, weights
-:math:`W \sim \mathcal{MN}(0, \Omega \otimes I)`, and samples. `federation` does all three.
+$W \sim \mathcal{MN}(0, \Omega \otimes I)$, and samples. `federation` does all three.
 """
 
 from __future__ import annotations
@@ -13,11 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._math import matmul
-from mocha_jax._transfers import on_purpose
+from mocha_jax._core import check
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.math import matmul
 from mocha_jax.spectral import matrix_sqrt
+
+__all__ = [
+    "classification",
+    "clusters",
+    "Federation",
+    "federation",
+    "low_rank",
+    "regression",
+    "sample_weights",
+    "skewed_sizes",
+    "sparse_graph",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class Federation(NamedTuple):
@@ -39,20 +55,21 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
       across: correlation of two tasks of different clusters, below `within`. Negative values
         down to ``-within / (num_clusters - 1)`` or so make rival clusters.
 
-    >>> clusters(4, 2, within=0.5).tolist()[0]
-    [1.0, 0.5, 0.0, 0.0]
+    Examples:
+      >>> clusters(4, 2, within=0.5).tolist()[0]
+      [1.0, 0.5, 0.0, 0.0]
     """
-    _check.integer("clusters", 1, num_tasks=num_tasks, num_clusters=num_clusters)
+    check.integer("clusters", 1, num_tasks=num_tasks, num_clusters=num_clusters)
     if num_clusters > num_tasks:
         raise ValueError(f"clusters: num_clusters must be at most num_tasks, {num_tasks}, got {num_clusters}.")
-    _check.scalar("clusters", within=within, across=across)
-    _check.in_unit_interval("clusters", open_right=True, within=within)
+    check.scalar("clusters", within=within, across=across)
+    check.in_unit_interval("clusters", open_right=True, within=within)
     num_tasks, num_clusters = int(num_tasks), int(num_clusters)
     within, across = _number("clusters", "within", within), _number("clusters", "across", across)
     label = jnp.arange(num_tasks) * num_clusters // num_tasks
     covariance = jnp.where(label[:, None] == label[None, :], within, across)
     covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
-    _check.positive_semidefinite("clusters", "covariance", covariance)
+    check.positive_semidefinite("clusters", "covariance", covariance)
     return covariance
 
 
@@ -66,10 +83,10 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
       rank: how many factors.
       noise: share of a task's variance that is its own, in [0, 1].
     """
-    _check.key("low_rank", key)
-    _check.integer("low_rank", 1, num_tasks=num_tasks, rank=rank)
-    _check.scalar("low_rank", noise=noise)
-    _check.in_unit_interval("low_rank", noise=noise)
+    check.key("low_rank", key)
+    check.integer("low_rank", 1, num_tasks=num_tasks, rank=rank)
+    check.scalar("low_rank", noise=noise)
+    check.in_unit_interval("low_rank", noise=noise)
     num_tasks, rank, noise = int(num_tasks), int(rank), _number("low_rank", "noise", noise)
     factor = jax.random.normal(key, (num_tasks, rank))
     factor = factor / jnp.linalg.norm(factor, axis=1, keepdims=True) * (1.0 - noise) ** 0.5
@@ -80,7 +97,7 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
 def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: float = 4.0) -> tuple[Array, Array]:
     r"""A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
 
-    The Laplacian is the :math:`\Omega` to give to `regularizers.Graph`; the covariance is
+    The Laplacian is the $\Omega$ to give to `regularizers.Graph`; the covariance is
     ``inv(strength * laplacian + I)``, scaled to a mean diagonal of 1.
 
     Args:
@@ -89,10 +106,10 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
       degree: neighbours of a task on average.
       strength: how much a pair of neighbours agrees, >= 0.
     """
-    _check.key("sparse_graph", key)
-    _check.integer("sparse_graph", 1, num_tasks=num_tasks)
-    _check.scalar("sparse_graph", degree=degree, strength=strength)
-    _check.nonnegative("sparse_graph", degree=degree, strength=strength)
+    check.key("sparse_graph", key)
+    check.integer("sparse_graph", 1, num_tasks=num_tasks)
+    check.scalar("sparse_graph", degree=degree, strength=strength)
+    check.nonnegative("sparse_graph", degree=degree, strength=strength)
     num_tasks, degree = int(num_tasks), _number("sparse_graph", "degree", degree)
     strength = _number("sparse_graph", "strength", strength)
     edge = jnp.triu(jax.random.uniform(key, (num_tasks, num_tasks)) < degree / max(num_tasks - 1, 1), 1)
@@ -105,10 +122,10 @@ def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: f
 @on_purpose
 def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     """Weights ``[m, d]`` whose features are independent draws of N(0, covariance)."""
-    _check.key("sample_weights", key)
-    _check.integer("sample_weights", 1, num_features=num_features)
-    _check.positive_semidefinite("sample_weights", "covariance", covariance)
-    covariance = _check.square("sample_weights", "covariance", covariance)
+    check.key("sample_weights", key)
+    check.integer("sample_weights", 1, num_features=num_features)
+    check.positive_semidefinite("sample_weights", "covariance", covariance)
+    covariance = check.square("sample_weights", "covariance", covariance)
     return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), int(num_features))))
 
 
@@ -116,12 +133,13 @@ def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
 def skewed_sizes(key: Array, num_tasks: int, smallest: int, largest: int) -> np.ndarray:
     """Sample counts spread evenly on a log scale from `smallest` to `largest`, in random order.
 
-    >>> import jax
-    >>> sorted(skewed_sizes(jax.random.key(0), 3, 10, 1000).tolist())
-    [10, 100, 1000]
+    Examples:
+      >>> import jax
+      >>> sorted(skewed_sizes(jax.random.key(0), 3, 10, 1000).tolist())
+      [10, 100, 1000]
     """
-    _check.key("skewed_sizes", key)
-    _check.integer("skewed_sizes", 1, num_tasks=num_tasks, smallest=smallest, largest=largest)
+    check.key("skewed_sizes", key)
+    check.integer("skewed_sizes", 1, num_tasks=num_tasks, smallest=smallest, largest=largest)
     num_tasks, smallest, largest = int(num_tasks), int(smallest), int(largest)
     if smallest > largest:
         raise ValueError(f"skewed_sizes: smallest must be at most largest, {largest}, got {smallest}.")
@@ -143,8 +161,8 @@ def classification(
       loss_scaling: of the data, see `pack_tasks`.
     """
     weights = _check_samples("classification", key, weights, sizes)
-    _check.scalar("classification", label_noise=label_noise)
-    _check.in_unit_interval("classification", label_noise=label_noise)
+    check.scalar("classification", label_noise=label_noise)
+    check.in_unit_interval("classification", label_noise=label_noise)
     x_key, flip_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
     flip = jax.random.bernoulli(flip_key, _number("classification", "label_noise", label_noise), z.shape)
@@ -158,8 +176,8 @@ def regression(
 ) -> TaskData:
     """Samples with targets w_t'x plus Gaussian noise of deviation `noise`; otherwise as `classification`."""
     weights = _check_samples("regression", key, weights, sizes)
-    _check.scalar("regression", noise=noise)
-    _check.nonnegative("regression", noise=noise)
+    check.scalar("regression", noise=noise)
+    check.nonnegative("regression", noise=noise)
     x_key, noise_key = jax.random.split(key)
     x, z = _samples(x_key, weights, sizes)
     noise = _number("regression", "noise", noise).astype(z.dtype)
@@ -188,16 +206,17 @@ def federation(
       largest: most samples of a task.
       label_noise: probability of a flipped label.
 
-    >>> import jax
-    >>> truth = federation(jax.random.key(0), num_tasks=8, num_features=5)
-    >>> truth.data.x.shape, truth.weights.shape, int(truth.data.sizes.min())
-    ((8, 120, 5), (8, 5), 12)
+    Examples:
+      >>> import jax
+      >>> truth = federation(jax.random.key(0), num_tasks=8, num_features=5)
+      >>> truth.data.x.shape, truth.weights.shape, int(truth.data.sizes.min())
+      ((8, 120, 5), (8, 5), 12)
     """
-    _check.key("federation", key)
-    _check.integer("federation", 1, num_tasks=num_tasks, num_features=num_features)
+    check.key("federation", key)
+    check.integer("federation", 1, num_tasks=num_tasks, num_features=num_features)
     num_tasks, num_features = int(num_tasks), int(num_features)
     if covariance is not None:
-        covariance = _check.floats("federation", "covariance", covariance, (num_tasks, num_tasks))
+        covariance = check.floats("federation", "covariance", covariance, (num_tasks, num_tasks))
     weight_key, size_key, sample_key = jax.random.split(key, 3)
     covariance = clusters(num_tasks, min(4, num_tasks)) if covariance is None else covariance
     weights = sample_weights(weight_key, covariance, num_features)
@@ -207,20 +226,20 @@ def federation(
 
 def _number(owner: str, name: str, value: Any) -> Any:
     """In JAX's default float, finite there."""
-    found = jnp.asarray(_check.number(owner, name, value), float)
-    if (known := _check.concrete(found)) is not None and not np.isfinite(known):
-        raise ValueError(f"{owner}: {name} must be finite as a number of {found.dtype}, got {_check.shown(value)}.")
+    found = jnp.asarray(check.number(owner, name, value), float)
+    if (known := check.concrete(found)) is not None and not np.isfinite(known):
+        raise ValueError(f"{owner}: {name} must be finite as a number of {found.dtype}, got {check.shown(value)}.")
     return found
 
 
 def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) -> Array:
     """The weights as JAX takes them."""
-    _check.key(owner, key)
-    weights = _check.floats(owner, "weights", weights, ("m", "d"))
-    if (known := _check.concrete(weights)) is not None and not np.isfinite(known).all():
+    check.key(owner, key)
+    weights = check.floats(owner, "weights", weights, ("m", "d"))
+    if (known := check.concrete(weights)) is not None and not np.isfinite(known).all():
         raise ValueError(f"{owner}: weights must be finite, but hold NaN or infinity in {weights.dtype}.")
     m = len(weights)
-    _check.array(owner, "sizes", sizes, (m,))
+    check.array(owner, "sizes", sizes, (m,))
     given = np.asarray(sizes)
     if given.dtype.kind not in "iu" or given.min(initial=1) < 1:
         raise ValueError(f"{owner}: sizes must be integers >= 1, one for each of {m} tasks, got {given}.")

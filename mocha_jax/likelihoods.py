@@ -1,4 +1,4 @@
-r"""What a network's outputs say about a label: :math:`-\log p(y \mid f)`, the loss of networks."""
+r"""Likelihoods of labels given a network's outputs: $-\log p(y \mid f)$, the loss of networks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, Pytree
+
+__all__ = [
+    "Categorical",
+    "Gaussian",
+    "Likelihood",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class Likelihood(Pytree):
@@ -32,11 +42,11 @@ class Likelihood(Pytree):
 
     @abstractmethod
     def error(self, outputs: Array, y: Array) -> Array:
-        """What a score averages: 1 for a wrong class, the squared error of a number."""
+        """Return the error that scores average: 1 for a wrong class, the squared error of a number."""
 
     @abstractmethod
     def predictive(self, outputs: Array) -> Array:
-        """What may be averaged over draws of a model: probabilities ``[..., b, c]``, or means."""
+        """Return predictions that may be averaged over draws of a model: probabilities ``[..., b, c]``, or means."""
 
     @abstractmethod
     def mixed(self, predictive: Array, y: Array) -> tuple[Array, Array]:
@@ -46,9 +56,10 @@ class Likelihood(Pytree):
 class Categorical(Likelihood):
     """Classes 0, 1, ..., c - 1 by softmax: outputs are logits ``[b, c]``.
 
-    >>> import jax.numpy as jnp
-    >>> float(Categorical().error(jnp.array([[2.0, 1.0]]), jnp.array([0.0]))[0])
-    0.0
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> float(Categorical().error(jnp.array([[2.0, 1.0]]), jnp.array([0.0]))[0])
+      0.0
     """
 
     classes: ClassVar[bool] = True
@@ -91,8 +102,8 @@ class Gaussian(Likelihood):
     noise: Hyperparameter = 1.0
 
     def __post_init__(self) -> None:
-        _check.scalar("Gaussian", noise=self.noise)
-        _check.positive("Gaussian", noise=self.noise)
+        check.scalar("Gaussian", noise=self.noise)
+        check.positive("Gaussian", noise=self.noise)
 
     def check_outputs(self, owner: str, outputs: int, y: np.ndarray | None) -> None:
         if outputs != 1:

@@ -1,4 +1,4 @@
-"""How good a model is on held-out data: per task, then averaged over tasks.
+"""Metrics of a model on held-out data: per task, then averaged over tasks.
 
 A task without samples in the data has no score and does not count. One whose predictions are
 NaN has the score NaN. Weights of one task (a global model) are used
@@ -11,12 +11,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._math import safe_ratio
-from mocha_jax._objective import predictions
-from mocha_jax._transfers import on_purpose
+from mocha_jax._core import check
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.losses import Loss
+
+__all__ = [
+    "auc",
+    "error_rate",
+    "mean_loss",
+    "mean_over_tasks",
+    "predicted",
+    "rmse",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @on_purpose
@@ -28,10 +40,11 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
       data: samples with labels -1 and +1.
       per_task: return every task's score ``[num_tasks]`` (NaN without samples), not the mean.
 
-    >>> import numpy as np, jax.numpy as jnp, mocha_jax as mj
-    >>> data = mj.pack_tasks([np.eye(2, dtype="f"), np.eye(2, dtype="f")], [np.ones(2), -np.ones(2)])
-    >>> float(error_rate(jnp.array([[1.0, 1.0], [1.0, -1.0]]), data))
-    0.25
+    Examples:
+      >>> import numpy as np, jax.numpy as jnp, mocha_jax as mj
+      >>> data = mj.pack_tasks([np.eye(2, dtype="f"), np.eye(2, dtype="f")], [np.ones(2), -np.ones(2)])
+      >>> float(error_rate(jnp.array([[1.0, 1.0], [1.0, -1.0]]), data))
+      0.25
     """
     z = predicted(weights, data)
     wrong = jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))
@@ -41,7 +54,7 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
 @on_purpose
 def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
-    _check.flag("rmse", per_task=per_task)
+    check.flag("rmse", per_task=per_task)
     z = predicted(weights, data)
     return _summary(jnp.sqrt(_task_means((z - data.y) ** 2, data)), _counts(data) > 0, per_task)
 
@@ -49,8 +62,8 @@ def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 @on_purpose
 def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
-    _check.instance("mean_loss", "loss", loss, Loss, "losses.Hinge()")
-    _check.flag("mean_loss", per_task=per_task)
+    check.instance("mean_loss", "loss", loss, Loss, "losses.Hinge()")
+    check.flag("mean_loss", per_task=per_task)
     loss.check_numbers()
     losses = loss.value(predicted(weights, data), data.y)
     counts = _counts(data).astype(losses.dtype)
@@ -68,7 +81,7 @@ def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 
     A task whose samples are all of one class has no score. Arguments as `error_rate`.
     """
-    _check.flag("auc", per_task=per_task)
+    check.flag("auc", per_task=per_task)
     z, y, real = predicted(weights, data), data.y, data.weight > 0
     if data.shared:  # a task's samples are spread over nodes: look at all of them, task by task
         tasks = jnp.arange(data.num_tasks, dtype=data.task.dtype)
@@ -93,18 +106,18 @@ def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
 
 def predicted(weights: Array, data: TaskData) -> Array:
     """The predictions w'x of every sample, ``[m, n]``, by each task's weights or those of a global model."""
-    _check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
-    weights = _check.floats("metrics", "weights", weights, ("num_tasks", data.num_features))
+    check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
+    weights = check.floats("metrics", "weights", weights, ("num_tasks", data.num_features))
     if len(weights) == 1:
         weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))
-    return predictions(data, weights)
+    return data.predictions(weights)
 
 
 def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:
-    """Of a number for every sample: the mean of each task, and of them the mean unless `per_task`."""
-    _check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
-    _check.flag("metrics", per_task=per_task)
-    values = _check.floats("metrics", "values", values, data.y.shape)
+    """Average a number of every sample over each task, and over tasks unless `per_task`."""
+    check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
+    check.flag("metrics", per_task=per_task)
+    values = check.floats("metrics", "values", values, data.y.shape)
     return _summary(_task_means(values, data), _counts(data) > 0, per_task)
 
 

@@ -3,20 +3,20 @@ r"""Models that are not linear: pairs of pure functions, ``init(key)`` and ``app
 `MLP` and `CNN` come with the library, `Lateral` is the two-part network of VIRTUAL, and `Model` takes the functions of
 any other library. Of flax, for instance,
 
-.. code-block:: python
-
-    net = flax.linen.Dense(10)
-    model = mj.networks.Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)
+```python
+net = flax.linen.Dense(10)
+model = mj.networks.Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)
+```
 
 of equinox, whose models are pytrees with non-arrays in them,
 
-.. code-block:: python
-
-    params, static = eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)
-    model = mj.networks.Model(
-        lambda key: eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)[0],
-        lambda params, x: jax.vmap(eqx.combine(params, static))(x),
-    )
+```python
+params, static = eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)
+model = mj.networks.Model(
+    lambda key: eqx.partition(eqx.nn.MLP(784, 10, 200, 2, key=key), eqx.is_array)[0],
+    lambda params, x: jax.vmap(eqx.combine(params, static))(x),
+)
+```
 
 and of haiku, ``net = hk.without_apply_rng(hk.transform(f))``,
 ``Model(lambda key: net.init(key, jnp.zeros((1, 784))), net.apply)``.
@@ -35,8 +35,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax import _check
-from mocha_jax._pytree import Pytree, static
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, static
+
+__all__ = [
+    "CNN",
+    "Lateral",
+    "LateralLayer",
+    "Layer",
+    "MLP",
+    "Model",
+    "Network",
+    "Parts",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Params = Any  # a pytree of arrays
 
@@ -63,10 +79,11 @@ class Model(Network):
       predict: ``predict(params, x)``, or ``predict(params, x, key)`` where `stochastic`.
       stochastic: whether predictions in training take a key; outside of training it is None.
 
-    >>> import jax, jax.numpy as jnp, mocha_jax as mj
-    >>> model = mj.networks.Model(lambda key: jax.random.normal(key, (4, 2)), lambda w, x: x @ w)
-    >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
-    (3, 2)
+    Examples:
+      >>> import jax, jax.numpy as jnp, mocha_jax as mj
+      >>> model = mj.networks.Model(lambda key: jax.random.normal(key, (4, 2)), lambda w, x: x @ w)
+      >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
+      (3, 2)
     """
 
     initialise: Callable[[Array], Params] = static()
@@ -74,9 +91,9 @@ class Model(Network):
     stochastic: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        _check.function("Model", "initialise", self.initialise, "lambda key: ...")
-        _check.function("Model", "predict", self.predict, "lambda params, x: ...")
-        _check.flag("Model", stochastic=self.stochastic)
+        check.function("Model", "initialise", self.initialise, "lambda key: ...")
+        check.function("Model", "predict", self.predict, "lambda params, x: ...")
+        check.flag("Model", stochastic=self.stochastic)
 
     def init(self, key: Array) -> Params:
         return self.initialise(key)
@@ -101,11 +118,12 @@ class MLP(Network):
       hidden: widths of the hidden layers.
       dropout: share of the inputs of every layer that training leaves out.
 
-    McMahan's "2NN" for MNIST is ``MLP(784, 10, (200, 200))``:
+    Examples:
+      McMahan's "2NN" for MNIST is ``MLP(784, 10, (200, 200))``:
 
-    >>> import jax, mocha_jax as mj
-    >>> sum(a.size for a in jax.tree.leaves(mj.networks.MLP(784, 10, (200, 200)).init(jax.random.key(0))))
-    199210
+      >>> import jax, mocha_jax as mj
+      >>> sum(a.size for a in jax.tree.leaves(mj.networks.MLP(784, 10, (200, 200)).init(jax.random.key(0))))
+      199210
     """
 
     features: int = static()
@@ -114,10 +132,10 @@ class MLP(Network):
     dropout: float = static(default=0.0)
 
     def __post_init__(self) -> None:
-        _check.integer("MLP", 1, features=self.features, outputs=self.outputs)
-        object.__setattr__(self, "hidden", _check.widths("MLP", "hidden", self.hidden, "(200, 200)"))
-        _check.in_unit_interval("MLP", open_right=True, dropout=self.dropout)
-        _check.scalar("MLP", dropout=self.dropout)
+        check.integer("MLP", 1, features=self.features, outputs=self.outputs)
+        object.__setattr__(self, "hidden", check.widths("MLP", "hidden", self.hidden, "(200, 200)"))
+        check.in_unit_interval("MLP", open_right=True, dropout=self.dropout)
+        check.scalar("MLP", dropout=self.dropout)
 
     def init(self, key: Array) -> tuple[Layer, ...]:
         widths = self.features, *self.hidden, self.outputs
@@ -139,9 +157,10 @@ class CNN(Network):
       channels: of the convolutions.
       hidden: width of the dense layer.
 
-    >>> import jax, mocha_jax as mj
-    >>> sum(a.size for a in jax.tree.leaves(mj.networks.CNN().init(jax.random.key(0))))
-    1663370
+    Examples:
+      >>> import jax, mocha_jax as mj
+      >>> sum(a.size for a in jax.tree.leaves(mj.networks.CNN().init(jax.random.key(0))))
+      1663370
     """
 
     shape: tuple[int, int, int] = static(default=(28, 28, 1))
@@ -150,9 +169,9 @@ class CNN(Network):
     hidden: int = static(default=512)
 
     def __post_init__(self) -> None:
-        _check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden)
+        check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden)
         for name, example in (("shape", "(28, 28, 1)"), ("channels", "(32, 64)")):
-            object.__setattr__(self, name, _check.widths("CNN", name, getattr(self, name), example))
+            object.__setattr__(self, name, check.widths("CNN", name, getattr(self, name), example))
         if len(self.shape) != 3 or min(self.shape[:2]) < 4:
             raise ValueError(f"CNN: shape must be height, width (4 or more) and channels, got {self.shape}.")
         if len(self.channels) != 2:
@@ -200,11 +219,13 @@ class Lateral(Network):
 
     Equation (4) of the paper,
 
-    .. math:: h^c_l = \sigma\big(\phi^w_l h^c_{l-1}
-        + \phi^\alpha_l \odot \phi^u_l\,\sigma(h^s_{l-1} + \phi^b_l) + \phi^c_l\big), \qquad
-        h^s_l = \sigma(\theta^w_l h^s_{l-1} + \theta^b_l),
+    $$
+    h^c_l = \sigma\big(\phi^w_l h^c_{l-1}
+    + \phi^\alpha_l \odot \phi^u_l\,\sigma(h^s_{l-1} + \phi^b_l) + \phi^c_l\big), \qquad
+    h^s_l = \sigma(\theta^w_l h^s_{l-1} + \theta^b_l),
+    $$
 
-    with :math:`h^c_0 = h^s_0 = x`. The last layer has no :math:`\sigma`; the server has hidden layers only, for nothing
+    with $h^c_0 = h^s_0 = x$. The last layer has no $\sigma$; the server has hidden layers only, for nothing
     reads the output of another. Parameters are `Parts`.
 
     Args:
@@ -213,11 +234,12 @@ class Lateral(Network):
       hidden: widths of the hidden layers, of both networks.
       dropout: share of the inputs of every layer that training leaves out.
 
-    >>> import jax, jax.numpy as jnp, mocha_jax as mj
-    >>> model = mj.networks.Lateral(5, 3, (4, 4))
-    >>> params = model.init(jax.random.key(0))
-    >>> len(params.shared), len(params.private), model.apply(params, jnp.ones((2, 5))).shape
-    (2, 3, (2, 3))
+    Examples:
+      >>> import jax, jax.numpy as jnp, mocha_jax as mj
+      >>> model = mj.networks.Lateral(5, 3, (4, 4))
+      >>> params = model.init(jax.random.key(0))
+      >>> len(params.shared), len(params.private), model.apply(params, jnp.ones((2, 5))).shape
+      (2, 3, (2, 3))
     """
 
     features: int = static()
@@ -226,12 +248,12 @@ class Lateral(Network):
     dropout: float = static(default=0.0)
 
     def __post_init__(self) -> None:
-        _check.integer("Lateral", 1, features=self.features, outputs=self.outputs)
-        object.__setattr__(self, "hidden", _check.widths("Lateral", "hidden", self.hidden, "(100, 100)"))
+        check.integer("Lateral", 1, features=self.features, outputs=self.outputs)
+        object.__setattr__(self, "hidden", check.widths("Lateral", "hidden", self.hidden, "(100, 100)"))
         if not self.hidden:
             raise ValueError("Lateral: without hidden layers nothing is shared; use an MLP.")
-        _check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
-        _check.scalar("Lateral", dropout=self.dropout)
+        check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
+        check.scalar("Lateral", dropout=self.dropout)
 
     def init(self, key: Array) -> Parts:
         below = self.features, *self.hidden
@@ -263,7 +285,7 @@ def dense(key: Array, inputs: int, outputs: int) -> Layer:
 
 
 def convolution(key: Array, size: int, inputs: int, outputs: int) -> Layer:
-    """The same of a convolution."""
+    """Initialise a convolution."""
     return Layer(jax.nn.initializers.glorot_uniform()(key, (size, size, inputs, outputs)), jnp.zeros(outputs))
 
 
@@ -278,7 +300,7 @@ def convolved(h: Array, w: Array) -> Array:
 
 
 def convolved_by_product(h: Array, w: Array) -> Array:
-    """The same as a product of every pixel's patch with the weights."""
+    """Convolve as a product of every pixel's patch with the weights."""
     height, width = h.shape[1:3]
     down, across = w.shape[:2]
     padded = jnp.pad(h, ((0, 0), ((down - 1) // 2, down // 2), ((across - 1) // 2, across // 2), (0, 0)))
@@ -287,7 +309,7 @@ def convolved_by_product(h: Array, w: Array) -> Array:
 
 
 def dropped(x: Array, share: float, key: Array | None, place: int) -> Array:
-    """With a share of the numbers replaced by 0 and the others scaled up; without a key as it is."""
+    """Replace a share of the numbers by 0 and scale up the others; without a key change nothing."""
     if key is None or share == 0.0:
         return x
     kept = jax.random.bernoulli(jax.random.fold_in(key, place), 1.0 - share, x.shape)

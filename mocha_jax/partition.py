@@ -1,15 +1,16 @@
-r"""How one pool of samples is dealt to clients: the heterogeneity of federated benchmarks, from none to severe.
+r"""Partitions of one pool of samples to clients: the heterogeneity of federated benchmarks, from none to severe.
 
-Every function returns a list with the rows of each client, so the same deal serves any arrays of the same length:
+Examples:
+  Every function returns a list with the rows of each client, so the same deal serves any arrays of the same length:
 
->>> import jax, numpy as np, mocha_jax as mj
->>> x, y = np.random.default_rng(0).normal(size=(600, 4)).astype("f"), np.arange(600) % 10
->>> parts = shards(jax.random.key(0), y, 30)
->>> data = mj.pack_tasks([x[rows] for rows in parts], [y[rows] for rows in parts])
->>> data.num_nodes, int(data.sizes.sum()), max(len(set(y[rows].tolist())) for rows in parts)
-(30, 600, 2)
+  >>> import jax, numpy as np, mocha_jax as mj
+  >>> x, y = np.random.default_rng(0).normal(size=(600, 4)).astype("f"), np.arange(600) % 10
+  >>> parts = shards(jax.random.key(0), y, 30)
+  >>> data = mj.pack_tasks([x[rows] for rows in parts], [y[rows] for rows in parts])
+  >>> data.num_nodes, int(data.sizes.sum()), max(len(set(y[rows].tolist())) for rows in parts)
+  (30, 600, 2)
 
-`plotting.label_distribution` draws what came out.
+  `plotting.label_distribution` draws what came out.
 """
 
 from __future__ import annotations
@@ -21,8 +22,23 @@ import jax
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._samples import check_unmasked
+from mocha_jax._core import check
+from mocha_jax._data.samples import check_unmasked
+
+__all__ = [
+    "by_group",
+    "dirichlet",
+    "iid",
+    "Parts",
+    "permuted",
+    "quantity",
+    "shards",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Parts = list[np.ndarray]
 
@@ -54,7 +70,7 @@ def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
       per_client: shards of each.
     """
     labels = _labels("shards", labels)
-    _check.integer("shards", 1, per_client=per_client)
+    check.integer("shards", 1, per_client=per_client)
     _, clients = _enough("shards", len(labels), clients, per_client)
     draw = _generator(key)
     order = draw.permutation(len(labels))
@@ -65,7 +81,7 @@ def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
 
 
 def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, least: int = 1) -> Parts:
-    r"""The samples of each class dealt in random proportions, :math:`\mathrm{Dir}(\alpha, \dots, \alpha)`.
+    r"""The samples of each class dealt in random proportions, $\mathrm{Dir}(\alpha, \dots, \alpha)$.
 
     As Yurochkin et al. 2019. Large alpha: nearly IID. Small alpha: each class is with a few clients, and sizes differ
     widely.
@@ -77,15 +93,16 @@ def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, leas
       alpha: concentration, > 0.
       least: samples that every client has at the end; those with fewer are given some of the largest client's.
 
-    >>> import jax, numpy as np
-    >>> parts = dirichlet(jax.random.key(0), np.arange(100) % 5, 8, alpha=0.1, least=3)
-    >>> sum(map(len, parts)), min(map(len, parts)) >= 3
-    (100, True)
+    Examples:
+      >>> import jax, numpy as np
+      >>> parts = dirichlet(jax.random.key(0), np.arange(100) % 5, 8, alpha=0.1, least=3)
+      >>> sum(map(len, parts)), min(map(len, parts)) >= 3
+      (100, True)
     """
     labels = _labels("dirichlet", labels)
-    _check.scalar("dirichlet", alpha=alpha)
-    _check.positive("dirichlet", alpha=alpha)
-    _check.integer("dirichlet", 1, least=least)
+    check.scalar("dirichlet", alpha=alpha)
+    check.positive("dirichlet", alpha=alpha)
+    check.integer("dirichlet", 1, least=least)
     _, clients = _enough("dirichlet", len(labels), clients, least)
     draw = _generator(key)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
@@ -101,7 +118,7 @@ def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, leas
 
 
 def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least: int = 1) -> Parts:
-    """The same distribution everywhere, but sizes in proportions from a log-normal distribution.
+    """Deal samples of one distribution in sizes whose proportions are log-normal.
 
     Args:
       key: a JAX random key.
@@ -110,9 +127,9 @@ def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least:
       sigma: spread of the logarithms of sizes, >= 0; 0 is `iid`.
       least: samples that every client has.
     """
-    _check.scalar("quantity", sigma=sigma)
-    _check.nonnegative("quantity", sigma=sigma)
-    _check.integer("quantity", 1, least=least)
+    check.scalar("quantity", sigma=sigma)
+    check.nonnegative("quantity", sigma=sigma)
+    check.integer("quantity", 1, least=least)
     count, clients = _enough("quantity", count, clients, least)
     draw = _generator(key)
     logs = sigma * draw.normal(size=clients)
@@ -136,16 +153,16 @@ def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
       key: a JAX random key. The order depends on it and on the client's place only.
       xs: ``[n_t, d]`` of each client.
     """
-    _check.key("permuted", key)
+    check.key("permuted", key)
     check_unmasked("permuted", xs=xs)
-    arrays = _check.arrays("permuted", "xs", xs)
+    arrays = check.arrays("permuted", "xs", xs)
     if wrong := [a.shape for a in arrays if a.ndim != 2]:
         raise ValueError(f"permuted: samples of a client are [n_t, d], got shape {wrong[0]}; flatten pictures first.")
     return [x[:, _generator(jax.random.fold_in(key, t)).permutation(x.shape[1])] for t, x in enumerate(arrays)]
 
 
 def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
-    """With rows of the largest given to those that have too few."""
+    """Give rows of the largest to those that have too few."""
     parts = [draw.permutation(part) for part in parts]
     for t in range(len(parts)):
         while (short := least - len(parts[t])) > 0:
@@ -157,16 +174,16 @@ def _topped_up(parts: Parts, least: int, draw: np.random.Generator) -> Parts:
 
 
 def _generator(key: Array) -> np.random.Generator:
-    _check.key("partition", key)
+    check.key("partition", key)
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).tolist())
 
 
 def _labels(owner: str, labels: Any) -> np.ndarray:
     if np.ma.is_masked(labels):
         raise ValueError(f"{owner}: {int(np.ma.getmaskarray(labels).sum())} labels are masked; fill or remove them.")
-    given, labels = labels, _check.concrete(labels)
+    given, labels = labels, check.concrete(labels)
     if labels is None or labels.ndim != 1 or not len(labels):
-        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {_check.shown(given)}.")
+        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {check.shown(given)}.")
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         raise ValueError(f"{owner}: {int(np.isnan(labels).sum())} labels are NaN.")
     return labels
@@ -174,7 +191,7 @@ def _labels(owner: str, labels: Any) -> np.ndarray:
 
 def _enough(owner: str, count: int, clients: int, each: int = 1) -> tuple[int, int]:
     """Count and clients as Python's integers."""
-    _check.integer(owner, 1, count=count, clients=clients)
+    check.integer(owner, 1, count=count, clients=clients)
     if clients * each > count:
         raise ValueError(f"{owner}: {count} samples cannot be dealt into {clients} parts of {each} or more.")
     return int(count), int(clients)

@@ -1,7 +1,4 @@
-"""Pictures of a solve. Needs matplotlib: ``pip install mocha_jax[plots]``.
-
-Import this module by name; the package does not import it for you.
-"""
+"""Pictures of a solve. Needs matplotlib: ``pip install mocha_jax[plots]``."""
 
 from __future__ import annotations
 
@@ -15,11 +12,27 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._history import History
-from mocha_jax._solution import Solution
-from mocha_jax._tuning import Tuned
+from mocha_jax._core import check
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._driver.history import History
+from mocha_jax._driver.solution import Solution
+from mocha_jax._selection.tuning import Tuned
+
+__all__ = [
+    "cluster_order",
+    "COLOURS",
+    "convergence",
+    "label_distribution",
+    "overview",
+    "relationship",
+    "similarity",
+    "tuning",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Okabe and Ito's colours, told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -33,9 +46,9 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
       histories: by the name to show.
       against: ``"simulated_time"`` or ``"round"``.
     """
-    _check.instance("convergence", "axes", axes, Axes, "figure.subplots()")
+    check.instance("convergence", "axes", axes, Axes, "figure.subplots()")
     _check_histories("convergence", histories)
-    _check.one_of("convergence", "against", against, ("simulated_time", "round"))
+    check.one_of("convergence", "against", against, ("simulated_time", "round"))
     for (name, history), colour in zip(histories.items(), COLOURS * len(histories), strict=False):
         gap = np.asarray(history.residual)
         positive = gap > 0  # a gap of exactly 0 has no place on a log scale
@@ -53,9 +66,9 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
 
 def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
     """Cosine of the angle between every two tasks' weights, as a heat map from -1 to 1."""
-    _check.instance("similarity", "axes", axes, Axes, "figure.subplots()")
-    _check.instance("similarity", "title", title, str, "'MOCHA'")
-    w = np.asarray(_check.floats("similarity", "weights", weights, ("tasks", "d")))
+    check.instance("similarity", "axes", axes, Axes, "figure.subplots()")
+    check.instance("similarity", "title", title, str, "'MOCHA'")
+    w = np.asarray(check.floats("similarity", "weights", weights, ("tasks", "d")))
     w = w / np.maximum(np.linalg.norm(w, axis=1, keepdims=True), 1e-30)
     image = axes.imshow(w @ w.T, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
     axes.set_title(title, fontsize=11)
@@ -66,10 +79,10 @@ def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
 
 
 def label_distribution(axes: Axes, data: TaskData, *, title: str = "") -> None:
-    """How many samples of each class every client has, as stacked bars; for labels 0, 1, ... or -1 and +1."""
-    _check.instance("label_distribution", "axes", axes, Axes, "figure.subplots()")
-    _check.instance("label_distribution", "data", data, TaskData, "pack_tasks(xs, ys)")
-    _check.instance("label_distribution", "title", title, str, "'Dirichlet 0.1'")
+    """Draw how many samples of each class every client has, as stacked bars; for labels 0, 1, ... or -1 and +1."""
+    check.instance("label_distribution", "axes", axes, Axes, "figure.subplots()")
+    check.instance("label_distribution", "data", data, TaskData, "pack_tasks(xs, ys)")
+    check.instance("label_distribution", "title", title, str, "'Dirichlet 0.1'")
     y, real = np.asarray(data.y), np.asarray(data.weight) > 0
     classes, clients = np.unique(y[real]), np.arange(data.num_nodes)
     if len(classes) > 64:
@@ -92,7 +105,7 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
     """One figure: convergence on the left, the similarity of each model's tasks beside it."""
     _check_histories("overview", histories)
     if not isinstance(weights, Mapping) or not weights:
-        raise ValueError(f"overview: weights must be a dictionary of weights by name, got {_check.shown(weights)}.")
+        raise ValueError(f"overview: weights must be a dictionary of weights by name, got {check.shown(weights)}.")
     figure = Figure(figsize=(5.2 + 2.6 * len(weights), 3.6), layout="constrained")
     ratios = [1.9] + [1.0] * len(weights)
     axes = figure.subplots(1, 1 + len(weights), gridspec_kw={"width_ratios": ratios})
@@ -106,7 +119,7 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
 
 def tuning(tuned: Tuned) -> Figure:
     """The validation loss at every step of `tune`, and the hyperparameters on a log scale; the best step is marked."""
-    _check.instance("tuning", "tuned", tuned, Tuned, "tune(problem, validation)")
+    check.instance("tuning", "tuned", tuned, Tuned, "tune(problem, validation)")
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = np.arange(len(tuned.history.value))
@@ -136,13 +149,13 @@ def _check_histories(owner: str, histories: Any) -> None:
     if not known or not histories:
         raise ValueError(
             f"{owner}: histories must be a dictionary of histories by name, such as {{'MOCHA': solution.history}}, "
-            f"got {_check.shown(histories)}."
+            f"got {check.shown(histories)}."
         )
 
 
 def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
     """An order of the tasks that puts related ones side by side: average linkage, leaves in tree order ``[m]``."""
-    similarity = np.array(_check.square("cluster_order", "correlation", correlation))
+    similarity = np.array(check.square("cluster_order", "correlation", correlation))
     if np.isnan(similarity).any():
         raise ValueError("cluster_order: correlation has a NaN entry; a task with it is like no other.")
     np.fill_diagonal(similarity, -np.inf)
@@ -158,9 +171,9 @@ def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
 
 
 def relationship(solution: Solution, *, title: str = "") -> Figure:
-    """How the tasks of a solution relate: their correlation in cluster order, and the eigenvalues of Omega."""
-    _check.instance("relationship", "solution", solution, Solution, "solve(problem)")
-    _check.instance("relationship", "title", title, str, "'MOCHA'")
+    """Draw how the tasks of a solution relate: their correlation in cluster order, and the eigenvalues of Omega."""
+    check.instance("relationship", "solution", solution, Solution, "solve(problem)")
+    check.instance("relationship", "title", title, str, "'MOCHA'")
     correlation, omega = np.asarray(solution.correlation), np.asarray(solution.omega)
     order = cluster_order(correlation)
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")

@@ -17,19 +17,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._math import matmul, safe_ratio
+from mocha_jax._core import check
+from mocha_jax._numerics.math import matmul, safe_ratio
+
+__all__ = [
+    "left_spectral_map",
+    "matrix_sqrt",
+    "safe_sqrt",
+    "singular_values",
+    "spectral_map",
+    "thin_svd",
+    "water_fill",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def safe_sqrt(x: Array) -> Array:
     """The square root; its derivative at 0 is taken as 0 rather than infinite."""
-    x = jnp.asarray(_check.number("safe_sqrt", "x", x))
+    x = jnp.asarray(check.number("safe_sqrt", "x", x))
     return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
 
 
 def thin_svd(w: Array) -> tuple[Array, Array, Array]:
     """U ``[m, r]``, s ``[r]`` falling, V' ``[r, d]`` with r = min(m, d)."""
-    u, s, vt = jnp.linalg.svd(_check.floats("thin_svd", "w", w, ("m", "d")), full_matrices=False)
+    u, s, vt = jnp.linalg.svd(check.floats("thin_svd", "w", w, ("m", "d")), full_matrices=False)
     return u, s, vt
 
 
@@ -38,7 +52,7 @@ def singular_values(w: Array) -> Array:
 
     Their derivative is diag(U' dW V): exact for every symmetric function of them.
     """
-    return _singular_values(_check.floats("singular_values", "w", w, ("m", "d")))
+    return _singular_values(check.floats("singular_values", "w", w, ("m", "d")))
 
 
 @jax.custom_jvp
@@ -53,7 +67,7 @@ def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple
 
 
 def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, params: Any) -> Array:
-    r""":math:`U\,\mathrm{diag}(p(s))\,V^\top` for :math:`W = U\,\mathrm{diag}(s)\,V^\top`, ``[m, d]`` to ``[m, d]``.
+    r"""$U\,\mathrm{diag}(p(s))\,V^\top$ for $W = U\,\mathrm{diag}(s)\,V^\top$, ``[m, d]`` to ``[m, d]``.
 
     Args:
       fn: ``fn(s, params) -> p``, ``[r]`` to ``[r]``; permuting s permutes p, and p is 0 where s is 0.
@@ -62,28 +76,29 @@ def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, param
       params: any pytree.
 
     The derivative (of such a function: Lewis 1996, Noferini 2017) in the basis of the singular vectors is
-    :math:`\Gamma^-\circ\mathrm{sym} + \Gamma^+\circ\mathrm{skew}` with
-    :math:`\Gamma^\mp_{ij} = (p_i \mp p_j)/(s_i \mp s_j)`.
+    $\Gamma^-\circ\mathrm{sym} + \Gamma^+\circ\mathrm{skew}$ with
+    $\Gamma^\mp_{ij} = (p_i \mp p_j)/(s_i \mp s_j)$.
 
-    >>> import jax, jax.numpy as jnp
-    >>> shrink = lambda s, t: jnp.maximum(s - t, 0.0)
-    >>> spectral_map(shrink, jnp.diag(jnp.array([3.0, 1.0])), 0.5).round(3).tolist()
-    [[2.5, 0.0], [0.0, 0.5]]
-    >>> bool(jnp.isfinite(jax.grad(lambda w: spectral_map(shrink, w, 0.5).sum())(jnp.eye(3))).all())
-    True
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> shrink = lambda s, t: jnp.maximum(s - t, 0.0)
+      >>> spectral_map(shrink, jnp.diag(jnp.array([3.0, 1.0])), 0.5).round(3).tolist()
+      [[2.5, 0.0], [0.0, 0.5]]
+      >>> bool(jnp.isfinite(jax.grad(lambda w: spectral_map(shrink, w, 0.5).sum())(jnp.eye(3))).all())
+      True
     """
-    _check.function("spectral_map", "fn", fn, "lambda s, params: ...")
+    check.function("spectral_map", "fn", fn, "lambda s, params: ...")
     w, params = _checked("spectral_map", fn, w, params)
     return _spectral_map(fn, w, params)
 
 
 def _checked(owner: str, fn: Any, w: Any, params: Any) -> tuple[Array, Any]:
     """Matrix and parameters as JAX takes them; the function of the singular values must fit."""
-    params, w = _check.leaves(owner, "params", params), _check.floats(owner, "w", w, ("m", "d"))
+    params, w = check.leaves(owner, "params", params), check.floats(owner, "w", w, ("m", "d"))
     wanted = (min(w.shape),)
     found = jax.eval_shape(lambda s: fn(s, params), jax.ShapeDtypeStruct(wanted, w.dtype))
     if getattr(found, "shape", None) != wanted:
-        raise ValueError(f"{owner}: fn(s, params) must be an array {list(wanted)} as s is, got {_check.shown(found)}.")
+        raise ValueError(f"{owner}: fn(s, params) must be an array {list(wanted)} as s is, got {check.shown(found)}.")
     return w, params
 
 
@@ -112,12 +127,12 @@ def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array
 
 
 def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
-    r""":math:`U\,\mathrm{diag}(p(s))\,U^\top` for W of at most as many rows as columns, ``[m, d]`` to ``[m, m]``.
+    r"""$U\,\mathrm{diag}(p(s))\,U^\top$ for W of at most as many rows as columns, ``[m, d]`` to ``[m, m]``.
 
-    A function of :math:`(WW^\top)^{1/2}` that does not square W on the way. Arguments as `spectral_map`. Where two
+    A function of $(WW^\top)^{1/2}$ that does not square W on the way. Arguments as `spectral_map`. Where two
     singular values are 0, the derivative between their vectors is taken as 0.
     """
-    _check.function("left_spectral_map", "fn", fn, "lambda s, params: ...")
+    check.function("left_spectral_map", "fn", fn, "lambda s, params: ...")
     w, params = _checked("left_spectral_map", fn, w, params)
     return _left_spectral_map(fn, w, params)
 
@@ -154,16 +169,17 @@ def _divided_differences(fn: Any, s: Array, params: Any, ds: Array, dparams: Any
 def matrix_sqrt(a: Array) -> Array:
     r"""The square root of a symmetric positive semi-definite matrix ``[n, n]``.
 
-    Its derivative solves :math:`S\,dS + dS\,S = dA`: in the eigenbasis
-    :math:`dS_{ij} = dA_{ij}/(s_i + s_j)`, taken as 0 where both are 0. Negative eigenvalues count as 0.
+    Its derivative solves $S\,dS + dS\,S = dA$: in the eigenbasis
+    $dS_{ij} = dA_{ij}/(s_i + s_j)$, taken as 0 where both are 0. Negative eigenvalues count as 0.
 
-    >>> import jax, jax.numpy as jnp
-    >>> matrix_sqrt(jnp.diag(jnp.array([4.0, 9.0]))).round(4).tolist()
-    [[2.0, 0.0], [0.0, 3.0]]
-    >>> jax.grad(lambda a: matrix_sqrt(a).sum())(jnp.zeros((2, 2))).tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> matrix_sqrt(jnp.diag(jnp.array([4.0, 9.0]))).round(4).tolist()
+      [[2.0, 0.0], [0.0, 3.0]]
+      >>> jax.grad(lambda a: matrix_sqrt(a).sum())(jnp.zeros((2, 2))).tolist()
+      [[0.0, 0.0], [0.0, 0.0]]
     """
-    return _matrix_sqrt(_check.square("matrix_sqrt", "a", a))
+    return _matrix_sqrt(check.square("matrix_sqrt", "a", a))
 
 
 @jax.custom_jvp
@@ -189,22 +205,23 @@ def _roots(a: Array) -> tuple[Array, Array]:
 
 
 def water_fill(s: Array, floor: Array, total: Array) -> Array:
-    r""":math:`\omega_i = \mathrm{clip}(c\,s_i - \mathrm{floor}, 0, 1)` with c such that they sum to `total`.
+    r"""$\omega_i = \mathrm{clip}(c\,s_i - \mathrm{floor}, 0, 1)$ with c such that they sum to `total`.
 
-    It minimises :math:`\sum_i s_i^2/(\mathrm{floor} + \omega_i)` over :math:`0 \le \omega \le 1`,
-    :math:`\sum\omega = \mathrm{total}`. Where fewer than `total` of the s ``[r]`` are positive, those get 1
+    It minimises $\sum_i s_i^2/(\mathrm{floor} + \omega_i)$ over $0 \le \omega \le 1$,
+    $\sum\omega = \mathrm{total}$. Where fewer than `total` of the s ``[r]`` are positive, those get 1
     and the sum falls short.
 
     The level c is exact: on its piece the sum is linear in c, so c and its derivative are a ratio.
 
-    >>> import jax.numpy as jnp
-    >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.25), jnp.array(2.0)).tolist()
-    [1.0, 0.75, 0.25]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> water_fill(jnp.array([4.0, 2.0, 1.0]), jnp.array(0.25), jnp.array(2.0)).tolist()
+      [1.0, 0.75, 0.25]
     """
-    s = _check.floats("water_fill", "s", s, ("r",))
-    _check.scalar("water_fill", floor=floor, total=total)
-    _check.nonnegative("water_fill", floor=floor, total=total)
-    floor, total = (jnp.asarray(_check.number("water_fill", k, v)) for k, v in (("floor", floor), ("total", total)))
+    s = check.floats("water_fill", "s", s, ("r",))
+    check.scalar("water_fill", floor=floor, total=total)
+    check.nonnegative("water_fill", floor=floor, total=total)
+    floor, total = (jnp.asarray(check.number("water_fill", k, v)) for k, v in (("floor", floor), ("total", total)))
     largest = jnp.max(s)
     s = jnp.where(s > jnp.finfo(s.dtype).eps * largest, safe_ratio(s, largest), 0.0)  # only their ratios matter
     positive, safe = s > 0, jnp.where(s > 0, s, 1.0)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._objective import node_vectors
-from mocha_jax._recombine import Point, _metric, mixed, nearest_weights, weigh
+from mocha_jax._server.bundle import Point, _metric, best_mixture, mixed, nearest_weights
 from mocha_jax.coupling import as_matrix
 from tests import zoo
 
@@ -54,7 +53,7 @@ def largest_gain(v, slope, matrix, free):
 
 def weights_of(v, slope, matrix, free):
     curvature = jnp.asarray(np.diag(matrix))
-    return np.asarray(weigh(v, slope, lambda u: jnp.asarray(matrix) @ u, curvature, jnp.asarray(free)))
+    return np.asarray(best_mixture(v, slope, lambda u: jnp.asarray(matrix) @ u, curvature, jnp.asarray(free)))
 
 
 @hypothesis.settings(max_examples=15, deadline=None)
@@ -91,7 +90,7 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr("mocha_jax._recombine.nearest_weights", lambda x, metric: jnp.full_like(x, 1 / 3))
+    monkeypatch.setattr("mocha_jax._server.bundle.nearest_weights", lambda x, metric: jnp.full_like(x, 1 / 3))
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
 
@@ -154,7 +153,7 @@ def problem(loss="hinge", kind="graph", seed=0, **kwargs):
 def test_the_dual_never_gets_worse(loss, seed, drop, epochs, gamma):
     p = problem(loss, seed=seed, low=6, high=6)
     systems = mj.systems.Dropout(drop) & mj.systems.PartialEpochs(0.1, 1.0)
-    _, h = mj.run(jax.random.key(seed), adaptive(local_epochs=epochs, gamma=gamma), p, num_rounds=20, systems=systems)
+    _, h = mj.run(p, adaptive(local_epochs=epochs, gamma=gamma), jax.random.key(seed), num_rounds=20, systems=systems)
     assert (np.diff(h.dual) >= -1e-12 * np.abs(h.dual[1:])).all()
 
 
@@ -182,8 +181,8 @@ def test_the_shortest_memory_reaches_the_optimum():
 
 def test_dropped_nodes_stay_where_they_are(key):
     p = problem("logistic", m=5)
-    before, _ = mj.run(key, adaptive(), p, num_rounds=3)
-    after, _ = mj.run(key, adaptive(), p, num_rounds=1, state=before, systems=mj.systems.NeverAnswers((1, 3)))
+    before, _ = mj.run(p, adaptive(), key, num_rounds=3)
+    after, _ = mj.run(p, adaptive(), key, num_rounds=1, state=before, systems=mj.systems.NeverAnswers((1, 3)))
     np.testing.assert_array_equal(after.beta[jnp.array([1, 3])], before.beta[jnp.array([1, 3])])
     assert (np.abs(after.beta - before.beta).max(axis=1)[[0, 2, 4]] > 0).all()
 
@@ -192,7 +191,7 @@ def test_dropped_nodes_stay_where_they_are(key):
 def test_theta_is_of_what_was_found_before_it_was_recombined(key):
     p = problem("logistic", m=5)
     watch, never = mj.Watch(theta=1e-9), mj.systems.NeverAnswers((1,))
-    _, h = mj.run(key, adaptive(local_epochs=300.0), p, num_rounds=3, systems=never, watch=watch)
+    _, h = mj.run(p, adaptive(local_epochs=300.0), key, num_rounds=3, systems=never, watch=watch)
     theta = np.asarray(h.nodes.theta)
     assert (theta[:, 1] == 1.0).all()
     assert np.nanmax(theta[:, [0, 2, 3, 4]]) <= 1e-6
@@ -200,7 +199,7 @@ def test_theta_is_of_what_was_found_before_it_was_recombined(key):
 
 def test_messages_carry_weights_and_slopes(key):
     p = problem(m=5)
-    _, h = mj.run(key, adaptive(memory=4), p, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
+    _, h = mj.run(p, adaptive(memory=4), key, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
     d = p.data.num_features
     np.testing.assert_allclose([h.bytes_down[-1], h.bytes_up[-1]], [2 * 5 * (d + 7), 2 * 5 * (d + 5)])
 
@@ -228,7 +227,7 @@ def test_states_of_other_settings_are_warm_starts(other, key):
 
 def test_what_is_remembered_is_true(key):
     p = problem(m=5)
-    state, _ = mj.run(key, adaptive(), p, num_rounds=30, systems=mj.systems.Dropout(0.3))
+    state, _ = mj.run(p, adaptive(), key, num_rounds=30, systems=mj.systems.Dropout(0.3))
     c, x = np.asarray(p.data.weight), np.asarray(p.data.x)
     for point in state.server.memory:
         np.testing.assert_allclose(point.v, np.einsum("mn,mn,mnd->md", c, point.beta, x), atol=1e-12)
@@ -241,9 +240,9 @@ def test_the_old_point_that_counts_least_makes_room(key):
     p = problem("logistic", m=5)
     best = mj.solve(p, adaptive(), tol=1e-10, max_rounds=2000).state.beta
     state = adaptive().init(p)
-    memory = tuple(Point(beta, node_vectors(p.data, beta)) for beta in (state.beta, best, state.beta))
+    memory = tuple(Point(beta, p.data.node_vectors(beta)) for beta in (state.beta, best, state.beta))
     state = state.replace(server=state.server.replace(memory=memory))
-    after, _ = mj.run(key, adaptive(local_epochs=0.2), p, num_rounds=1, state=state)
+    after, _ = mj.run(p, adaptive(local_epochs=0.2), key, num_rounds=1, state=state)
     # The optimum is worth more than what a fifth of an epoch has found.
     assert np.abs(after.beta - best).max() < np.abs(state.beta - best).max() / 2
     np.testing.assert_array_equal(after.server.memory[1].beta, best)
@@ -257,7 +256,7 @@ def test_in_single_precision_nothing_levels_off(kind):
     data = mj.datasets.federation(jax.random.key(0), 8, 5, smallest=10, largest=30).data
     data = data.replace(**{f: getattr(data, f).astype(jnp.float32) for f in ("x", "y", "weight")})
     p = mj.Problem(data, mj.losses.Hinge(), zoo.regularizers(8)[kind])
-    _, h = mj.run(jax.random.key(0), adaptive(), p, num_rounds=400)
+    _, h = mj.run(p, adaptive(), jax.random.key(0), num_rounds=400)
     assert h.relative_gap.dtype == jnp.float32
     assert h.relative_gap.min() <= 1e-6
 
@@ -267,7 +266,7 @@ def test_sigma_prime_is_steered_and_stays_within_bounds(key):
     safe = float(jnp.max(p.regularizer.coupling(5).sigma_prime("per_task")))
     scales = []
     for rounds in (1, 8):
-        state, _ = mj.run(key, adaptive(), p, num_rounds=rounds)
+        state, _ = mj.run(p, adaptive(), key, num_rounds=rounds)
         scales.append(float(state.server.scale))
     assert all(1e-3 / safe - 1e-12 <= s <= safe + 1e-12 for s in scales)
     assert scales[0] < 1.0  # the first points get nearly all the weight: bolder
@@ -276,8 +275,8 @@ def test_sigma_prime_is_steered_and_stays_within_bounds(key):
 
 def test_each_node_leans_its_own_way_but_not_far(key):
     p = problem("logistic", m=5)
-    state, _ = mj.run(key, adaptive(), p, num_rounds=40, systems=mj.systems.NeverAnswers((2,)))
-    lean = np.asarray(state.server.lean)
+    state, _ = mj.run(p, adaptive(), key, num_rounds=40, systems=mj.systems.NeverAnswers((2,)))
+    lean = np.asarray(state.server.node_scale)
     assert lean[2] == 1.0
     assert ((lean >= 0.5) & (lean <= 2.0)).all()
     assert len(set(np.delete(lean, 2))) > 1
@@ -289,7 +288,7 @@ def test_each_node_leans_its_own_way_but_not_far(key):
 def test_the_dual_never_gets_worse_with_a_penalty_that_is_not_quadratic(lam1, key):
     data = zoo.data(loss_scaling="task_mean", m=5)
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.SparsePrecision(0.02, 5.0, lam1, 0.2))
-    _, h = mj.run(key, adaptive(omega_every=1000), p, num_rounds=60)
+    _, h = mj.run(p, adaptive(omega_every=1000), key, num_rounds=60)
     assert (np.diff(h.dual) >= -1e-12 * np.abs(h.dual[1:])).all()
     assert h.relative_gap[-1] <= 1e-3
 

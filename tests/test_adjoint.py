@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._minres import minres
+from mocha_jax._numerics.minres import minres
 from tests import zoo
 
 R = mj.regularizers

@@ -54,7 +54,7 @@ def test_a_step_keeps_the_structure_of_the_state(name, key):
 @pytest.mark.slow
 def test_the_data_sets_the_dtype(name, dtype, key):
     problem = make_problem(dtype=dtype)
-    state, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=2, systems=SYSTEMS)
+    state, history = mj.run(problem, ALGORITHMS[name], key, num_rounds=2, systems=SYSTEMS)
     assert {leaf.dtype for leaf in jax.tree.leaves((state, history))} == {np.dtype(dtype), np.dtype(np.int32)}
 
 
@@ -76,7 +76,7 @@ def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
 
     def final(lam, key):
         there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.5 * lam))
-        state, history = mj.run(key, ALGORITHMS[name], there, num_rounds=70, systems=SYSTEMS)
+        state, history = mj.run(there, ALGORITHMS[name], key, num_rounds=70, systems=SYSTEMS)
         return ALGORITHMS[name].weights(state), history.gap
 
     keys = jax.random.split(key, 3)
@@ -106,7 +106,7 @@ def test_one_trace_for_all_hyperparameters(name, key):
     lams: list[Any] = [0.1, 0.2, np.float32(0.3), jnp.asarray(0.4), 1]
     for lam in lams:
         there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, lam))
-        mj.run(key, algorithm, there, num_rounds=3, systems=mj.systems.Dropout(float(lam) / 2))
+        mj.run(there, algorithm, key, num_rounds=3, systems=mj.systems.Dropout(float(lam) / 2))
     assert traces == 1
     traces = 0
     for lam in lams[1:4]:
@@ -132,7 +132,7 @@ def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
         chunk=5000,
         record_every=10,
     )
-    _, history = mj.run(key, ALGORITHMS[name], problem, num_rounds=150, systems=SYSTEMS)
+    _, history = mj.run(problem, ALGORITHMS[name], key, num_rounds=150, systems=SYSTEMS)
     assert (history.gap >= 0).all()
     assert (history.primal >= best.primal * (1 - 1e-9)).all()
     assert (history.dual <= best.primal * (1 + 1e-9)).all()
@@ -170,7 +170,7 @@ def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.05))
     algorithm = ALGORITHMS[name]
     np.testing.assert_allclose(algorithm.init(problem).server.sigma, 6.0 * algorithm.gamma)
-    _, history = mj.run(key, algorithm, problem, num_rounds=30)
+    _, history = mj.run(problem, algorithm, key, num_rounds=30)
     assert (np.diff(history.dual) >= -1e-12).all()
 
 
@@ -187,7 +187,7 @@ def test_gradients_flow_through_a_run(key):
         problem = mj.Problem(
             data.replace(x=data.x * scale), mj.losses.Huber(0.7), mj.regularizers.MeanRegularized(lam, 0.1)
         )
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=5)[1].primal[-1]
+        return mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=5)[1].primal[-1]
 
     ours = jax.grad(final, argnums=(0, 1))(0.3, 1.0)
     for i in range(2):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax import _checkpoint, _owned_file
+from mocha_jax._driver import checkpoint, owned_file
 from tests import zoo
 from tests.test_solve import SYSTEMS, same
 
@@ -137,7 +137,7 @@ def test_what_has_a_digest_but_not_what_the_run_needs_is_refused(problem, tmp_pa
     wrong += [whole | {"progress_1": a} for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
     wrong += [whole | {"history_1": a} for a in (records[1:], records.astype(int), records[0])]
     for arrays in wrong:
-        np.savez(path, digest=np.array(_checkpoint._digest(arrays)), **arrays)
+        np.savez(path, digest=np.array(checkpoint._digest(arrays)), **arrays)
         with pytest.raises(mj.CheckpointError, match=r"run\.npz (is|does|belongs)"):
             mj.solve(problem, **options(path))
 
@@ -156,7 +156,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_path_that_cannot_be_saved_to_is_refused_before_the_first_round(problem, tmp_path, name, monkeypatch):
-    monkeypatch.setattr("mocha_jax._solve.stretch", None)  # no round is done
+    monkeypatch.setattr("mocha_jax._driver.solve.run_chunk", None)  # no round is done
     path, message = UNUSABLE[name]
     path = tmp_path / path if isinstance(path, str) else path
     with pytest.raises(ValueError, match=message) as error:
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_for_a_while_costs_a_warning_and_no_solution(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def fail(round, history):
-        monkeypatch.setattr(_checkpoint.np, "load", broken if 8 <= round < 16 else load)
+        monkeypatch.setattr(checkpoint.np, "load", broken if 8 <= round < 16 else load)
 
     with pytest.warns(UserWarning, match="could not be saved to after round .*Input/output error") as warned:
         solution = mj.solve(problem, **options(tmp_path / "run.npz"), callback=fail)
@@ -226,7 +226,7 @@ WORLDS = {
     "no locks": no_locks,
     "no links": no_links,
     "neither": lambda patch: (no_locks(patch), no_links(patch)),
-    "windows": lambda patch: patch.setattr(_owned_file, "fcntl", None),
+    "windows": lambda patch: patch.setattr(owned_file, "fcntl", None),
 }
 
 
@@ -259,7 +259,7 @@ def test_one_of_two_solves_of_a_file_is_told_and_the_other_ends_as_if_alone(prob
 def test_who_comes_second_to_a_new_file_is_told(tmp_path, world, monkeypatch):
     WORLDS[world](monkeypatch)
     path = tmp_path / "run.npz"
-    first, second = _owned_file.OwnedFile(path), _owned_file.OwnedFile(path)
+    first, second = owned_file.OwnedFile(path), owned_file.OwnedFile(path)
     for file in (first, second):
         file.claim()
     first.replace(lambda to: to.write(b"first"))
@@ -269,7 +269,7 @@ def test_who_comes_second_to_a_new_file_is_told(tmp_path, world, monkeypatch):
     first.replace(lambda to: to.write(b"again"))
     for file in (first, second):
         file.release()
-    third = _owned_file.OwnedFile(path)
+    third = owned_file.OwnedFile(path)
     third.claim()
     third.replace(lambda to: to.write(b"third"))
     third.release()
@@ -292,7 +292,7 @@ def test_what_the_dead_left_half_written_is_removed_and_nothing_else(problem, tm
     others = ".other.npz.0123456789ab.partial", ".run.npz.not-one-of-ours.partial"
     for name in (*left, *others):
         (tmp_path / name).write_bytes(b"torn")
-    living = _owned_file.OwnedFile(path)._begin()
+    living = owned_file.OwnedFile(path)._begin()
     (tmp_path / ".run.npz.ba9876543210.partial").mkdir()
     same(mj.solve(problem, **options(None)), mj.solve(problem, **options(path)))
     kept = {"run.npz", *others, living[0].name, ".run.npz.ba9876543210.partial"}
@@ -349,7 +349,7 @@ def test_two_processes_on_one_path(tmp_path, straight):
         log = out.with_name(f"{out.name}.log")
         if lost:
             last = log.read_text().strip().splitlines()[-1]
-            assert last.startswith("mocha_jax._owned_file.CheckpointError")
+            assert last.startswith("mocha_jax._driver.owned_file.CheckpointError")
             assert "another solve" in last
         else:
             equal(out, straight)

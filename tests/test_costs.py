@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._local import _step_one_node
+from mocha_jax._node.ascent import _step_one_node
 from tests import zoo
 
 
@@ -22,9 +22,9 @@ def test_a_rounds_time_is_its_slowest_nodes(key):
     rates, d, sizes = np.arange(1.0, 6.0), p.data.num_features, np.asarray(p.data.sizes)
     cost = mj.costs.Cost(rates, latency=0.5, download=64.0, upload=32.0, bytes_per_number=8)
     _, h = mj.run(
-        key,
-        mj.Mocha(sigma_prime="per_task"),
         p,
+        mj.Mocha(sigma_prime="per_task"),
+        key,
         num_rounds=4,
         systems=mj.systems.Trace(np.eye(4, 5)),
         cost=cost,
@@ -36,7 +36,7 @@ def test_a_rounds_time_is_its_slowest_nodes(key):
     np.testing.assert_allclose(h.bytes_down, 8 * d * np.arange(1, 5))
     np.testing.assert_allclose(h.bytes_up, h.bytes_down)
     np.testing.assert_allclose(h.utilisation, 1 / 5)  # one of five nodes is busy at any time
-    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=3, cost=cost, watch=mj.Watch())
+    _, h = mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=3, cost=cost, watch=mj.Watch())
     np.testing.assert_allclose(h.simulated_time, seconds.max() * np.arange(1, 4))
     np.testing.assert_allclose(h.utilisation, np.mean(seconds) / seconds.max())
 
@@ -50,9 +50,9 @@ class Terse(mj.Mocha):
 
 def test_each_direction_is_counted_for_itself(key):
     _, h = mj.run(
-        key,
-        Terse(sigma_prime="per_task"),
         problem(),
+        Terse(sigma_prime="per_task"),
+        key,
         num_rounds=1,
         cost=mj.costs.Cost(1e30, 0.0, download=64.0, upload=32.0),
     )
@@ -71,9 +71,9 @@ def test_a_solution_says_how_busy_each_node_was():
 def test_a_round_lasts_at_least_a_clock_cycle(key):
     cost = mj.costs.lte().replace(cycle=3.0)
     _, h = mj.run(
-        key,
-        mj.Mocha(sigma_prime="per_task"),
         problem(),
+        mj.Mocha(sigma_prime="per_task"),
+        key,
         num_rounds=4,
         cost=cost,
         systems=mj.systems.Trace(np.zeros((1, 5))),
@@ -126,7 +126,7 @@ def test_cocoa_is_charged_for_its_gaps(key):
 def test_relative_prices_count_per_feature(key):
     p = problem(low=10, high=60)
     for ratio in (10.0, 100.0, 1000.0):
-        _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=1, cost=mj.costs.relative(ratio))
+        _, h = mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=1, cost=mj.costs.relative(ratio))
         want = 6 * int(p.data.sizes.max()) + ratio
         np.testing.assert_allclose(h.simulated_time[0] / p.data.num_features, want, rtol=1e-6)
 
@@ -139,7 +139,7 @@ def test_slower_networks_cost_more():
 def test_costs_map_without_training_again(key):
     p = problem()
     networks = jax.tree.map(lambda *a: jnp.stack(a), *(mj.costs.relative(r) for r in (10.0, 100.0)))
-    h = jax.vmap(lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=3, cost=c)[1])(networks)
+    h = jax.vmap(lambda c: mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=3, cost=c)[1])(networks)
     assert h.simulated_time.shape == (2, 3)
     np.testing.assert_array_equal(h.gap[0], h.gap[1])
 
@@ -153,7 +153,7 @@ BAD = {
         r"latency must be a number or one per node \[5\]",
     ),
     "not a cost": (
-        lambda: mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=1, cost=mj.costs.lte),  # type: ignore[arg-type]
+        lambda: mj.run(problem(), mj.Mocha(sigma_prime="per_task"), jax.random.key(0), num_rounds=1, cost=mj.costs.lte),  # type: ignore[arg-type]
         "cost must be a Cost",
     ),
     "ratio": (lambda: mj.costs.relative(0.0), "ratio must be finite and > 0"),

@@ -84,7 +84,7 @@ def test_gradients_undo_the_coupling_and_restriction_keeps_its_range(seed, m):
     for coupling in couplings(m, seed) + low_rank:
         matrix, w = np.asarray(as_matrix(coupling)), rng.normal(size=(m, 3))
         inside = matrix @ np.linalg.lstsq(matrix, w, rcond=1e-9)[0]
-        np.testing.assert_allclose(coupling.restrict(jnp.asarray(w)), inside, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(coupling.project_to_range(jnp.asarray(w)), inside, rtol=1e-6, atol=1e-8)
         # A subgradient of R at W: A W with A the pseudo-inverse.
         want = np.linalg.lstsq(matrix, inside, rcond=1e-9)[0]
         np.testing.assert_allclose(coupling.gradient(jnp.asarray(inside)), want, rtol=1e-5, atol=1e-6 * abs(want).max())

@@ -35,6 +35,7 @@ def options(folder, data, trials=2):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.slow
 def test_trials_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
     protocol = experiments.protocol
     x, y, task = flat()

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._fingerprint import fingerprint
-from mocha_jax._neural._flops import flops
+from mocha_jax._driver.fingerprint import fingerprint
+from mocha_jax._neural.flops import flops
 from tests import zoo
 
 MODEL = mj.networks.MLP(4, 3, (6,))
@@ -48,13 +48,13 @@ def mlp(params, x):
 
 
 def one_round(algorithm, problem, key, state=None):
-    return mj.run(key, algorithm, problem, num_rounds=1, state=state)
+    return mj.run(problem, algorithm, key, num_rounds=1, state=state)
 
 
 def test_a_full_batch_is_fedsgd(key):
     problem, eta = make_problem(), 0.3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None)
-    state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     params = algorithm.init(problem).params
     sizes = np.asarray(problem.data.sizes, float)
     for _ in range(3):
@@ -93,10 +93,10 @@ def test_epochs_of_fedprox_are_a_loop(mu, key):
 def test_fedprox_with_zero_is_fedavg_bit_for_bit(key):
     problem = make_problem()
     fed = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=3, batch_size=4, fraction=0.6)
-    plain, _ = mj.run(key, fed, problem, num_rounds=4)
+    plain, _ = mj.run(problem, fed, key, num_rounds=4)
     algorithm = fed.replace(proximal=np.zeros(()))
     assert algorithm.proximal is not None  # the term is there
-    chex.assert_trees_all_equal(plain.params, mj.run(key, algorithm, problem, num_rounds=4)[0].params)
+    chex.assert_trees_all_equal(plain.params, mj.run(problem, algorithm, key, num_rounds=4)[0].params)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it(key):
     problem = make_problem()
     for size in (15, 1000):
         states = [
-            mj.run(key, mj.FedAvg(MODEL, optax.adam(0.1), batch_size=b, local_epochs=2), problem, num_rounds=2)[0]
+            mj.run(problem, mj.FedAvg(MODEL, optax.adam(0.1), batch_size=b, local_epochs=2), key, num_rounds=2)[0]
             for b in (None, size)
         ]
         chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
@@ -117,7 +117,7 @@ def test_an_epoch_sees_every_sample_once(key):
     model = mj.networks.Model(lambda key: jnp.zeros((n, 1)), lambda w, x: x @ w)
     for batch in (1, 2, 4, 5, 7):
         algorithm = mj.Local(model, optax.sgd(1.0), batch_size=batch)
-        w = np.asarray(mj.run(key, algorithm, problem, num_rounds=1)[0].params[..., 0])
+        w = np.asarray(mj.run(problem, algorithm, key, num_rounds=1)[0].params[..., 0])
         size = y / w[0]  # of the batch that a sample was in
         last = n % batch or batch
         np.testing.assert_allclose(np.sort(size), np.sort([last] * last + [batch] * (n - last)), rtol=1e-9)
@@ -129,7 +129,7 @@ def test_every_epoch_has_an_order_of_its_own(epochs, rounds):
     problem = mj.Prediction(mj.pack_tasks([np.eye(n)], [y]), mj.likelihoods.Gaussian(1.0))
     model = mj.networks.Model(lambda key: jnp.zeros((n, 1)), lambda w, x: x @ w)
     algorithm = mj.Local(model, optax.sgd(1.0), batch_size=4, local_epochs=epochs)
-    w = np.asarray(mj.run(jax.random.key(0), algorithm, problem, num_rounds=rounds)[0].params[0, :, 0])
+    w = np.asarray(mj.run(problem, algorithm, jax.random.key(0), num_rounds=rounds)[0].params[0, :, 0])
     # Twice in the batch of four, twice in that of three, or once in each.
     moved = np.array([1 / 4 + 3 / 4 / 4, 1 / 3 + 2 / 3 / 3, 1 / 4 + 3 / 4 / 3])
     which = np.abs(w[:, None] / y[:, None] - moved[None, :])
@@ -142,12 +142,12 @@ def test_order_of_clients_and_padding_change_nothing(key):
     problem, order = make_problem(), [3, 0, 4, 2, 1]
     data = problem.data
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=2, batch_size=None)
-    state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     xs, ys = zip(*(rows(data, k) for k in order), strict=True)
-    turned, _ = mj.run(key, algorithm, problem.replace(data=mj.pack_tasks(xs, ys)), num_rounds=3)
+    turned, _ = mj.run(problem.replace(data=mj.pack_tasks(xs, ys)), algorithm, key, num_rounds=3)
     chex.assert_trees_all_close(state.params, turned.params, rtol=1e-9, atol=1e-12)
     algorithm = algorithm.replace(batch_size=4, fraction=0.5)
-    states = [mj.run(key, algorithm, problem.replace(data=d), num_rounds=3)[0] for d in (data, data.pad(nodes=7))]
+    states = [mj.run(problem.replace(data=d), algorithm, key, num_rounds=3)[0] for d in (data, data.pad(nodes=7))]
     chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
 
 
@@ -158,7 +158,7 @@ def test_clients_at_once_are_clients_in_turn(at_once, key):
     problem = make_problem()
     for make in (mj.FedAvg, mj.Local):
         states = [
-            mj.run(key, make(MODEL, optax.adam(0.05), batch_size=4, at_once=a), problem, num_rounds=2)[0]
+            mj.run(problem, make(MODEL, optax.adam(0.05), batch_size=4, at_once=a), key, num_rounds=2)[0]
             for a in (1, at_once)
         ]
         chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
@@ -188,14 +188,14 @@ def test_who_does_not_answer_is_not_averaged(key):
     problem = make_problem()
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=2, batch_size=None)
     table = np.array([[1, 0, 1, 0, 1]])
-    state, history = mj.run(key, algorithm, problem, num_rounds=3, systems=mj.systems.Trace(table))
+    state, history = mj.run(problem, algorithm, key, num_rounds=3, systems=mj.systems.Trace(table))
     xs, ys = zip(*(rows(problem.data, k) for k in (0, 2, 4)), strict=True)
-    alone, _ = mj.run(key, algorithm, problem.replace(data=mj.pack_tasks(xs, ys)), num_rounds=3)
+    alone, _ = mj.run(problem.replace(data=mj.pack_tasks(xs, ys)), algorithm, key, num_rounds=3)
     chex.assert_trees_all_close(state.params, alone.params, rtol=1e-9, atol=1e-12)
     numbers = algorithm.size(problem)
     assert history.active.tolist() == [3, 3, 3]
     np.testing.assert_allclose(history.bytes_up, 4.0 * numbers * 3 * np.arange(1, 4))
-    silent = mj.run(key, algorithm, problem, num_rounds=2, systems=mj.systems.NeverAnswers(tuple(range(5))))
+    silent = mj.run(problem, algorithm, key, num_rounds=2, systems=mj.systems.NeverAnswers(tuple(range(5))))
     chex.assert_trees_all_equal(silent[0].params, algorithm.init(problem).params)
     assert silent[1].quality.finite.all()
 
@@ -203,8 +203,8 @@ def test_who_does_not_answer_is_not_averaged(key):
 def test_a_budget_cuts_local_steps(key):
     problem = make_problem()
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=4, batch_size=None)
-    cut, history = mj.run(key, algorithm, problem, num_rounds=2, systems=mj.systems.PartialEpochs(0.25, 0.25))
-    whole, _ = mj.run(key, algorithm.replace(local_epochs=1), problem, num_rounds=2)
+    cut, history = mj.run(problem, algorithm, key, num_rounds=2, systems=mj.systems.PartialEpochs(0.25, 0.25))
+    whole, _ = mj.run(problem, algorithm.replace(local_epochs=1), key, num_rounds=2)
     chex.assert_trees_all_close(cut.params, whole.params, rtol=1e-10, atol=1e-13)
     assert history.steps.tolist() == [5, 5]
 
@@ -212,7 +212,7 @@ def test_a_budget_cuts_local_steps(key):
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 1), (0.4, 2), (1.0, 5)])
 def test_a_fraction_of_the_clients_is_asked(fraction, count, key):
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), fraction=fraction)
-    history = mj.run(key, algorithm, make_problem(), num_rounds=6)[1]
+    history = mj.run(make_problem(), algorithm, key, num_rounds=6)[1]
     assert (history.active == count).all()
 
 
@@ -221,7 +221,7 @@ def test_server_optimizers_take_the_average_change_for_a_gradient(key):
     problem, eta, beta = make_problem(), 0.3, 0.9
     plain = mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None)
     algorithm = plain.replace(server_optimizer=optax.sgd(1.0, momentum=beta))
-    state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     at, momentum = plain.init(problem), None
     for _ in range(3):
         after, _ = one_round(plain, problem, key, at)
@@ -273,16 +273,16 @@ def test_one_sample_or_one_class_is_no_trouble(key):
 def test_local_is_fedavg_of_one_client(key):
     problem = make_problem(m=1, test=False)
     settings = dict(batch_size=4, local_epochs=2, seed=3)
-    together, _ = mj.run(key, mj.FedAvg(MODEL, optax.sgd(0.2), **settings), problem, num_rounds=3)
-    alone, _ = mj.run(key, mj.Local(MODEL, optax.sgd(0.2), **settings), problem, num_rounds=3)
+    together, _ = mj.run(problem, mj.FedAvg(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
+    alone, _ = mj.run(problem, mj.Local(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
     chex.assert_trees_all_close(jax.tree.map(lambda a: a[None], together.params), alone.params, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
 def test_the_optimizer_of_local_goes_on(key):
     problem = make_problem(m=2, test=False)
-    once, _ = mj.run(key, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=4), problem, num_rounds=1)
-    twice, _ = mj.run(key, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=2), problem, num_rounds=2)
+    once, _ = mj.run(problem, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=4), key, num_rounds=1)
+    twice, _ = mj.run(problem, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=2), key, num_rounds=2)
     chex.assert_trees_all_close(once.params, twice.params, rtol=1e-9, atol=1e-12)
 
 
@@ -292,7 +292,7 @@ def test_the_global_model_is_judged_task_by_task(key):
     merged = problem.merged()
     assert merged.data.num_nodes == 1
     assert merged.data.sizes.tolist() == [int(problem.data.sizes.sum())]
-    state, history = mj.run(key, algorithm, merged, num_rounds=3)
+    state, history = mj.run(merged, algorithm, key, num_rounds=3)
     errors = []
     for k in range(5):
         x, y = rows(problem.test, k)
@@ -335,12 +335,12 @@ def test_rates_and_seeds_can_be_mapped_over(key):
 
     def last(rate, seed):
         algorithm = mj.FedAvg(MODEL, optax.sgd(1.0), rate=rate, seed=seed, batch_size=4)
-        return mj.run(key, algorithm, problem, num_rounds=3)[1].loss[-1]
+        return mj.run(problem, algorithm, key, num_rounds=3)[1].loss[-1]
 
     rates, seeds = jnp.array([0.03, 0.3]), jnp.array([0, 1])
     together = jax.vmap(last)(rates, seeds)
     plain = mj.FedAvg(MODEL, optax.sgd(0.3), seed=1, batch_size=4)
-    np.testing.assert_allclose(together[1], mj.run(key, plain, problem, num_rounds=3)[1].loss[-1], rtol=1e-9)
+    np.testing.assert_allclose(together[1], mj.run(problem, plain, key, num_rounds=3)[1].loss[-1], rtol=1e-9)
     assert together[0] != together[1]
 
 
@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_said(key):
     convex = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
     fed = mj.FedAvg(MODEL, optax.sgd(0.1))
     with pytest.raises(ValueError, match="FedAvg solves a Prediction, got a Problem"):
-        mj.run(key, fed, convex, num_rounds=1)
+        mj.run(convex, fed, key, num_rounds=1)
     with pytest.raises(ValueError, match="Mocha solves a Problem, got a Prediction"):
         mj.solve(problem, mj.Mocha())
     with pytest.raises(ValueError, match="must be of optax"):
@@ -379,7 +379,7 @@ def test_what_does_not_fit_is_said(key):
     with pytest.raises(ValueError, match="batch_size must be an integer >= 1"):
         mj.FedAvg(MODEL, optax.sgd(0.1), batch_size=0)
     with pytest.raises(ValueError, match="belongs to another algorithm"):
-        mj.run(key, fed, problem, num_rounds=1, state=mj.FedAvg(mj.networks.MLP(4, 3), optax.sgd(0.1)).init(problem))
+        mj.run(problem, fed, key, num_rounds=1, state=mj.FedAvg(mj.networks.MLP(4, 3), optax.sgd(0.1)).init(problem))
     with pytest.raises(ValueError, match="test samples have 3 features"):
         mj.Prediction(problem.data, test=zoo.data(d=3))
 
@@ -405,7 +405,7 @@ def test_a_test_set_of_one_task_is_judged_by_all_clients(key):
     x, y = rows(problem.data, 2)
     held = mj.pack_tasks([x], [y])
     algorithm = mj.Local(MODEL, optax.adam(0.05), batch_size=8)
-    state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     one = problem.replace(test=held)
     each = [
         (np.asarray(mlp(jax.tree.map(lambda a, k=k: a[k], state.params), x)).argmax(1) != y).mean() for k in range(4)
@@ -421,11 +421,11 @@ def test_held_out_samples_of_other_tasks_are_refused(key):
     assert problem.test is not None
     fewer = problem.replace(test=problem.test.replace(task=jnp.array([0, 0, 1, 1])))
     with pytest.raises(ValueError, match="test has 2 tasks, and 4 clients work on 4"):
-        mj.run(key, algorithm, fewer, num_rounds=1)
+        mj.run(fewer, algorithm, key, num_rounds=1)
     shared = problem.replace(data=problem.data.replace(task=jnp.array([0, 0, 1, 1])))
     with pytest.raises(ValueError, match="several clients share a task"):
-        mj.run(key, algorithm, shared, num_rounds=1)
-    assert mj.run(key, algorithm, shared.replace(test=None), num_rounds=1)[1].error.shape == (1,)
+        mj.run(shared, algorithm, key, num_rounds=1)
+    assert mj.run(shared.replace(test=None), algorithm, key, num_rounds=1)[1].error.shape == (1,)
 
 
 def test_labels_and_outputs_have_to_fit(key):
@@ -434,17 +434,17 @@ def test_labels_and_outputs_have_to_fit(key):
         mj.Prediction(mj.pack_tasks(xs, ys))
     data = mj.pack_tasks(xs, [np.full(len(y), 3) for y in ys])
     with pytest.raises(ValueError, match="a label 3, but the model has outputs for 3 classes"):
-        mj.run(key, mj.FedAvg(MODEL, optax.sgd(0.1)), mj.Prediction(data), num_rounds=1)
+        mj.run(mj.Prediction(data), mj.FedAvg(MODEL, optax.sgd(0.1)), key, num_rounds=1)
     flat = mj.networks.Model(lambda key: jnp.zeros(4), lambda w, x: x @ w)
     with pytest.raises(ValueError, match=r"must be \[2, c\], got \(2,\)"):
-        mj.run(key, mj.FedAvg(flat, optax.sgd(0.1)), mj.Prediction(data), num_rounds=1)
+        mj.run(mj.Prediction(data), mj.FedAvg(flat, optax.sgd(0.1)), key, num_rounds=1)
     with pytest.raises(ValueError, match="one output, not 3"):
-        mj.run(key, mj.Local(MODEL, optax.sgd(0.1)), mj.Prediction(data, mj.likelihoods.Gaussian()), num_rounds=1)
+        mj.run(mj.Prediction(data, mj.likelihoods.Gaussian()), mj.Local(MODEL, optax.sgd(0.1)), key, num_rounds=1)
 
 
 def test_training_alone_costs_no_message(key):
     algorithm, problem = mj.Local(MODEL, optax.sgd(0.1)), make_problem(test=False)
-    history = mj.run(key, algorithm, problem, num_rounds=2)[1]
+    history = mj.run(problem, algorithm, key, num_rounds=2)[1]
     work = algorithm.request(problem)
     seconds = float((np.asarray(work.steps) * np.asarray(work.step_flops)).max()) / 1e9
     np.testing.assert_allclose(history.simulated_time, seconds * np.arange(1, 3), rtol=1e-9)
@@ -498,7 +498,7 @@ def test_a_checkpoint_knows_what_functions_do():
     assert len(set(made[0])) == len(OPTIMIZERS)
     assert fingerprint(Net(1.0).apply) == fingerprint(Net(1.0).apply) != fingerprint(Net(2.0).apply)
     assert fingerprint(scaled(1.0)) == fingerprint(scaled(1.0)) != fingerprint(scaled(2.0))
-    code = "from mocha_jax._fingerprint import fingerprint; from tests import test_fedavg as t\n"
+    code = "from mocha_jax._driver.fingerprint import fingerprint; from tests import test_fedavg as t\n"
     code += "print([fingerprint(make()) for make in t.OPTIMIZERS], fingerprint(lambda x: x in {'a', 'b', 'c'}))"
     said = {
         subprocess.run(
@@ -513,7 +513,7 @@ def test_a_checkpoint_knows_what_functions_do():
 def test_every_task_is_judged_by_the_network_of_its_own_client(key):
     problem, algorithm = make_problem(m=4), mj.Local(MODEL, optax.adam(0.05), batch_size=8)
     assert problem.test is not None
-    state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     scores = algorithm.scores(state, problem)
     for k in range(4):
         x, y = rows(problem.test, k)
@@ -534,7 +534,7 @@ def test_models_never_see_rows_of_padding(key):
     for batch_size in (None, 4):
         for kind in (mj.FedAvg, mj.Local):
             algorithm = kind(normed, optax.sgd(0.5), batch_size=batch_size)
-            _, history = mj.run(key, algorithm, problem, num_rounds=4)
+            _, history = mj.run(problem, algorithm, key, num_rounds=4)
             assert history.diverged.tolist() == [0, 0, 0, 0]
             assert history.loss[-1] < history.loss[0]
 
@@ -596,7 +596,7 @@ def test_any_state_of_an_optimizer_is_saved(optimizer, key, tmp_path):
 def test_optimizers_that_ask_for_the_loss(key):
     problem = make_problem()
     for optimizer in (optax.polyak_sgd(0.5), optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2))):
-        _, history = mj.run(key, mj.Local(MODEL, optimizer, batch_size=None), problem, num_rounds=5)
+        _, history = mj.run(problem, mj.Local(MODEL, optimizer, batch_size=None), key, num_rounds=5)
         assert history.loss[-1] < history.loss[0]
 
 
@@ -612,13 +612,13 @@ def test_a_client_predicts(key):
     x = problem.data.x[1]
     shared, own = mj.FedAvg(MODEL, optax.sgd(0.3)), mj.Local(MODEL, optax.sgd(0.3))
     for algorithm in (shared, own):
-        state, _ = mj.run(key, algorithm, problem, num_rounds=3)
+        state, _ = mj.run(problem, algorithm, key, num_rounds=3)
         found = algorithm.predict(state, problem, 1, x)
         with jax.numpy_rank_promotion("allow"):
             logits = MODEL.apply(algorithm.parameters(state, problem, 1), x)
         np.testing.assert_allclose(found.mean, jax.nn.softmax(logits), rtol=1e-12)
-        assert (np.asarray(found.spread) == 0).all()
-        np.testing.assert_allclose(found.information, 0.0, atol=1e-12)
+        assert (np.asarray(found.std) == 0).all()
+        np.testing.assert_allclose(found.mutual_information, 0.0, atol=1e-12)
         with pytest.raises(ValueError, match=r"x must be an array \[b, 4\], got shape \(4,\)"):
             algorithm.predict(state, problem, 1, x[0])
         with pytest.raises(ValueError, match="there is no client"):
@@ -630,13 +630,13 @@ def test_models_that_do_not_fit_are_named(key):
     networks: Any = mj.networks
     local: Any = mj.Local
     with pytest.raises(ValueError, match="Local: the model MLP cannot predict samples of 4 features"):
-        mj.run(key, mj.Local(mj.networks.MLP(5, 3), optax.sgd(0.1)), problem, num_rounds=1)
+        mj.run(problem, mj.Local(mj.networks.MLP(5, 3), optax.sgd(0.1)), key, num_rounds=1)
     two = networks.Model(lambda key: jnp.zeros((4, 3)), lambda w, x: (x @ w, 0))
     with pytest.raises(ValueError, match=r"must be \[2, c\], got a tuple"):
-        mj.run(key, mj.Local(two, optax.sgd(0.1)), problem, num_rounds=1)
+        mj.run(problem, mj.Local(two, optax.sgd(0.1)), key, num_rounds=1)
     turned = networks.Model(lambda key: jnp.zeros((3, 4)), lambda w, x: x @ w.T)
     with pytest.raises(ValueError, match="noise='local', which wants h @ w"):
-        mj.run(key, mj.Virtual(turned, optax.sgd(0.1), noise="local"), problem, num_rounds=1)
+        mj.run(problem, mj.Virtual(turned, optax.sgd(0.1), noise="local"), key, num_rounds=1)
     with pytest.raises(ValueError, match="hidden must be a tuple such as"):
         networks.MLP(4, 3, 16)
     with pytest.raises(ValueError, match="hidden must be an integer >= 1, got 16.7"):

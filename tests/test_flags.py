@@ -60,7 +60,7 @@ def divided():
     DATA.append(DATA).pooled().merged()
     mj.pack_tasks([X], [np.sign(X[:, 0])], loss_scaling="task_mean", intercept=True)
     first = solved(problem())
-    mj.Mocha().extend(first.state, first.problem.replace(data=DATA.append(DATA)))
+    mj.Mocha().add_tasks(first.state, first.problem.replace(data=DATA.append(DATA)))
 
 
 def chosen():
@@ -110,7 +110,7 @@ ENTRIES = {
     "averaging": lambda _: predicted(mj.FedAvg(mj.networks.MLP(4, 2, (3,)), optax.adam(0.1), fraction=0.5)),
     "separate": lambda _: predicted(mj.Local(mj.networks.MLP(4, 2, (3,)), optax.sgd(0.1))),
     "virtual": lambda _: predicted(mj.Virtual(mj.networks.Lateral(4, 2, (3,)), optax.adam(0.01), samples=2)),
-    "run": lambda _: mj.run(KEY, mj.Mocha(), problem(), num_rounds=3, record_every=2, systems=WORLD),
+    "run": lambda _: mj.run(problem(), mj.Mocha(), KEY, num_rounds=3, record_every=2, systems=WORLD),
     "resumed": resumed,
     "examined": lambda _: examined(),
     "divided": lambda _: divided(),

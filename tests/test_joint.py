@@ -86,7 +86,7 @@ def optimum_of(model):
 @pytest.mark.parametrize("model", [pytest.param("no ridge", marks=pytest.mark.slow), "clustered"])
 def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
     optimum = optimum_of(model)
-    _, h = mj.run(key, algorithm, make(model, dtype=dtype), num_rounds=120, systems=SYSTEMS)
+    _, h = mj.run(make(model, dtype=dtype), algorithm, key, num_rounds=120, systems=SYSTEMS)
     slack = 1e-6 if dtype is np.float32 else 2e-7
     assert (h.gap >= 0).all()
     assert (h.joint_gap >= 0).all()
@@ -101,7 +101,7 @@ def test_plain_alternation_never_raises_the_joint_objective(model):
     # Omega_every so large that every W-step is solved; then each outer step can only go down.
     problem = make(model, loss="logistic")
     algorithm = mj.Mocha(server="dual", omega_every=400, sigma_prime="per_task")
-    _, h = mj.run(jax.random.key(0), algorithm, problem, num_rounds=400 * 12, record_every=400)
+    _, h = mj.run(problem, algorithm, jax.random.key(0), num_rounds=400 * 12, record_every=400)
     before = np.asarray(h.gap_before)  # how well each W-step was solved
     assert (before <= 1e-4).all()
     joint = np.asarray(h.joint_primal)
@@ -113,17 +113,17 @@ def test_plain_alternation_never_raises_the_joint_objective(model):
 def test_the_gap_is_certified_before_and_after_an_update(key):
     problem = make("clustered")
     algorithm = mj.Mocha(server="dual", sigma_prime="per_task", omega_every=5)
-    _, h = mj.run(key, algorithm, problem, num_rounds=25)
+    _, h = mj.run(problem, algorithm, key, num_rounds=25)
     assert np.isinf(h.gap_before[:4]).all()
     for r in (5, 10, 15):
         assert h.gap_before[r - 1] == h.gap_before[r]  # one update, remembered until the next
-        state, _ = mj.run(key, algorithm.replace(omega_every=1000), problem, num_rounds=5)
+        state, _ = mj.run(problem, algorithm.replace(omega_every=1000), key, num_rounds=5)
         if r == 5:  # the same rounds without the update
             np.testing.assert_allclose(h.gap_before[4], algorithm.certify(state, problem).gap, rtol=1e-8)
             assert h.gap[4] != h.gap_before[4]
     # W is re-derived, and sigma' recomputed.
-    state, _ = mj.run(key, algorithm, problem, num_rounds=5)
-    coupling = problem.regularizer.coupling(problem.data.num_tasks, state.server.omega)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=5)
+    coupling = problem.regularizer.coupling(problem.data.num_tasks, state.server.relation)
     np.testing.assert_allclose(state.w, coupling.apply(state.v), rtol=1e-10)
     np.testing.assert_allclose(state.server.sigma, coupling.sigma_prime("per_task"), rtol=1e-10)
 
@@ -135,8 +135,8 @@ def test_the_first_update_before_any_work_is_harmless(key):
         for server in ("proximal", "dual") if model.jointly_convex else ("dual",):
             algorithm = mj.Mocha(server=server, omega_every=1, sigma_prime="per_task")
             nobody = mj.systems.NeverAnswers(tuple(range(5)))
-            state, h = mj.run(key, algorithm, problem, num_rounds=3, systems=nobody)
-            finite = jax.tree.leaves((state.w, h.primal, h.gap, algorithm.omega(state, problem)))
+            state, h = mj.run(problem, algorithm, key, num_rounds=3, systems=nobody)
+            finite = jax.tree.leaves((state.w, h.primal, h.gap, algorithm.relation(state, problem)))
             assert all(jnp.isfinite(leaf).all() for leaf in finite)
             np.testing.assert_array_equal(state.w, 0.0)
 
@@ -256,7 +256,7 @@ def test_a_planted_sparse_graph_is_found(key):
     for t in range(m - 1):
         precision[t, t + 1] = precision[t + 1, t] = -0.3
     w = np.linalg.cholesky(np.linalg.inv(precision)) @ rng.normal(size=(m, d))
-    omega = np.asarray(R.SparsePrecision(1.0, 1.0, 0.0, 0.2 * d).update_omega(None, jnp.asarray(w)))
+    omega = np.asarray(R.SparsePrecision(1.0, 1.0, 0.0, 0.2 * d).update_relation(None, jnp.asarray(w)))
     off = ~np.eye(m, dtype=bool)
     truth, guess = (precision != 0) & off, (np.abs(omega) > 1e-8) & off
     assert (truth & guess).sum() / guess.sum() >= 0.9
@@ -297,14 +297,14 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
     dual = mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
     kinds = [R.Clustered(0.05, 0.1, 3.0), R.Probabilistic(0.05), R.SparsePrecision(0.1, 1.0, 0.1, 0.2)]
     kinds.append(R.MeanRegularized(0.1, 0.1))
-    states = [mj.run(key, dual, make(kind), num_rounds=12)[0] for kind in kinds]
+    states = [mj.run(make(kind), dual, key, num_rounds=12)[0] for kind in kinds]
     for i, j in ((0, 1), (2, 1), (3, 2)):
-        after, h = mj.run(key, dual, make(kinds[j], dtype=np.float32), num_rounds=3, state=states[i])
+        after, h = mj.run(make(kinds[j], dtype=np.float32), dual, key, num_rounds=3, state=states[i])
         assert (h.gap >= 0).all()
         if j == 1:
-            assert np.trace(mj.coupling.as_matrix(after.server.omega)) == pytest.approx(1.0, rel=1e-5)
-    state, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(kinds[0]), num_rounds=12)
-    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(kinds[1], dtype=np.float32), num_rounds=3, state=state)
+            assert np.trace(mj.coupling.as_matrix(after.server.relation)) == pytest.approx(1.0, rel=1e-5)
+    state, _ = mj.run(make(kinds[0]), mj.Mocha(sigma_prime="per_task"), key, num_rounds=12)
+    _, h = mj.run(make(kinds[1], dtype=np.float32), mj.Mocha(sigma_prime="per_task"), key, num_rounds=3, state=state)
     assert h.joint_gap.dtype == np.float32
 
 
@@ -323,7 +323,7 @@ def test_a_new_task_joins(regularizer, server, m):
     options: dict[str, Any] = dict(tol=1e-3, max_rounds=400)
     first = mj.solve(mj.Problem(data, mj.losses.Hinge(), regularizer), algorithm, **options)
     larger = mj.Problem(data.append(new), mj.losses.Hinge(), regularizer)
-    state = algorithm.extend(first.state, larger)
+    state = algorithm.add_tasks(first.state, larger)
     np.testing.assert_array_equal(state.beta[:m, : first.state.beta.shape[1]], first.state.beta)
     joined = mj.solve(larger, algorithm, state=state, **options)
     assert joined.omega.shape == (m + 1, m + 1)
@@ -335,7 +335,7 @@ def test_a_new_task_joins(regularizer, server, m):
     # Alternation ends wherever it stalls; the new task must not be worse off for having joined late.
     assert objective[0] <= objective[1] * (1.003 if server == "proximal" else 1.05) + (server == "dual") * 0.01
     with pytest.raises(ValueError, match="New tasks go after the old ones"):
-        algorithm.extend(joined.state, first.problem)
+        algorithm.add_tasks(joined.state, first.problem)
 
 
 def test_a_state_of_another_server_is_not_extended():
@@ -357,7 +357,7 @@ def test_a_state_of_another_server_is_not_extended():
     ]:
         problem = mj.Problem(larger, mj.losses.Hinge(), regularizer)
         with pytest.raises(ValueError, match=message):
-            algorithm.extend(state, problem)
+            algorithm.add_tasks(state, problem)
 
 
 def test_a_state_of_the_other_server_is_refused():
@@ -369,10 +369,10 @@ def test_a_state_of_the_other_server_is_refused():
 
 def test_another_k_still_gets_a_feasible_omega(key):
     problem, algorithm = make(R.Clustered(0.05, 0.1, 4)), mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
-    state, _ = mj.run(key, algorithm, problem, num_rounds=20)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=20)
     for k in (1, 2.5, 5):
         there = make(R.Clustered(0.05, 0.1, k))
-        omega = mj.coupling.as_matrix(algorithm.adopt(state, there).server.omega)
+        omega = mj.coupling.as_matrix(algorithm.resume(state, there).server.relation)
         assert np.trace(omega) == pytest.approx(k, rel=1e-9)
         assert np.linalg.eigvalsh(omega).min() >= -1e-12
         assert np.linalg.eigvalsh(omega).max() <= 1 + 1e-9
@@ -388,7 +388,7 @@ def test_no_array_of_all_pairs_of_tasks_exists(server, name):
     problem = mj.Problem(data, mj.losses.Hinge(), MODELS[name][0])
     algorithm = mj.Mocha(server=server, omega_every=2, sigma_prime="per_task")
     for rule in ("per_task", "spectral") if server == "dual" else ("per_task",):
-        program = jax.jit(lambda key, a: mj.run(key, a, problem, num_rounds=4))
+        program = jax.jit(lambda key, a: mj.run(problem, a, key, num_rounds=4))
         text = str(program.lower(jax.random.key(0), algorithm.replace(sigma_prime=rule)).compile().as_text())
         sizes = [
             np.prod([int(n) for n in dims.split(",")])
@@ -399,7 +399,7 @@ def test_no_array_of_all_pairs_of_tasks_exists(server, name):
 
 def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatch):
     solution = mj.solve(make(), max_rounds=2)
-    monkeypatch.setattr("mocha_jax._solution._LARGEST_MATRIX", 4)
+    monkeypatch.setattr("mocha_jax._driver.solution._LARGEST_MATRIX", 4)
     with pytest.raises(ValueError, match=r"solution\.relation keeps Omega"):
         _ = solution.omega
     assert solution.relation.factor.shape == (5, 4)
@@ -409,7 +409,7 @@ def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatc
 def test_gradients_flow_through_a_solve_that_learns_omega(key):
     def final(log_lam):
         problem = make("probabilistic", "logistic", m=6).replace(regularizer=R.Probabilistic(jnp.exp(log_lam), 5.0))
-        state, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4, record_every=4)
+        state, _ = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4, record_every=4)
         return jnp.sum(state.w**2)
 
     at, step = jnp.log(0.05), 1e-5
@@ -420,7 +420,7 @@ def test_gradients_flow_through_a_solve_that_learns_omega(key):
 
     def loss(lam):
         there = problem.replace(regularizer=R.Probabilistic(lam, 1.0))
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=2, systems=nobody)[1].joint_primal[-1]
+        return mj.run(there, mj.Mocha(sigma_prime="per_task"), key, num_rounds=2, systems=nobody)[1].joint_primal[-1]
 
     assert jnp.isfinite(jax.grad(loss)(0.1))
 
@@ -430,7 +430,7 @@ def test_one_program_for_a_path(key):
 
     def final(lam):
         problem = make("no ridge").replace(regularizer=R.Probabilistic(lam))
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=30, systems=SYSTEMS)[1].joint_gap
+        return mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=30, systems=SYSTEMS)[1].joint_gap
 
     together = jax.vmap(final)(lams)
     for lam, gaps in zip(lams, together, strict=True):
@@ -469,8 +469,8 @@ def test_the_step_size_rests_where_all_that_moves_is_rounding(key):
     data = mj.pack_tasks(xs, [np.sign(rng.normal(size=n)) for n in sizes], loss_scaling="task_mean", dtype="float32")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     algorithm = mj.Mocha(server="proximal")
-    first, history = mj.run(key, algorithm, problem, num_rounds=250)
-    second, _ = mj.run(key, algorithm, problem, num_rounds=250, state=first)
+    first, history = mj.run(problem, algorithm, key, num_rounds=250)
+    second, _ = mj.run(problem, algorithm, key, num_rounds=250, state=first)
     assert history.relative_gap[-1] < 1e-5
     assert 0.1 < first.server.rho * first.server.curvature < 10
     assert first.server.rho == second.server.rho
@@ -501,11 +501,11 @@ def test_an_omega_is_what_the_regularizer_keeps(omega):
     data = zoo.data()
     given = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.1, 0.1))
     learned = given.replace(regularizer=mj.regularizers.Clustered(0.1, 0.1, 2.0))
-    for problem, message in ((given, "omega must be left out: the relationship of Graph is given"),
-                             (learned, "omega must be Omega as Clustered keeps it, for 5 tasks and 4 features")):  # fmt: skip
+    for problem, message in ((given, "relation must be left out: the relationship of Graph is given"),
+                             (learned, "relation must be Omega as Clustered keeps it, for 5 tasks and 4 features")):  # fmt: skip
         with pytest.raises(ValueError, match=f"certificate: {message}"):
             mj.certificate(problem, 0 * data.y, omega)
         with pytest.raises(ValueError, match=f"objective: {message}"):
             mj.objective(problem, jnp.zeros((5, 4)), omega)
-    kept = learned.regularizer.initial_omega(5, 4)
+    kept = learned.regularizer.initial_relation(5, 4)
     assert mj.certificate(learned, 0 * data.y, kept).gap == mj.certificate(learned, 0 * data.y).gap

@@ -62,7 +62,7 @@ def value_at(regularizer, w, omega):
 @each_shape
 def test_the_update_is_feasible_and_no_omega_is_better(name, shape):
     regularizer, w, m = LEARNED[name], weights(shape), shape[0]
-    record = regularizer.update_omega(regularizer.initial_omega(*shape), w)
+    record = regularizer.update_relation(regularizer.initial_relation(*shape), w)
     omega = np.asarray(regularizer.relationship(m, record))
     np.testing.assert_allclose(omega, omega.T, atol=1e-12)
     values = np.linalg.eigvalsh(omega)
@@ -86,7 +86,7 @@ def test_the_update_is_feasible_and_no_omega_is_better(name, shape):
 def test_the_coupling_of_a_factored_omega_is_that_of_the_matrix(name, shape):
     regularizer, m = TRACE_LIMITED[name], shape[0]
     for smoothing in (0.0, 0.5):
-        record = regularizer.update_omega(None, weights(shape), smoothing)
+        record = regularizer.update_relation(None, weights(shape), smoothing)
         assert record.factor.shape == (m, min(shape))
         coupling = regularizer.coupling(m, record)
         omega = np.asarray(as_matrix(record))
@@ -103,7 +103,7 @@ def test_the_coupling_of_a_factored_omega_is_that_of_the_matrix(name, shape):
 
 def test_smoothing_gives_omega_full_rank_and_fits_what_it_says():
     w, eps = weights((6, 2)), 0.3
-    omega = as_matrix(R.Probabilistic(1.0).update_omega(None, w, eps))
+    omega = as_matrix(R.Probabilistic(1.0).update_relation(None, w, eps))
     values, vectors = np.linalg.eigh(np.asarray(w @ w.T) + eps * np.eye(6))
     expected = (vectors * np.sqrt(values)) @ vectors.T
     np.testing.assert_allclose(omega, expected / np.trace(expected), atol=1e-12)
@@ -134,7 +134,7 @@ def test_the_joint_conjugate_is_the_largest_over_omega(seed, name):
     regularizer, rng = TRACE_LIMITED[name], np.random.default_rng(seed)
     v = jnp.asarray(rng.normal(size=(5, 3)))
     joint = float(regularizer.conjugate(v))
-    for record in (regularizer.update_omega(None, jnp.asarray(rng.normal(size=(5, 3)))), None):
+    for record in (regularizer.update_relation(None, jnp.asarray(rng.normal(size=(5, 3)))), None):
         assert regularizer.coupling(5, record).conjugate(v) <= joint * (1 + 1e-9)
 
 
@@ -142,7 +142,7 @@ def test_limits_of_the_hyperparameters():
     w, v = weights((5, 3)), weights((5, 3), seed=1)
     # k = m leaves one Omega, the identity; a large eta drowns it.
     every = R.Clustered(0.4, 0.5, 5)
-    np.testing.assert_allclose(as_matrix(every.update_omega(None, w)), np.eye(5), atol=1e-10)
+    np.testing.assert_allclose(as_matrix(every.update_relation(None, w)), np.eye(5), atol=1e-10)
     np.testing.assert_allclose(every.value(w), R.Independent(0.4 / 1.5).value(w), rtol=1e-10)
     np.testing.assert_allclose(R.Clustered(0.4 * 1e9, 1e9, 2).value(w), R.Independent(0.4).value(w), rtol=1e-6)
     # A tiny sigma^2 leaves the ridge, a huge one nothing of it.
@@ -151,14 +151,14 @@ def test_limits_of_the_hyperparameters():
     )
     np.testing.assert_allclose(R.Probabilistic(0.4, 1e12).conjugate(v), R.Probabilistic(0.4).conjugate(v), rtol=1e-6)
     # A large lam2 makes Omega diagonal.
-    omega = np.asarray(R.SparsePrecision(1.0, 1.0, 0.0, 100.0).update_omega(None, w))
+    omega = np.asarray(R.SparsePrecision(1.0, 1.0, 0.0, 100.0).update_relation(None, w))
     np.testing.assert_array_equal(omega, np.diag(np.diag(omega)))
 
 
 @jax.jit
 def everything(regularizer, w):
     m, d = w.shape
-    record = regularizer.update_omega(regularizer.initial_omega(m, d), w)
+    record = regularizer.update_relation(regularizer.initial_relation(m, d), w)
     coupling = regularizer.coupling(m, record)
     results = [record, coupling, coupling.apply(w), regularizer.value(w), regularizer.covariance(m, record)]
     if regularizer.jointly_convex:
@@ -194,7 +194,7 @@ def test_derivatives_of_the_update_are_finite_and_right(name, shape):
 
     @jax.jit
     def answer(w, regularizer):
-        coupling = regularizer.coupling(shape[0], regularizer.update_omega(None, w, 0.2))
+        coupling = regularizer.coupling(shape[0], regularizer.update_relation(None, w, 0.2))
         return jnp.sum(jnp.sin(coupling.apply(v))) + jnp.sum(jnp.cos(regularizer.prox(w, jnp.array(1.0))))
 
     regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), TRACE_LIMITED[name])
@@ -236,12 +236,12 @@ def test_row_sums_of_many_tasks_are_bounded_not_built(monkeypatch):
 def test_correlation_and_covariance():
     w = weights((4, 3))
     regularizer = R.Clustered(0.3, 0.2, 2)
-    record = regularizer.update_omega(None, w)
+    record = regularizer.update_relation(None, w)
     np.testing.assert_allclose(
         regularizer.covariance(4, record), np.asarray(as_matrix(record)) + 0.2 * np.eye(4), atol=1e-12
     )
     sparse = R.SparsePrecision(1.0, 1.0, 0.0, 0.5)
-    precision = sparse.update_omega(None, w)
+    precision = sparse.update_relation(None, w)
     np.testing.assert_allclose(sparse.covariance(4, precision) @ precision, np.eye(4), atol=1e-9)
     correlation = mj.coupling.correlation(jnp.array([[4.0, -2.0, 0.0], [-2.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     np.testing.assert_allclose(correlation, [[1, -1, 0], [-1, 1, 0], [0, 0, 1]])
@@ -275,8 +275,8 @@ def test_the_step_size_of_the_proximal_server_has_a_floor(key):
     )
     for lam in (1.0, 1e-2, 1e-4):
         problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(lam))
-        state = algorithm.carry(state, problem) if state is not None else None
+        state = algorithm.warm_start(state, problem) if state is not None else None
         for _ in range(3):
-            state, _ = mj.run(key, algorithm, problem, num_rounds=20, state=state, record_every=20)
+            state, _ = mj.run(problem, algorithm, key, num_rounds=20, state=state, record_every=20)
             least.append(float(state.server.rho * state.server.curvature))
     assert min(least) == pytest.approx(0.5, rel=1e-9)

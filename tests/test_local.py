@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._local import ascend, visiting_order
-from mocha_jax._rows import size_profile, time_major
+from mocha_jax._node.ascent import ascend, visiting_order
+from mocha_jax._node.layout import bucket_sizes, time_major
 from tests import zoo
 
 
@@ -59,7 +59,7 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     start = jnp.zeros_like(data.y)
     results = []
     for numbers in (10_000, 8, 1):  # one block; four of two nodes, one of them padding; one node each
-        monkeypatch.setattr("mocha_jax._rows._BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._node.layout._BLOCK_NUMBERS", numbers)
         rows = time_major(data)
         results.append((len(rows.buckets[0].x), ascend(key, mj.losses.Hinge(), rows, start, w, q, steps, passes=2)))
     assert [blocks for blocks, _ in results] == [1, 4, 7]
@@ -69,14 +69,16 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
 
 
 def test_buckets_of_sizes_change_nothing(key, monkeypatch):
-    monkeypatch.setattr("mocha_jax._rows._STEP_NUMBERS", 0)  # a step of so little data costs as much as its padding
+    monkeypatch.setattr(
+        "mocha_jax._node.layout._STEP_NUMBERS", 0
+    )  # a step of so little data costs as much as its padding
     rng = np.random.default_rng(3)
     sizes = np.r_[400, rng.integers(2, 30, 20), 90, 0, 150]
     xs = [rng.normal(size=(max(n, 1), 4)) for n in sizes]
     data = mj.pack_tasks(xs, [rng.choice([-1.0, 1.0], len(x)) for x in xs])
     scale = np.where(sizes[:, None] > 0, rng.uniform(0.5, 2, data.y.shape), 0.0)
     data = data.replace(weight=data.weight * scale)
-    profile = size_profile(data)
+    profile = bucket_sizes(data)
     assert len(profile) > 2
     assert sum(count for count, _ in profile) == 23  # the empty node is in none
     assert sum(count * rows for count, rows in profile) < 1.5 * sizes.sum()
@@ -86,7 +88,7 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     steps = jnp.asarray(rng.integers(0, 500, m), jnp.int32)
     plain, dealt = time_major(data), time_major(data, profile)
     for rows in (plain, dealt):
-        assert rows.times(data.x, w).shape == data.y.shape
+        assert rows.node_predictions(data.x, w).shape == data.y.shape
     for a, b in zip(
         ascend(key, mj.losses.Hinge(), plain, beta, w, q, steps, passes=2),
         ascend(key, mj.losses.Hinge(), dealt, beta, w, q, steps, passes=2),
@@ -94,20 +96,26 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     ):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     real = np.asarray(data.weight > 0).astype(float)
-    np.testing.assert_allclose(dealt.times(data.x, w) * real, plain.times(data.x, w) * real, rtol=1e-12)
+    np.testing.assert_allclose(
+        dealt.node_predictions(data.x, w) * real, plain.node_predictions(data.x, w) * real, rtol=1e-12
+    )
     factors = data.weight * beta
-    np.testing.assert_allclose(dealt.combine(data.x, factors), plain.combine(data.x, factors), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        dealt.weighted_sums(data.x, factors), plain.weighted_sums(data.x, factors), rtol=1e-12, atol=1e-12
+    )
 
     def scaled(given, by_node, beta, y):
         return given * by_node[0][..., None] * beta + y
 
-    there = [rows.each_row(scaled, 2.0, (q,), beta, data.y) * real for rows in (plain, dealt)]
+    there = [rows.map_rows(scaled, 2.0, (q,), beta, data.y) * real for rows in (plain, dealt)]
     np.testing.assert_allclose(there[1], there[0], rtol=1e-12)
 
     def terms(given, z, y, beta):
         return given * z**2 + y, z * beta
 
-    for a, b in zip(dealt.totals(data, terms, 3.0, w, beta), data.totals(terms, 3.0, w, beta), strict=True):
+    laid = data.replace(layout=dealt)
+    sums = laid.sum_over_rows(terms, 3.0, w, beta), data.sum_over_rows(terms, 3.0, w, beta)
+    for a, b in zip(*sums, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -123,7 +131,7 @@ def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
     assert float(jnp.abs(rounded.x - mj.pack_tasks(xs, ys).x).max()) > 1e-4
     for algorithm in (mj.Mocha(), mj.MiniBatchSdca(batch=4), mj.Cocoa(0.2)):
         found = [
-            mj.run(key, algorithm, mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1)),
+            mj.run(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1)), algorithm, key,
                    num_rounds=20)[1].gap
             for data in (half, rounded)
         ]  # fmt: skip
@@ -137,8 +145,8 @@ def test_samples_of_half_precision_are_another_problem_solved_exactly(key):
 def test_sizes_that_are_alike_or_unknown_make_one_bucket():
     xs = [np.ones((n, 3)) for n in (20, 24, 22)]
     data = mj.pack_tasks(xs, [np.ones(len(x)) for x in xs])
-    assert size_profile(data) == ()
-    assert jax.jit(lambda d: jnp.zeros(len(size_profile(d))))(data).shape == (0,)
+    assert bucket_sizes(data) == ()
+    assert jax.jit(lambda d: jnp.zeros(len(bucket_sizes(d))))(data).shape == (0,)
 
 
 def test_visiting_order_is_a_permutation_and_padding_keeps_it(key):
@@ -176,13 +184,13 @@ def test_padding_rows_and_nodes_are_inert_bit_for_bit(key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.2, 0.05))
     systems = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
     state, history = mj.run(
-        key, mj.Mocha(local_epochs=1.5, sigma_prime="per_task"), problem, num_rounds=20, systems=systems
+        problem, mj.Mocha(local_epochs=1.5, sigma_prime="per_task"), key, num_rounds=20, systems=systems
     )
     for padded in (data.pad(rows=29), data.pad(nodes=8), data.pad(nodes=7, rows=31)):
         other, record = mj.run(
-            key,
-            mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
             problem.replace(data=padded),
+            mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
+            key,
             num_rounds=20,
             systems=systems,
         )
@@ -198,9 +206,9 @@ def test_task_order_does_not_matter(key):
     order = np.random.default_rng(0).permutation(6)
     omega = zoo.laplacian(6)
     make = lambda data, omega: mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(omega, 0.2, 0.05))  # noqa: E731
-    a = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(mj.pack_tasks(xs, ys), omega), num_rounds=30)
+    a = mj.run(make(mj.pack_tasks(xs, ys), omega), mj.Mocha(sigma_prime="per_task"), key, num_rounds=30)
     permuted = mj.pack_tasks([xs[t] for t in order], [ys[t] for t in order])
-    b = mj.run(key, mj.Mocha(sigma_prime="per_task"), make(permuted, omega[np.ix_(order, order)]), num_rounds=30)
+    b = mj.run(make(permuted, omega[np.ix_(order, order)]), mj.Mocha(sigma_prime="per_task"), key, num_rounds=30)
     np.testing.assert_allclose(a[0].w[order], b[0].w, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(a[1].gap, b[1].gap, rtol=1e-6)
 
@@ -215,9 +223,9 @@ def test_ugly_tasks():
     for loss in zoo.LOSSES.values():
         problem = mj.Problem(mj.pack_tasks(xs, ys), loss, mj.regularizers.MeanRegularized(0.2, 0.1))
         state, history = mj.run(
-            jax.random.key(0),
-            mj.Mocha(local_epochs=5.0, sigma_prime="per_task"),
             problem,
+            mj.Mocha(local_epochs=5.0, sigma_prime="per_task"),
+            jax.random.key(0),
             num_rounds=4000,
             record_every=4000,
         )

@@ -13,17 +13,18 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 import mocha_jax as mj
-from mocha_jax import _epoch_gpu, _epoch_tpu, _fallback, _local
-from mocha_jax._late import platform_dependent
-from mocha_jax._local import ascend, visiting_order
-from mocha_jax._rows import size_profile, time_major
+from mocha_jax._core.platform import platform_dependent
+from mocha_jax._driver import fallback
+from mocha_jax._node import ascent, kernel_gpu, kernel_tpu
+from mocha_jax._node.ascent import ascend, visiting_order
+from mocha_jax._node.layout import bucket_sizes, time_major
 from tests import zoo
 
 VARIANTS = {
-    "gpu": partial(_epoch_gpu.epoch, nodes=2, depth=2, interpret=True),
-    "tpu": partial(_epoch_tpu.epoch, nodes=2, interpret=True),
+    "gpu": partial(kernel_gpu.epoch, nodes=2, depth=2, interpret=True),
+    "tpu": partial(kernel_tpu.epoch, nodes=2, interpret=True),
 }
-EPOCHS = {"cuda": _epoch_gpu.epoch, "tpu": _epoch_tpu.epoch}
+EPOCHS = {"cuda": kernel_gpu.epoch, "tpu": kernel_tpu.epoch}
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 
 
@@ -112,8 +113,8 @@ def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, store)
     arrays = draw(seed, n, m, d, store)
     loss = mj.losses.SmoothedHinge(0.5)
     expected = numpy_epoch(0.5, *arrays)
-    on_gpu = jax.jit(partial(_epoch_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
-    on_tpu = jax.jit(partial(_epoch_tpu.epoch, nodes=nodes, interpret=True))
+    on_gpu = jax.jit(partial(kernel_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
+    on_tpu = jax.jit(partial(kernel_tpu.epoch, nodes=nodes, interpret=True))
     for beta, u, done in (on_gpu(loss, *arrays), on_tpu(loss, *arrays)):
         np.testing.assert_allclose(beta, expected[0], rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(u, expected[1], rtol=1e-4, atol=2e-5)
@@ -142,7 +143,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
     unused = ((weight == 0) | (steps == done)[None])[:, :, None]
     assert 0 < unused.sum() < unused.size
     rest = y, weight, norm2, beta, w, q, u, done, steps, order
-    one_pass = jax.jit(partial(_epoch_gpu.epoch, mj.losses.Hinge(), interpret=True))
+    one_pass = jax.jit(partial(kernel_gpu.epoch, mj.losses.Hinge(), interpret=True))
     for a, b in zip(one_pass(jnp.where(unused, jnp.nan, x), *rest), one_pass(x, *rest), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -169,7 +170,7 @@ def test_any_shape_lowers_and_a_batch_is_one_kernel(platform, m, d, store):
 
 def test_indices_on_a_tpu_are_int32():
     # Mosaic's compiler, which is not here, refuses the int64 that Python's numbers are in this suite.
-    equations = jax.make_jaxpr(_epoch_tpu.epoch)(mj.losses.Hinge(), *draw(0, 2, 3, 4)).jaxpr.eqns
+    equations = jax.make_jaxpr(kernel_tpu.epoch)(mj.losses.Hinge(), *draw(0, 2, 3, 4)).jaxpr.eqns
     [call] = (e for e in equations if e.primitive.name == "pallas_call")
     indices = [index for b in call.params["grid_mapping"].block_mappings for index in b.index_map_jaxpr.out_avals]
     assert {index.dtype for index in indices} == {np.dtype("int32")}
@@ -184,14 +185,14 @@ def test_a_run_with_the_kernel_is_the_run_with_loops(case, key):
         sizes[2] = 200
     xs = [rng.normal(size=(n, 40 if case == "buckets" else 3)) for n in sizes]
     data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
-    assert (len(size_profile(data)) > 1) == (case == "buckets")
+    assert (len(bucket_sizes(data)) > 1) == (case == "buckets")
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.5, 0.5))
     if case == "devices":
         problem = mj.shard(problem, jax.make_mesh((2,), ("nodes",), axis_types=(AxisType.Auto,)))
 
     def gaps(backend):
         algorithm = mj.Mocha(local_epochs=1.5, backend=backend, sigma_prime="per_task")
-        return mj.run(key, algorithm, problem, num_rounds=3, systems=mj.systems.Dropout(0.2))[1].gap
+        return mj.run(problem, algorithm, key, num_rounds=3, systems=mj.systems.Dropout(0.2))[1].gap
 
     np.testing.assert_allclose(gaps("pallas"), gaps("xla"), rtol=1e-9)
 
@@ -203,7 +204,7 @@ def test_the_derivative_is_that_of_the_loops(key):
     def last_gap(lam, backend):
         there = problem.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.5))
         algorithm = mj.Mocha(backend=backend, sigma_prime="per_task")
-        return mj.run(key, algorithm, there, num_rounds=2)[1].gap[-1]
+        return mj.run(there, algorithm, key, num_rounds=2)[1].gap[-1]
 
     for derivative in (jax.grad, jax.jacfwd):
         by_kernel, by_loops = (jax.jit(partial(derivative(last_gap), backend=b))(0.7) for b in ("pallas", "xla"))
@@ -248,7 +249,8 @@ def two_passes(loss, backend="auto", dtype=jnp.float32, features=4, map_over=Non
     ids=["built in", "mapped", "says so", "loops wanted", "float64", "long rows", "says nothing", "any function"],
 )
 def test_the_machine_lowered_for_decides(platform, loss, how, kernels):
-    # The default backend of this process is a CPU; no deprecation of JAX's own parts gets through (warnings are errors).
+    # The default backend of this process is a CPU; no deprecation of JAX's own parts gets through (warnings are
+    # errors).
     assert custom_calls(platform, *two_passes(loss, **how)) == kernels
 
 
@@ -256,7 +258,7 @@ def test_each_device_has_the_kernel(key):
     mesh = jax.make_mesh((2,), ("nodes",), axis_types=(AxisType.Auto,))
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
     problem = mj.shard(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5)), mesh)
-    go = lambda problem: mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=2)[0]  # noqa: E731
+    go = lambda problem: mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=2)[0]  # noqa: E731
     assert custom_calls("tpu", go, problem) == 1  # GPUs must be real, or in `benchmarks.accelerators`
 
 
@@ -264,7 +266,7 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
     def never(*_, **__):
         raise AssertionError("traced")
 
-    monkeypatch.setattr(_local, "_by_kernel", never)
+    monkeypatch.setattr(ascent, "_by_kernel", never)
     (auto, w), (loops, _) = two_passes(mj.losses.Hinge()), two_passes(mj.losses.Hinge(), "xla")
     assert jax.jit(auto).lower(w).as_text() == jax.jit(loops).lower(w).as_text()
     for a, b in zip(jax.jit(jax.vmap(auto))(w[None]), loops(w), strict=True):
@@ -273,9 +275,9 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
 
 def test_without_triton_a_gpu_has_the_loops(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
-    monkeypatch.delitem(sys.modules, "mocha_jax._epoch_gpu")
+    monkeypatch.delitem(sys.modules, "mocha_jax._node.kernel_gpu")
     monkeypatch.delattr(jax.experimental.pallas, "triton")
-    monkeypatch.delattr(mj, "_epoch_gpu")
+    monkeypatch.delattr(mj._node, "kernel_gpu")
     for platform, kernels in (("cuda", 0), ("tpu", 2)):
         assert custom_calls(platform, *two_passes(mj.losses.Hinge())) == kernels
 
@@ -283,7 +285,7 @@ def test_without_triton_a_gpu_has_the_loops(monkeypatch):
 def test_too_many_rows_for_the_kernel_of_a_tpu_get_the_loops(monkeypatch):
     n = zoo.data().y.shape[1]
     for most, kernels in ((n, 2), (n - 1, 0)):
-        monkeypatch.setattr("mocha_jax._epoch_tpu._MOST", most)
+        monkeypatch.setattr("mocha_jax._node.kernel_tpu._MOST", most)
         jax.clear_caches()
         assert custom_calls("tpu", *two_passes(mj.losses.Hinge())) == kernels
 
@@ -314,9 +316,9 @@ def refusing(tried):
 def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
     tried: list[int] = []
 
-    monkeypatch.setattr(_local, "_by_machine", refusing(tried))
-    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
-    monkeypatch.setattr(_fallback, "_refused", set())
+    monkeypatch.setattr(ascent, "_by_machine", refusing(tried))
+    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(fallback, "_refused", set())
     # Of a shape and dtype of their own: JAX keeps what it traced.
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data(m=3, d=6))
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.MeanRegularized(0.5, 0.5))
@@ -324,7 +326,7 @@ def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, m
     def gap(backend="auto"):
         algorithm = mj.Mocha(backend=backend, sigma_prime="per_task")
         if driver == "run":
-            return mj.run(key, algorithm, problem, num_rounds=4)[1].gap[-1]
+            return mj.run(problem, algorithm, key, num_rounds=4)[1].gap[-1]
         return mj.solve(problem, algorithm, key=key, tol=None, max_rounds=4, chunk=2).gap
 
     with pytest.warns(
@@ -353,20 +355,20 @@ SEARCHES = {
     "search", [pytest.param(name, marks=pytest.mark.slow) if name == "descent" else name for name in SEARCHES]
 )
 def test_searches_go_on_with_the_loops_too(search, monkeypatch):
-    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
-    monkeypatch.setattr(_fallback, "_refused", set())
+    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(fallback, "_refused", set())
     # Of a shape of their own: JAX keeps what it traced.
     data = zoo.data(m=3, d=11 + list(SEARCHES).index(search), dtype=np.float32)
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.Independent(0.5))
     want = SEARCHES[search](problem, mj.Mocha(backend="xla"))
-    monkeypatch.setattr(_local, "_by_machine", refusing([]))
+    monkeypatch.setattr(ascent, "_by_machine", refusing([]))
     with pytest.warns(UserWarning, match=r"Mocha: the kernel for SmoothedHinge .* fails on this machine"):
         found = SEARCHES[search](problem, mj.Mocha())
     np.testing.assert_array_equal(found, want)
 
 
 def test_an_error_of_something_else_is_raised(key, monkeypatch):
-    monkeypatch.setattr(_fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
 
     class Broken(mj.systems.Full):
         def work(self, *_):
@@ -374,4 +376,4 @@ def test_an_error_of_something_else_is_raised(key, monkeypatch):
 
     problem = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
     with pytest.raises(RuntimeError, match="mine"):
-        mj.run(key, mj.Mocha(), problem, num_rounds=1, systems=Broken())
+        mj.run(problem, mj.Mocha(), key, num_rounds=1, systems=Broken())

@@ -16,8 +16,8 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax import _inner_functions
-from mocha_jax._fingerprint import fingerprint
+from mocha_jax._core import inner_functions
+from mocha_jax._driver.fingerprint import fingerprint
 from tests import zoo
 
 MODEL = mj.networks.MLP(4, 2, (3,))
@@ -76,7 +76,7 @@ def test_a_trainer_goes_to_another_process_as_it_is(tmp_path):
     for name, trainer in TRAINERS.items():
         (tmp_path / name).write_bytes(pickle.dumps(trainer))
     code = (
-        "import pickle, sys, pathlib; from mocha_jax._fingerprint import fingerprint\n"
+        "import pickle, sys, pathlib; from mocha_jax._driver.fingerprint import fingerprint\n"
         "print(*(fingerprint(pickle.loads(pathlib.Path(path).read_bytes())) for path in sys.argv[1:]))"
     )
     said = subprocess.run(
@@ -90,7 +90,7 @@ def test_a_loss_made_of_a_function_within_a_function_comes_back():
     loss = mj.losses.from_scalar(lambda z, y: jax.nn.softplus(-y * z), binary=True)
     again, half, one = back(loss), jnp.asarray(0.5), jnp.asarray(1.0)
     assert again.value(half, one) == loss.value(half, one)
-    part = _inner_functions.portable(partial(labelled(0.1), scale=0.0))
+    part = inner_functions.portable(partial(labelled(0.1), scale=0.0))
     assert back(part)(0) == 0.1
 
 
@@ -102,8 +102,8 @@ def test_what_cannot_come_back_is_said_when_it_leaves_or_arrives(monkeypatch):
     exec("def outer():\n    return lambda: 1", names)  # noqa: S102
     for function, message in ((itself, "refers to itself"), (names["outer"](), "no function")):
         with pytest.raises(pickle.PicklingError, match=message):
-            pickle.dumps(_inner_functions.portable(function))
-    gone = pickle.dumps(_inner_functions.portable(labelled(0.1)))
+            pickle.dumps(inner_functions.portable(function))
+    gone = pickle.dumps(inner_functions.portable(labelled(0.1)))
     monkeypatch.setitem(globals(), "labelled", lambda by: by)
     with pytest.raises(pickle.UnpicklingError, match="labelled.* is written otherwise here"):
         pickle.loads(gone)
@@ -117,7 +117,7 @@ def test_copies_stay_where_they_are():
     for twin in (copy.copy(algorithm), copy.deepcopy(algorithm)):
         chex.assert_trees_all_equal_structs(twin, algorithm)  # it compiles nothing anew
     for there in (copy.copy(problem), copy.deepcopy(problem)):
-        assert there.data.spread is problem.data.spread
+        assert there.data.sharding is problem.data.sharding
         assert there.data.x.sharding == problem.data.x.sharding
         np.testing.assert_array_equal(there.data.x, problem.data.x)
-    assert back(problem).data.spread is None
+    assert back(problem).data.sharding is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._subproblem import solve_to
+from mocha_jax._node.subproblem import solve_to
 from tests import zoo
 
 REGULARIZERS = {
@@ -40,7 +40,7 @@ def step(algorithm):
 @pytest.mark.parametrize(("loss", "theta"), [("hinge", 0.5), ("logistic", 0.9), ("squared", 1e-3)])
 def test_cocoa_keeps_theta_on_every_node_in_every_round(theta, loss, key):
     _, history = mj.run(
-        key, mj.Cocoa(theta, max_epochs=10_000), problem(loss=loss), num_rounds=6, watch=mj.Watch(theta=1e-9)
+        problem(loss=loss), mj.Cocoa(theta, max_epochs=10_000), key, num_rounds=6, watch=mj.Watch(theta=1e-9)
     )
     measured = np.asarray(history.nodes.theta)
     assert not history.capped.any()
@@ -55,10 +55,10 @@ def test_cocoa_says_when_it_is_capped(key):
     _, info = algorithm.step(key, algorithm.init(p), p, everything(algorithm, p, key))
     assert info.capped.all()
     np.testing.assert_array_equal(info.steps, 2 * p.data.sizes)
-    _, history = mj.run(key, algorithm, p, num_rounds=4, record_every=2)
+    _, history = mj.run(p, algorithm, key, num_rounds=4, record_every=2)
     assert history.capped.tolist() == [10, 10]
     # One node at its cap does not make the others run to theirs.
-    _, uneven = mj.run(key, mj.Cocoa(0.05, max_epochs=1000), p, num_rounds=5, watch=mj.Watch())
+    _, uneven = mj.run(p, mj.Cocoa(0.05, max_epochs=1000), key, num_rounds=5, watch=mj.Watch())
     assert len(set((np.asarray(uneven.nodes.steps) / np.asarray(p.data.sizes))[0].tolist())) > 1
 
 
@@ -75,7 +75,7 @@ def test_cocoa_obeys_its_budget(key):
 def test_cocoa_with_theta_0_solves_its_subproblems(key):
     p = problem(loss="squared")
     algorithm = mj.Cocoa(0.0, max_epochs=3000)
-    _, history = mj.run(key, algorithm, p, num_rounds=2, watch=mj.Watch(theta=1e-12))
+    _, history = mj.run(p, algorithm, key, num_rounds=2, watch=mj.Watch(theta=1e-12))
     assert np.nanmax(history.nodes.theta) <= 1e-8
 
 
@@ -83,7 +83,7 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
     # With squared loss: u of the optimum of (4) in closed form, node by node.
     p = problem(loss="squared", loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
-    state, _ = mj.run(key, algorithm, p, num_rounds=1)
+    state, _ = mj.run(p, algorithm, key, num_rounds=1)
     sub = algorithm.subproblems(state, p)
     found = solve_to(key, sub, jnp.asarray(1e-14), jnp.full(5, 10**8, jnp.int32), passes=5000)
     x, y, c = (np.asarray(a) for a in (p.data.x, p.data.y, p.data.weight))
@@ -101,7 +101,7 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
 def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
     p = problem(loss=loss, loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
-    sub = algorithm.subproblems(mj.run(key, algorithm, p, num_rounds=1)[0], p)
+    sub = algorithm.subproblems(mj.run(p, algorithm, key, num_rounds=1)[0], p)
     found = solve_to(key, sub, jnp.asarray(0.3), jnp.full(5, 10**8, jnp.int32), passes=50)
     gained = np.asarray(sub.value(sub.beta) - sub.value(found.beta))
     np.testing.assert_allclose(found.room - found.gap, gained, rtol=1e-8, atol=1e-12)
@@ -115,7 +115,7 @@ def test_averaged_sdca_never_loses(name, loss, key):
     # beta = 1 averages single coordinate steps, each of which is exact: the dual cannot fall.
     p = problem(name, loss)
     systems = mj.systems.PartialEpochs(0.3, 1.0) & mj.systems.Dropout(0.2)
-    _, history = mj.run(key, mj.MiniBatchSdca(batch=3, beta=1.0, omega_every=100), p, num_rounds=60, systems=systems)
+    _, history = mj.run(p, mj.MiniBatchSdca(batch=3, beta=1.0, omega_every=100), key, num_rounds=60, systems=systems)
     assert (np.diff(history.dual) >= -1e-12 * abs(history.dual[-1])).all()
     assert history.dual[-1] > history.dual[0]
 
@@ -183,12 +183,12 @@ def test_a_full_batch_step_follows_a_subgradient_of_the_objective(name, loss, ke
     state = algorithm.init(p).replace(w=jnp.asarray(rng.normal(size=(5, 5))))
     after, _ = algorithm.step(key, state, p, everything(algorithm, p, key))
     g = np.asarray(state.w - after.w) / 0.5
-    here = float(mj.objective(p, state.w, state.omega))
+    here = float(mj.objective(p, state.w, state.relation))
     for size in (1e-3, 0.1, 1.0, 10.0):
         w = state.w + size * jnp.asarray(rng.normal(size=(5, 5)))
-        assert float(mj.objective(p, w, state.omega)) >= here + np.sum(g * np.asarray(w - state.w)) - 1e-10
+        assert float(mj.objective(p, w, state.relation)) >= here + np.sum(g * np.asarray(w - state.w)) - 1e-10
     if loss != "hinge" and name != "sparse":
-        want = jax.grad(lambda w: mj.objective(p, w, state.omega))(state.w)
+        want = jax.grad(lambda w: mj.objective(p, w, state.relation))(state.w)
         np.testing.assert_allclose(g, want, rtol=1e-8, atol=1e-10)
 
 
@@ -236,12 +236,12 @@ def test_sgd_descends_with_a_learned_omega(sigma2, key):
     p = problem("probabilistic", "logistic", loss_scaling="task_mean")
     p = p.replace(regularizer=mj.regularizers.Probabilistic(0.05, sigma2))
     algorithm = mj.MiniBatchSgd(batch=10**6, step_size=0.02, power=0.0, omega_every=20, smoothing=1e-3)
-    state, history = mj.run(key, algorithm, p, num_rounds=2000, record_every=20)
+    state, history = mj.run(p, algorithm, key, num_rounds=2000, record_every=20)
     assert (history.joint_gap >= 0).all()
     best = mj.solve(p, tol=1e-6, max_rounds=20_000, chunk=1000, record_every=10)
     assert (history.joint_primal >= best.primal * (1 - 1e-9)).all()
     assert history.joint_primal[-1] <= 1.1 * best.primal  # smoothed alternation ends nearby
-    np.testing.assert_allclose(jnp.trace(p.regularizer.relationship(5, state.omega)), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(jnp.trace(p.regularizer.relationship(5, state.relation)), 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mean", "probabilistic", "sparse"])
@@ -251,13 +251,13 @@ def test_every_rival_solves_every_model(name, key):
     p = problem(name, "squared", loss_scaling="task_mean")
     eps = 0.05  # (14) alternates towards where it began without; with it there is one optimum
     mocha = mj.Mocha(local_epochs=3.0, server="dual", omega_every=10, smoothing=eps, sigma_prime="per_task")
-    want = mj.run(key, mocha, p, num_rounds=400, record_every=400)[1]
+    want = mj.run(p, mocha, key, num_rounds=400, record_every=400)[1]
     for algorithm in (
         mj.Cocoa(0.1, server="dual", omega_every=10, smoothing=eps),
         mj.MiniBatchSdca(batch=10, beta=8.0, omega_every=50, smoothing=eps),
         mj.MiniBatchSgd(batch=10**6, step_size=0.05, power=0.0, omega_every=50, smoothing=eps),
     ):
-        got = mj.run(key, algorithm, p, num_rounds=1500, record_every=1500)[1]
+        got = mj.run(p, algorithm, key, num_rounds=1500, record_every=1500)[1]
         np.testing.assert_allclose(got.primal, want.primal, rtol=2e-3)
         assert (got.gap >= 0).all()
 
@@ -268,7 +268,7 @@ def test_cocoa_with_no_cap_to_speak_of(key):
         assert (mj.Cocoa(0.1, max_epochs=cap).full_work(p) > 10**8).all()
     # A gap that is only rounding ends a node's work: theta of 0 would never be certified.
     narrow = problem(dtype=np.float32)
-    _, h = mj.run(key, mj.Cocoa(0.0, max_epochs=10**6), narrow, num_rounds=3)
+    _, h = mj.run(narrow, mj.Cocoa(0.0, max_epochs=10**6), key, num_rounds=3)
     assert not h.capped.any()
 
 
@@ -277,7 +277,7 @@ def test_cocoa_keeps_a_deadline_gaps_included(key):
     cost = mj.costs.Cost(np.array([1e3, 3e3, 1e4, 1e5, 1e6]), latency=0.1, download=1e9, upload=1e9)
     for seconds in (0.3, 1.0, 3.0):
         systems = mj.systems.Deadline(seconds, cost)
-        h = mj.run(key, mj.Cocoa(1e-3), p, num_rounds=4, systems=systems, cost=cost, watch=mj.Watch())[1]
+        h = mj.run(p, mj.Cocoa(1e-3), key, num_rounds=4, systems=systems, cost=cost, watch=mj.Watch())[1]
         assert np.max(h.nodes.seconds) <= seconds * (1 + 1e-9)
         assert h.active[-1] >= 1
 
@@ -286,10 +286,10 @@ def test_grids_of_what_a_function_makes(key):
     networks = mj.grid(mj.costs.relative, ratio=[10.0, 100.0, 1000.0])
     assert np.shape(networks.download) == (3,)
     times = jax.vmap(
-        lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=2, cost=c)[1].simulated_time[-1]
+        lambda c: mj.run(problem(), mj.Mocha(sigma_prime="per_task"), key, num_rounds=2, cost=c)[1].simulated_time[-1]
     )(networks)
     alone = [
-        mj.run(key, mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=2, cost=mj.costs.relative(r))[
+        mj.run(problem(), mj.Mocha(sigma_prime="per_task"), key, num_rounds=2, cost=mj.costs.relative(r))[
             1
         ].simulated_time[-1]
         for r in (10.0, 100.0, 1000.0)
@@ -313,16 +313,16 @@ def test_room_for_a_batch_follows_the_batch():
 def test_settings_of_different_kinds_map(key):
     p = problem()
     grid = mj.grid(mj.MiniBatchSgd, batch=[1, 4], step_size=[0.01, 0.1, 1.0])
-    together = jax.vmap(lambda a: mj.run(key, a, p, num_rounds=10)[1].primal)(grid)
+    together = jax.vmap(lambda a: mj.run(p, a, key, num_rounds=10)[1].primal)(grid)
     alone = [
-        mj.run(key, mj.MiniBatchSgd(b, s, limit=4), p, num_rounds=10)[1].primal
+        mj.run(p, mj.MiniBatchSgd(b, s, limit=4), key, num_rounds=10)[1].primal
         for b in (1, 4)
         for s in (0.01, 0.1, 1.0)
     ]
     np.testing.assert_allclose(together, alone, rtol=1e-9)
     networks = mj.grid(mj.costs.Cost, latency=[0.1, 1.0])
     times = jax.vmap(
-        lambda c: mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=2, cost=c)[1].simulated_time
+        lambda c: mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=2, cost=c)[1].simulated_time
     )(networks)
     assert (times[1] > times[0]).all()
 
@@ -345,7 +345,7 @@ BAD = {
     ),
     "map": (lambda: mj.MiniBatchSgd(batch=np.array([1, 2])).request(problem()), "map over it with jax.vmap"),
     "theta of SGD": (
-        lambda: mj.run(jax.random.key(0), mj.MiniBatchSgd(4), problem(), num_rounds=1, watch=mj.Watch(theta=1e-3)),
+        lambda: mj.run(problem(), mj.MiniBatchSgd(4), jax.random.key(0), num_rounds=1, watch=mj.Watch(theta=1e-3)),
         "MiniBatchSgd has no local subproblem",
     ),
     "theta between": (

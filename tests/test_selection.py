@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 
 import mocha_jax as mj
-from mocha_jax import _caveats
-from mocha_jax._splits import class_sizes
+from mocha_jax._data.splits import class_sizes
+from mocha_jax._selection import caveats
 from tests import zoo
 
 R = mj.regularizers
@@ -117,7 +117,7 @@ def test_what_is_carried_over_is_better_than_all_and_than_nothing(make):
         c = algorithm.certify(state, weak)
         return float(c.joint_dual if weak.regularizer.jointly_convex and weak.regularizer.learned else c.dual)
 
-    carried, whole = dual(algorithm.carry(state, weak)), dual(algorithm.adopt(state, weak))
+    carried, whole = dual(algorithm.warm_start(state, weak)), dual(algorithm.resume(state, weak))
     assert carried >= whole - 1e-9
     assert carried > dual(algorithm.init(weak))
 
@@ -370,6 +370,7 @@ def test_any_regularizer_can_be_a_candidate():
     assert mj.lambda_path(problem, graphs, tol=1e-3).weights.shape == (2, 3, 3)
 
 
+@pytest.mark.slow
 def test_the_tuned_solution_is_that_of_the_value(key):
     train, held = regression((40, 30)).split(key, 0.6)
     problem = mj.Problem(train, mj.losses.Squared(), mj.regularizers.Independent(1.0))
@@ -432,14 +433,14 @@ def test_what_speaks_against_a_choice_is_said_once_each(key):
 
 def test_candidates_that_did_not_converge_are_named_with_how_far_they_got():
     residuals, rounds = np.full((2, 3, 9), 1e-6), np.full((2, 3, 9), 200)
-    assert _caveats.unfinished(residuals, rounds, 1e-3, 200) is None
+    assert caveats.unfinished(residuals, rounds, 1e-3, 200) is None
     residuals[1, 2, 4], residuals[0, 0, 7] = 0.02, np.inf  # of the latter nothing is known
-    said = str(_caveats.unfinished(residuals, rounds, 1e-3, 200))
+    said = str(caveats.unfinished(residuals, rounds, 1e-3, 200))
     assert said.startswith("candidates 4 (2.0e-02) did not reach tol=0.001")
     assert said.endswith("as far as they got; raise max_rounds.")
     rounds[1, 2, 4] = 15  # where no more rounds were done, more of them do not help
-    assert "floats certify no more" in str(_caveats.unfinished(residuals, rounds, 1e-3, 200))
-    many = str(_caveats.unfinished(np.full((1, 1, 9), 0.01), np.full((1, 1, 9), 200), 1e-3, 200))
+    assert "floats certify no more" in str(caveats.unfinished(residuals, rounds, 1e-3, 200))
+    many = str(caveats.unfinished(np.full((1, 1, 9), 0.01), np.full((1, 1, 9), 200), 1e-3, 200))
     assert "(1.0e-02) and 4 more did not reach" in many
 
 
@@ -468,7 +469,7 @@ EDGES = {
 def test_a_best_value_with_nothing_beyond_it_is_named(name):
     candidates, mean, more_is_better, message = EDGES[name]
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
-    said = _caveats.at_the_edge(candidates, np.asarray(mean), best, more_is_better)
+    said = caveats.at_the_edge(candidates, np.asarray(mean), best, more_is_better)
     assert said is None if message is None else message in str(said)
 
 

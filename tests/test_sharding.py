@@ -32,13 +32,13 @@ class GivenLowRank(regularizers.Regularizer):
 
     factor: jax.Array
 
-    def coupling(self, num_tasks, omega=None):
+    def coupling(self, num_tasks, relation=None):
         return LowRank(jnp.asarray(0.5, self.factor.dtype), self.factor)
 
-    def value(self, weights, omega=None):
+    def value(self, weights, relation=None):
         raise NotImplementedError
 
-    def relationship(self, num_tasks, omega=None):
+    def relationship(self, num_tasks, relation=None):
         raise NotImplementedError
 
 
@@ -71,11 +71,11 @@ QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation"
 def test_the_same_on_any_number_of_devices(case, key):
     algorithm, problem = CASES[case]
     systems = mj.systems.Dropout(0.2)
-    state, history = mj.run(key, algorithm, problem, num_rounds=5, systems=systems)
+    state, history = mj.run(problem, algorithm, key, num_rounds=5, systems=systems)
     weights = algorithm.weights(state)
     for count in (2, 4, 8) if case == "algorithm 1, dense" else (8,):
         there = mj.shard(problem, mesh_of(count))
-        state, records = mj.run(key, algorithm, there, num_rounds=5, systems=systems)
+        state, records = mj.run(there, algorithm, key, num_rounds=5, systems=systems)
         assert len(state.beta.sharding.device_set) == count
         np.testing.assert_allclose(algorithm.weights(state), weights, rtol=1e-7, atol=1e-10)
         for name in ("gap", "joint_gap", "simulated_time", "steps", "active"):
@@ -165,7 +165,7 @@ def test_settings_of_each_node_need_not_know_of_the_devices(key):
     )
 
     def record(problem):
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=6, systems=systems, cost=cost)[1]
+        return mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=6, systems=systems, cost=cost)[1]
 
     there, here = record(mj.shard(problem, mesh_of(8))), record(problem)
     assert 0 < here.active.max() < 13
@@ -176,11 +176,11 @@ def test_settings_of_each_node_need_not_know_of_the_devices(key):
 def test_an_axis_of_a_larger_mesh(key):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
-    expected = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4)[1].gap
+    expected = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap
     for axes in ("data", ("data", "model"), None):
         there = mj.shard(problem, mesh, axes)
         np.testing.assert_allclose(
-            mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap, expected, rtol=1e-9
+            mj.run(there, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap, expected, rtol=1e-9
         )
 
 
@@ -189,7 +189,7 @@ def test_a_path_of_lambdas_over_devices(key):
 
     def last_gap(problem, lam):
         there = problem.replace(regularizer=regularizers.MeanRegularized(lam, 0.1))
-        return mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap[-1]
+        return mj.run(there, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap[-1]
 
     lams = jnp.asarray([0.05, 0.5])
     expected = [last_gap(problem, lam) for lam in lams]
@@ -201,9 +201,9 @@ def test_data_placed_by_hand_works_too(key):
     problem = make(regularizers.Graph(chain(16), 0.1, 0.1))
     by_node = NamedSharding(mesh_of(4), PartitionSpec("nodes"))
     there = problem.replace(data=jax.tree.map(lambda leaf: jax.device_put(leaf, by_node), problem.data))
-    expected = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4)[1].gap
+    expected = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap
     np.testing.assert_allclose(
-        mj.run(key, mj.Mocha(sigma_prime="per_task"), there, num_rounds=4)[1].gap, expected, rtol=1e-9
+        mj.run(there, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap, expected, rtol=1e-9
     )
 
 

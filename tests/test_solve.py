@@ -29,7 +29,7 @@ def same(a, b):
 
 def test_solve_and_run_are_the_same_rounds(problem, key):
     solution = mj.solve(problem, key=key, tol=None, max_rounds=70, chunk=32, systems=SYSTEMS)
-    state, history = mj.run(key, mj.Mocha(), problem, num_rounds=70, systems=SYSTEMS)
+    state, history = mj.run(problem, mj.Mocha(), key, num_rounds=70, systems=SYSTEMS)
     chex.assert_trees_all_close(solution.state, state, rtol=1e-12, atol=1e-15)
     chex.assert_trees_all_close(solution.history, history, rtol=1e-9, atol=1e-12)
     assert solution.status == mj.Status.MAX_ROUNDS
@@ -37,9 +37,9 @@ def test_solve_and_run_are_the_same_rounds(problem, key):
 
 def test_a_run_continued_from_a_state_is_one_long_run(problem, key):
     plain = mj.Mocha(sigma_prime="per_task")  # the adaptive server would make much of a last bit
-    straight, history = mj.run(key, plain, problem, num_rounds=90, systems=SYSTEMS)
-    half, first = mj.run(key, plain, problem, num_rounds=50, systems=SYSTEMS)
-    end, second = mj.run(key, plain, problem, num_rounds=40, systems=SYSTEMS, state=half)
+    straight, history = mj.run(problem, plain, key, num_rounds=90, systems=SYSTEMS)
+    half, first = mj.run(problem, plain, key, num_rounds=50, systems=SYSTEMS)
+    end, second = mj.run(problem, plain, key, num_rounds=40, systems=SYSTEMS, state=half)
     chex.assert_trees_all_close(straight, end, rtol=1e-11, atol=1e-14)  # two compiled programs
     for name in ("round", "gap", "primal", "steps"):
         np.testing.assert_allclose(getattr(history, name), [*getattr(first, name), *getattr(second, name)], rtol=1e-8)
@@ -56,9 +56,9 @@ def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(prob
     np.testing.assert_allclose(mj.objective(problem, warm.weights), warm.primal, rtol=1e-9)
     again = mj.solve(problem, tol=1e-6, max_rounds=5000, state=cold.state)
     assert again.rounds <= 2
-    scaled, _ = mj.run(jax.random.key(0), mj.Mocha(gamma=0.1, sigma_prime="per_task"), problem, num_rounds=2)
+    scaled, _ = mj.run(problem, mj.Mocha(gamma=0.1, sigma_prime="per_task"), jax.random.key(0), num_rounds=2)
     assert (
-        mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem, num_rounds=1, state=scaled)[0].server.sigma
+        mj.run(problem, mj.Mocha(sigma_prime="per_task"), jax.random.key(0), num_rounds=1, state=scaled)[0].server.sigma
         >= 1
     ).all()
     other = mj.Problem(zoo.data(m=3), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
@@ -121,7 +121,7 @@ def test_a_certificate_is_of_the_duals_alone(key):
     """And not of the V that is carried along, which rounding may have led astray."""
     for regularizer in (mj.regularizers.MeanRegularized(0.1, 0.02), mj.regularizers.Probabilistic(0.1)):
         problem = mj.Problem(zoo.data(), mj.losses.Hinge(), regularizer)
-        state, _ = mj.run(key, mj.Mocha(), problem, num_rounds=5)
+        state, _ = mj.run(problem, mj.Mocha(), key, num_rounds=5)
         astray = mj.Mocha().certify(state.replace(v=1.1 * state.v), problem)
         chex.assert_trees_all_close(astray, mj.Mocha().certify(state, problem), rtol=1e-9)
 
@@ -174,12 +174,12 @@ BAD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_options_are_refused(problem, name, monkeypatch):
-    monkeypatch.setattr("mocha_jax._solve.begin", None)  # nothing is computed
+    monkeypatch.setattr("mocha_jax._driver.solve.allocate", None)  # nothing is computed
     with pytest.raises(ValueError, match=f"solve.*: {name} must be"):
         mj.solve(problem, **BAD[name])
     if name == "record_every":
         with pytest.raises(ValueError, match="run: num_rounds must be"):
-            mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=0)
+            mj.run(problem, mj.Mocha(), jax.random.key(0), num_rounds=0)
 
 
 @pytest.mark.parametrize("state", ["abc", np.zeros(3), np.zeros(())], ids=["text", "an array", "a number"])
@@ -188,7 +188,7 @@ def test_what_is_no_state_is_refused_by_name(problem, state):
         with pytest.raises(ValueError, match="solve: state must be what an algorithm carries"):
             mj.solve(problem, state=solution_or_state)
         with pytest.raises(ValueError, match="run: state must be what an algorithm carries"):
-            mj.run(jax.random.key(0), mj.Mocha(), problem, num_rounds=1, state=solution_or_state)
+            mj.run(problem, mj.Mocha(), jax.random.key(0), num_rounds=1, state=solution_or_state)
 
 
 def test_rounds_end_where_an_int32_does(problem, key):
@@ -197,7 +197,7 @@ def test_rounds_end_where_an_int32_does(problem, key):
     with pytest.raises(ValueError, match="solve: max_rounds must be at most 2"):
         mj.solve(problem, state=state)
     with pytest.raises(ValueError, match="run: num_rounds must be at most 2"):
-        mj.run(key, mj.Mocha(), problem, num_rounds=3, state=state)
+        mj.run(problem, mj.Mocha(), key, num_rounds=3, state=state)
 
 
 def test_a_long_chunk_needs_no_more_room_than_there_are_rounds(problem):

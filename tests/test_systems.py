@@ -154,7 +154,7 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
     assert work.active.tolist() == [True, True, True, False, True]
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     _, history = mj.run(
-        key, mj.Mocha(2.0, sigma_prime="per_task"), problem, num_rounds=3, systems=Deadline(2.0, cost), cost=cost
+        problem, mj.Mocha(2.0, sigma_prime="per_task"), key, num_rounds=3, systems=Deadline(2.0, cost), cost=cost
     )
     assert (np.diff(history.simulated_time, prepend=0) <= 2.0).all()  # a deadline is one
     assert history.active.tolist() == [4, 4, 4]
@@ -168,9 +168,9 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
 )  # fmt: skip
 def test_a_cut_run_draws_what_a_whole_one_does(system, data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    whole, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=9, systems=system)
-    part, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=4, systems=system)
-    rest, _ = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=5, systems=system, state=part)
+    whole, _ = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=9, systems=system)
+    part, _ = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4, systems=system)
+    rest, _ = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=5, systems=system, state=part)
     np.testing.assert_allclose(rest.beta, whole.beta, rtol=1e-9, atol=1e-12)
 
 
@@ -216,8 +216,8 @@ def test_a_node_that_never_answers_is_named(data):
 
 def test_history_counts_time_and_steps(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    _, each = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=7, systems=Dropout(0.4))
-    _, some = mj.run(key, mj.Mocha(sigma_prime="per_task"), problem, num_rounds=7, systems=Dropout(0.4), record_every=3)
+    _, each = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=7, systems=Dropout(0.4))
+    _, some = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=7, systems=Dropout(0.4), record_every=3)
     assert each.round.tolist() == list(range(1, 8))
     assert some.round.tolist() == [3, 6, 7]
     np.testing.assert_allclose(some.simulated_time, each.simulated_time[np.array([2, 5, 6])])
@@ -241,7 +241,7 @@ def test_a_long_clock_keeps_its_seconds(key):
     problem = mj.Problem(zoo.data(m=1, d=1, dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     cost = mj.costs.Cost(1e12, latency=0.1, download=1e12, upload=1e12)
     _, h = mj.run(
-        key, mj.Mocha(0.1, sigma_prime="per_task"), problem, num_rounds=100_000, record_every=100_000, cost=cost
+        problem, mj.Mocha(0.1, sigma_prime="per_task"), key, num_rounds=100_000, record_every=100_000, cost=cost
     )
     np.testing.assert_allclose(h.simulated_time[-1], 1e4, rtol=1e-6)
     assert h.utilisation[-1] <= 1
@@ -259,9 +259,9 @@ BAD = {
     ),
     "a class": (
         lambda data, full: mj.run(
-            KEY,
-            mj.Mocha(sigma_prime="per_task"),
             mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0)),
+            mj.Mocha(sigma_prime="per_task"),
+            KEY,
             num_rounds=1,
             systems=Full,  # type: ignore[arg-type]
         ),

@@ -41,7 +41,7 @@ def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
 
     def theta(epochs, **kwargs):
         h = mj.run(
-            key, mj.Mocha(epochs, server=server, sigma_prime="per_task"), p, num_rounds=2, watch=watch, **kwargs
+            p, mj.Mocha(epochs, server=server, sigma_prime="per_task"), key, num_rounds=2, watch=watch, **kwargs
         )[1]
         assert np.nanmax(h.nodes.theta_error) <= 1e-10
         return np.asarray(h.nodes.theta)
@@ -59,7 +59,7 @@ def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
 def test_theta_agrees_with_equation_5_in_plain_numpy(key):
     p = problem("squared", "graph", loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
-    before, _ = mj.run(key, algorithm, p, num_rounds=1)
+    before, _ = mj.run(p, algorithm, key, num_rounds=1)
     work = mj.systems.Full().work(key, p.data, algorithm.request(p, 1))
     after, _ = algorithm.step(key, before, p, work)
     theta, error = algorithm.measure_theta(key, before, after, p, jnp.asarray(1e-12))
@@ -97,7 +97,7 @@ def test_nothing_to_gain_is_not_a_number(key):
     p = problem("squared", "independent")
     solution = mj.solve(p, mj.Mocha(10.0, sigma_prime="per_task"), tol=1e-15, max_rounds=3000, chunk=500)
     watch = mj.Watch(theta=1e-6)
-    _, h = mj.run(key, mj.Mocha(10.0, sigma_prime="per_task"), p, num_rounds=2, state=solution.state, watch=watch)
+    _, h = mj.run(p, mj.Mocha(10.0, sigma_prime="per_task"), key, num_rounds=2, state=solution.state, watch=watch)
     assert np.isnan(h.nodes.theta).all()
     seen = theory.assumption2(h.nodes.theta)
     assert not seen.holds  # nothing is known
@@ -105,11 +105,11 @@ def test_nothing_to_gain_is_not_a_number(key):
 
 def test_watching_changes_nothing_else(key):
     p = problem()
-    plain_state, plain = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=4, systems=mj.systems.Dropout(0.3))
+    plain_state, plain = mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4, systems=mj.systems.Dropout(0.3))
     state, h = mj.run(
-        key,
-        mj.Mocha(sigma_prime="per_task"),
         p,
+        mj.Mocha(sigma_prime="per_task"),
+        key,
         num_rounds=4,
         systems=mj.systems.Dropout(0.3),
         watch=mj.Watch(theta=1e-3),
@@ -128,7 +128,7 @@ def test_watching_changes_nothing_else(key):
 def test_sigma_is_the_largest_eigenvalue(kind):
     p = problem("squared", kind, loss_scaling="task_mean")
     x, c = np.asarray(p.data.x), np.asarray(p.data.weight)
-    own = np.asarray(p.regularizer.coupling(5, p.regularizer.initial_omega(5, 4)).diagonal())
+    own = np.asarray(p.regularizer.coupling(5, p.regularizer.initial_relation(5, 4)).diagonal())
     want = [m * np.linalg.eigvalsh((xk.T * ck) @ xk)[-1] for m, xk, ck in zip(own, x, c, strict=True)]
     got = np.asarray(theory.sigma(p))
     np.testing.assert_allclose(got, want, rtol=1e-3)
@@ -219,7 +219,7 @@ def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
     keys = jax.random.split(jax.random.key(seed), 8)
     duals, thetas = _ensemble(keys, p, mj.systems.Dropout(drop))
     best = float(
-        jnp.max(mj.run(keys[0], mj.Mocha(5.0, sigma_prime="per_task"), p, num_rounds=300, record_every=300)[1].dual)
+        jnp.max(mj.run(p, mj.Mocha(5.0, sigma_prime="per_task"), keys[0], num_rounds=300, record_every=300)[1].dual)
     )
     best = max(best, float(duals.max()))
     seen = theory.assumption2(thetas.reshape(-1, 5))
@@ -239,9 +239,9 @@ def test_theorem_1_bounds_the_mean_over_seeds(loss, kind, seed, drop):
 def _ensemble(keys, p, systems):
     def one(key):
         _, h = mj.run(
-            key,
-            mj.Mocha(server="dual", sigma_prime="per_task"),
             p,
+            mj.Mocha(server="dual", sigma_prime="per_task"),
+            key,
             num_rounds=25,
             systems=systems,
             watch=mj.Watch(theta=1e-4),
@@ -258,9 +258,9 @@ def test_theorem_2_bounds_the_average(loss, key):
     p = p.replace(regularizer=mj.regularizers.MeanRegularized(3.0, 3.0))
     systems = mj.systems.Dropout(0.3)
     _, h = mj.run(
-        key,
-        mj.Mocha(server="dual", sigma_prime="per_task"),
         p,
+        mj.Mocha(server="dual", sigma_prime="per_task"),
+        key,
         num_rounds=20,
         systems=systems,
         watch=mj.Watch(theta=1e-6),
@@ -273,7 +273,7 @@ def test_theorem_2_bounds_the_average(loss, key):
     tol = 0.05 * start
     first, last = (int(a) for a in theory.theorem2(p, start, tol, bar))
     assert 0 < first < last < 100_000
-    _, h = mj.run(key, mj.Mocha(server="dual", sigma_prime="per_task"), p, num_rounds=last, systems=systems)
+    _, h = mj.run(p, mj.Mocha(server="dual", sigma_prime="per_task"), key, num_rounds=last, systems=systems)
     # D is convex: at the average iterate it is at most the average of D.
     assert best - float(jnp.mean(h.dual[first:])) <= tol
 
@@ -310,14 +310,14 @@ def test_theorem_2_grows_as_the_paper_says():
 def test_a_silent_node_violates_assumption_2(key):
     p = problem("hinge", low=10, high=30)
     systems = mj.systems.NeverAnswers((3,)) & mj.systems.Dropout(0.2)
-    _, h = mj.run(key, mj.Mocha(sigma_prime="per_task"), p, num_rounds=30, systems=systems, watch=mj.Watch(theta=1e-4))
+    _, h = mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=30, systems=systems, watch=mj.Watch(theta=1e-4))
     seen = theory.assumption2(h.nodes.theta)
     assert not seen.holds
     assert seen.violators == [3]
     _, h = mj.run(
-        key,
-        mj.Mocha(sigma_prime="per_task"),
         p,
+        mj.Mocha(sigma_prime="per_task"),
+        key,
         num_rounds=30,
         systems=mj.systems.Dropout(0.2),
         watch=mj.Watch(theta=1e-4),
@@ -371,11 +371,11 @@ BAD = {
         r"theorem2: theta_bar must be in \[0, 1\]",
     ),
     "accuracy": (lambda: theory.sigma(problem(), tol=float("nan")), "sigma: tol must be finite and > 0"),
-    "an Omega of none": (lambda: theory.sigma(problem(), "abc"), "sigma: omega must be left out"),
+    "an Omega of none": (lambda: theory.sigma(problem(), "abc"), "sigma: relation must be left out"),
     "p": (lambda: theory.corollary8(np.ones((2, 2))), "4 rounds or more"),
     "watch": (lambda: mj.Watch(theta=0.0), "theta must be finite and > 0"),
     "what to watch": (
-        lambda: mj.run(jax.random.key(0), mj.Mocha(sigma_prime="per_task"), problem(), num_rounds=1, watch=True),  # type: ignore[arg-type]
+        lambda: mj.run(problem(), mj.Mocha(sigma_prime="per_task"), jax.random.key(0), num_rounds=1, watch=True),  # type: ignore[arg-type]
         "watch must be a Watch",
     ),
 }

@@ -1,1 +1,4 @@
-"""Training networks on federated data: what is judged, who trains, and how the server combines it."""
+"""Federated training of networks: FedAvg, FedProx, separate networks, VIRTUAL.
+
+It may import `_core`, `_numerics`, `_data`, `likelihoods`, `networks`, `systems`, `_problem` and `_algorithms`.
+"""

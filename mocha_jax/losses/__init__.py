@@ -14,9 +14,13 @@ loss                      l(z, y)                             1/mu       L
 `Quantile`                pinball loss of level tau           --         max(tau, 1-tau)
 `from_scalar`             any convex function                 given      given
 ========================  ==================================  =========  =========
+
+It may import `_core` and `_numerics`.
 """
 
 from mocha_jax.losses._base import Loss as Loss
+from mocha_jax.losses._base import MarginLoss as MarginLoss
+from mocha_jax.losses._base import ResidualLoss as ResidualLoss
 from mocha_jax.losses._margin import Hinge as Hinge
 from mocha_jax.losses._margin import Logistic as Logistic
 from mocha_jax.losses._margin import SmoothedHinge as SmoothedHinge
@@ -27,3 +31,23 @@ from mocha_jax.losses._residual import Huber as Huber
 from mocha_jax.losses._residual import Quantile as Quantile
 from mocha_jax.losses._residual import Squared as Squared
 from mocha_jax.losses._scalar import from_scalar as from_scalar
+
+__all__ = [
+    "Absolute",
+    "EpsilonInsensitive",
+    "from_scalar",
+    "Hinge",
+    "Huber",
+    "Logistic",
+    "Loss",
+    "MarginLoss",
+    "Quantile",
+    "ResidualLoss",
+    "SmoothedHinge",
+    "Squared",
+    "SquaredHinge",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""What a loss must offer: its value, its conjugate and one exact coordinate step."""
+"""The contract of losses: a value, its conjugate and one exact coordinate step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check, _domains
-from mocha_jax._pytree import Hyperparameter, Pytree
+from mocha_jax._core import check, domains
+from mocha_jax._core.pytree import Hyperparameter, Pytree
 
 
 class Loss(Pytree):
-    r"""A convex loss :math:`\ell(z, y)` of a prediction z and a label y.
+    r"""A convex loss $\ell(z, y)$ of a prediction z and a label y.
 
-    All methods work elementwise on arrays. The dual variable :math:`\beta` of a sample
-    enters through :math:`\ell^*(-\beta)`; at the optimum
-    :math:`-\beta \in \partial \ell(z)`.
+    All methods work elementwise on arrays. The dual variable $\beta$ of a sample
+    enters through $\ell^*(-\beta)$; at the optimum
+    $-\beta \in \partial \ell(z)$.
     """
 
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {}  # where its numbers must lie
+    domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
 
     def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
@@ -37,21 +37,21 @@ class Loss(Pytree):
         cls.in_kernel = in_kernel
 
     def __post_init__(self) -> None:
-        _domains.require(self, self.domains)
+        domains.require(self, self.domains)
 
     @property
     def admissible(self) -> Array:
-        """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
-        return _domains.contain(self, self.domains)
+        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        return domains.contain(self, self.domains)
 
     @property
     def smoothness(self) -> Hyperparameter | None:
-        r""":math:`1/\mu`, the Lipschitz constant of the derivative, or None."""
+        r"""$1/\mu$, the Lipschitz constant of the derivative, or None."""
         return None
 
     @property
     def mu(self) -> Hyperparameter:
-        r"""Strong convexity :math:`\mu` of the conjugate: ``1 / smoothness``, 0 if not smooth."""
+        r"""Strong convexity $\mu$ of the conjugate: ``1 / smoothness``, 0 if not smooth."""
         return 0.0 if self.smoothness is None else 1.0 / self.smoothness
 
     @property
@@ -61,32 +61,34 @@ class Loss(Pytree):
 
     @abstractmethod
     def value(self, z: Array, y: Array) -> Array:
-        r""":math:`\ell(z, y)`."""
+        r"""$\ell(z, y)$."""
 
     @abstractmethod
     def derivative(self, z: Array, y: Array) -> Array:
-        r"""A subgradient :math:`\ell'(z, y)`."""
+        r"""A subgradient $\ell'(z, y)$."""
 
     @abstractmethod
     def conjugate(self, beta: Array, y: Array) -> Array:
-        r""":math:`\ell^*(-\beta, y)`; infinite where `beta` is not dual feasible."""
+        r"""$\ell^*(-\beta, y)$; infinite where `beta` is not dual feasible."""
 
     @abstractmethod
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
-        r"""The interval of dual feasible :math:`\beta` (ends may be infinite)."""
+        r"""The interval of dual feasible $\beta$ (ends may be infinite)."""
 
     @abstractmethod
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
-        r"""The exact minimiser of one coordinate of the dual, as the *new* :math:`\beta`.
+        r"""The exact minimiser of one coordinate of the dual, as the *new* $\beta$.
 
-        .. math:: \arg\min_b\; \ell^*(-b) + (b - \beta)\,g + \tfrac{\kappa}{2}(b-\beta)^2
+        $$
+        \arg\min_b\; \ell^*(-b) + (b - \beta)\,g + \tfrac{\kappa}{2}(b-\beta)^2
+        $$
 
         `g` is the current prediction and ``kappa >= 0`` the curvature; zero curvature (a
         zero row) is allowed. The result is dual feasible to the last bit.
         """
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
-        r""":math:`\ell(z) + \ell^*(-\beta) + z\beta \ge 0`, one sample's share of the gap.
+        r"""$\ell(z) + \ell^*(-\beta) + z\beta \ge 0$, one sample's share of the gap.
 
         The losses here compute it as a product or a sum of non-negative numbers, so that
         no cancellation can make it negative or drown it in rounding.
@@ -119,11 +121,11 @@ class Loss(Pytree):
         return z - error, z + error
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
-        """How far z would have to move, in units of rounding, to have the effect of rounding inside of the methods."""
+        """Bound, in roundings, the move of z that has the effect of rounding inside of the methods."""
         return 4.0 * (1.0 + jnp.abs(z) + jnp.abs(y) + jnp.abs(beta))
 
     def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
-        """How much of rounding `fenchel_young` may have, in units of it, besides a few of its own size."""
+        """Bound the rounding of `fenchel_young`, in roundings, besides a few of its own size."""
         return 8.0 * (jnp.abs(self.value(z, y)) + jnp.abs(self.conjugate(beta, y)) + jnp.abs(z * beta))
 
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
@@ -137,38 +139,38 @@ class Loss(Pytree):
     def check_numbers(self) -> None:
         """Raise where a hyperparameter is an array: a loss is the same for all samples."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(self):
-            _check.scalar(type(self).__name__, **{jax.tree_util.keystr(path).lstrip("."): leaf})
+            check.scalar(type(self).__name__, **{jax.tree_util.keystr(path).lstrip("."): leaf})
 
 
 class MarginLoss(Loss):
-    r"""A loss :math:`\varphi(yz)` of the margin; labels are -1 and +1.
+    r"""A loss $\varphi(yz)$ of the margin; labels are -1 and +1.
 
-    With :math:`a = y\beta` and :math:`p = yz` everything is free of the label.
+    With $a = y\beta$ and $p = yz$ everything is free of the label.
     """
 
     binary: ClassVar[bool] = True
     scored_by: ClassVar[str] = "error_rate"
 
     def value(self, z: Array, y: Array) -> Array:
-        return self._value(y * z)
+        return self.phi(y * z)
 
     def derivative(self, z: Array, y: Array) -> Array:
-        return y * self._derivative(y * z)
+        return y * self.phi_slope(y * z)
 
     def conjugate(self, beta: Array, y: Array) -> Array:
         a = y * beta
-        low, high = self._bounds()
-        return jnp.where((a >= low) & (a <= high), self._conjugate(jnp.clip(a, low, high)), jnp.inf)
+        low, high = self.phi_bounds()
+        return jnp.where((a >= low) & (a <= high), self.phi_conjugate(jnp.clip(a, low, high)), jnp.inf)
 
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
-        low, high = self._bounds()
+        low, high = self.phi_bounds()
         return jnp.where(y > 0, low, -high), jnp.where(y > 0, high, -low)
 
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
-        return y * self._step(y * beta, y * g, kappa)
+        return y * self.phi_step(y * beta, y * g, kappa)
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
-        return self._fenchel_young(y * z, y * beta)
+        return self.phi_fenchel_young(y * z, y * beta)
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
         return jnp.abs(1.0 - y * z)
@@ -177,52 +179,62 @@ class MarginLoss(Loss):
         return jnp.zeros_like(z)  # a sum of products without cancellation
 
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
-        return self._change(y * z, y * before, y * beta)
+        return self.phi_change(y * z, y * before, y * beta)
 
-    def _change(self, p: Array, before: Array, a: Array) -> Array:
-        return self._fenchel_young(p, a) - self._fenchel_young(p, before)
+    def phi_change(self, p: Array, before: Array, a: Array) -> Array:
+        return self.phi_fenchel_young(p, a) - self.phi_fenchel_young(p, before)
 
-    def _bounds(self) -> tuple[float, float]:
+    def phi_bounds(self) -> tuple[float, float]:
+        """The interval of feasible a. Default: 0 to 1."""
         return 0.0, 1.0
 
     @abstractmethod
-    def _value(self, p: Array) -> Array: ...
+    def phi(self, p: Array) -> Array:
+        r"""$\varphi(p)$."""
+
     @abstractmethod
-    def _derivative(self, p: Array) -> Array: ...
+    def phi_slope(self, p: Array) -> Array:
+        r"""A subgradient $\varphi'(p)$."""
+
     @abstractmethod
-    def _conjugate(self, a: Array) -> Array: ...
+    def phi_conjugate(self, a: Array) -> Array:
+        r"""$\varphi^*(-a)$ for feasible a."""
+
     @abstractmethod
-    def _step(self, a: Array, p: Array, kappa: Array) -> Array: ...
+    def phi_step(self, a: Array, p: Array, kappa: Array) -> Array:
+        r"""The new a: $\arg\min_b \varphi^*(-b) + (b - a)p + \kappa(b - a)^2/2$."""
+
     @abstractmethod
-    def _fenchel_young(self, p: Array, a: Array) -> Array: ...
+    def phi_fenchel_young(self, p: Array, a: Array) -> Array:
+        r"""$\varphi(p) + \varphi^*(-a) + pa \ge 0$, as a product or sum without cancellation."""
 
 
 class ResidualLoss(Loss):
-    r"""A loss :math:`\varphi(z - y)` of the residual e = z - y; labels are any reals.
+    r"""A loss $\varphi(z - y)$ of the residual e = z - y; labels are any reals.
 
-    :math:`\ell^*(-\beta) = h(\beta) - \beta y` with :math:`h(\beta) = \varphi^*(-\beta)`.
+    $\ell^*(-\beta) = h(\beta) - \beta y$ with $h(\beta) = \varphi^*(-\beta)$.
     """
 
     def value(self, z: Array, y: Array) -> Array:
-        return self._value(z - y)
+        return self.phi(z - y)
 
     def derivative(self, z: Array, y: Array) -> Array:
-        return self._derivative(z - y)
+        return self.phi_slope(z - y)
 
     def conjugate(self, beta: Array, y: Array) -> Array:
         low, high = self.dual_bounds(y)
         inside = (beta >= low) & (beta <= high)
-        return jnp.where(inside, self._h(jnp.clip(beta, low, high)) - beta * y, jnp.inf)
+        return jnp.where(inside, self.phi_conjugate(jnp.clip(beta, low, high)) - beta * y, jnp.inf)
 
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
-        low, high = self._bounds()
+        low, high = self.phi_bounds()
         return jnp.full_like(y, low), jnp.full_like(y, high)
 
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
-        return self._step(beta, g - y, kappa)
+        return self.phi_step(beta, g - y, kappa)
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
-        return self._fenchel_young(z - y, beta)
+        return self.phi_fenchel_young(z - y, beta)
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
         return jnp.abs(z - y)
@@ -231,20 +243,31 @@ class ResidualLoss(Loss):
         return jnp.zeros_like(z)  # a sum of products without cancellation
 
     def fenchel_young_change(self, z: Array, before: Array, beta: Array, y: Array) -> Array:
-        return self._change(z - y, before, beta)
+        return self.phi_change(z - y, before, beta)
 
-    def _change(self, e: Array, before: Array, beta: Array) -> Array:
-        return self._fenchel_young(e, beta) - self._fenchel_young(e, before)
+    def phi_change(self, e: Array, before: Array, beta: Array) -> Array:
+        return self.phi_fenchel_young(e, beta) - self.phi_fenchel_young(e, before)
 
     @abstractmethod
-    def _bounds(self) -> tuple[Hyperparameter, Hyperparameter]: ...
+    def phi_bounds(self) -> tuple[Hyperparameter, Hyperparameter]:
+        r"""The interval of feasible $\beta$."""
+
     @abstractmethod
-    def _value(self, e: Array) -> Array: ...
+    def phi(self, e: Array) -> Array:
+        r"""$\varphi(e)$."""
+
     @abstractmethod
-    def _derivative(self, e: Array) -> Array: ...
+    def phi_slope(self, e: Array) -> Array:
+        r"""A subgradient $\varphi'(e)$."""
+
     @abstractmethod
-    def _h(self, beta: Array) -> Array: ...
+    def phi_conjugate(self, beta: Array) -> Array:
+        r"""$\varphi^*(-\beta)$ for feasible $\beta$."""
+
     @abstractmethod
-    def _step(self, beta: Array, e: Array, kappa: Array) -> Array: ...
+    def phi_step(self, beta: Array, e: Array, kappa: Array) -> Array:
+        r"""The new $\beta$: $\arg\min_b \varphi^*(-b) + (b - \beta)e + \kappa(b - \beta)^2/2$."""
+
     @abstractmethod
-    def _fenchel_young(self, e: Array, beta: Array) -> Array: ...
+    def phi_fenchel_young(self, e: Array, beta: Array) -> Array:
+        r"""$\varphi(e) + \varphi^*(-\beta) + e\beta \ge 0$, as a product or sum without cancellation."""

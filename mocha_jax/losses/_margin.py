@@ -9,58 +9,59 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _domains
-from mocha_jax._math import saturating_ratio
-from mocha_jax._pytree import Hyperparameter
+from mocha_jax._core import domains
+from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._numerics.math import saturating_ratio
 from mocha_jax.losses._base import MarginLoss
 
 
 class Hinge(MarginLoss, in_kernel=True):
-    r"""The support vector machine's loss :math:`\max(0, 1 - yz)`.
+    r"""The support vector machine's loss $\max(0, 1 - yz)$.
 
-    :math:`\ell^*(-\beta) = -a` with :math:`a = y\beta \in [0, 1]`. Not smooth; 1-Lipschitz.
+    $\ell^*(-\beta) = -a$ with $a = y\beta \in [0, 1]$. Not smooth; 1-Lipschitz.
 
-    >>> import jax.numpy as jnp
-    >>> Hinge().value(jnp.array([-1.0, 0.5, 2.0]), jnp.array([1.0, 1.0, 1.0])).tolist()
-    [2.0, 0.5, 0.0]
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> Hinge().value(jnp.array([-1.0, 0.5, 2.0]), jnp.array([1.0, 1.0, 1.0])).tolist()
+      [2.0, 0.5, 0.0]
     """
 
     @property
     def lipschitz(self) -> float:
         return 1.0
 
-    def _value(self, p: Array) -> Array:
+    def phi(self, p: Array) -> Array:
         return jnp.maximum(1.0 - p, 0.0)
 
-    def _derivative(self, p: Array) -> Array:
+    def phi_slope(self, p: Array) -> Array:
         return jnp.where(p < 1.0, -jnp.ones_like(p), 0.0)
 
-    def _conjugate(self, a: Array) -> Array:
+    def phi_conjugate(self, a: Array) -> Array:
         return -a
 
-    def _step(self, a: Array, p: Array, kappa: Array) -> Array:
+    def phi_step(self, a: Array, p: Array, kappa: Array) -> Array:
         return jnp.clip(a + saturating_ratio(1.0 - p, kappa), 0.0, 1.0)
 
-    def _fenchel_young(self, p: Array, a: Array) -> Array:
+    def phi_fenchel_young(self, p: Array, a: Array) -> Array:
         r = 1.0 - p
         return (1.0 - a) * jnp.maximum(r, 0.0) + a * jnp.maximum(-r, 0.0)
 
-    def _change(self, p: Array, before: Array, a: Array) -> Array:
+    def phi_change(self, p: Array, before: Array, a: Array) -> Array:
         return (a - before) * (p - 1.0)
 
 
 class SmoothedHinge(MarginLoss, in_kernel=True):
     r"""The hinge with its kink rounded off over a width gamma.
 
-    0 for :math:`p \ge 1`, :math:`(1-p)^2/2\gamma` for :math:`1-\gamma \le p \le 1`,
-    :math:`1 - p - \gamma/2` below. :math:`\ell^*(-\beta) = -a + \gamma a^2/2` on [0, 1].
-    :math:`1/\gamma`-smooth and 1-Lipschitz.
+    0 for $p \ge 1$, $(1-p)^2/2\gamma$ for $1-\gamma \le p \le 1$,
+    $1 - p - \gamma/2$ below. $\ell^*(-\beta) = -a + \gamma a^2/2$ on [0, 1].
+    $1/\gamma$-smooth and 1-Lipschitz.
 
     Args:
       gamma: width of the rounded part, > 0; an array leaf.
     """
 
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {"gamma": _domains.POSITIVE}
+    domains: ClassVar[Mapping[str, domains.Domain]] = {"gamma": domains.POSITIVE}
 
     gamma: Hyperparameter = 1.0
 
@@ -72,24 +73,24 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
     def lipschitz(self) -> float:
         return 1.0
 
-    def _value(self, p: Array) -> Array:
+    def phi(self, p: Array) -> Array:
         r = 1.0 - p
         inner = jnp.clip(r, 0.0, self.gamma)
         return inner * inner / (2.0 * self.gamma) + jnp.maximum(r - self.gamma, 0.0)
 
-    def _derivative(self, p: Array) -> Array:
+    def phi_slope(self, p: Array) -> Array:
         return -jnp.clip((1.0 - p) / self.gamma, 0.0, 1.0)
 
-    def _conjugate(self, a: Array) -> Array:
+    def phi_conjugate(self, a: Array) -> Array:
         return -a + 0.5 * self.gamma * a * a
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
         return super()._shift(z, beta, y) + self.gamma * jnp.abs(beta)
 
-    def _step(self, a: Array, p: Array, kappa: Array) -> Array:
+    def phi_step(self, a: Array, p: Array, kappa: Array) -> Array:
         return jnp.clip(a + (1.0 - p - self.gamma * a) / (kappa + self.gamma), 0.0, 1.0)
 
-    def _fenchel_young(self, p: Array, a: Array) -> Array:
+    def phi_fenchel_young(self, p: Array, a: Array) -> Array:
         r, gamma = 1.0 - p, self.gamma
         inner = jnp.clip(r, 0.0, gamma)
         near = (inner - gamma * a) ** 2 / (2.0 * gamma)  # all of it where 0 <= r <= gamma
@@ -97,52 +98,54 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
         below = a * jnp.maximum(-r, 0.0)
         return near + above + below
 
-    def _change(self, p: Array, before: Array, a: Array) -> Array:
+    def phi_change(self, p: Array, before: Array, a: Array) -> Array:
         return (a - before) * (p - 1.0 + 0.5 * self.gamma * (a + before))
 
 
 class SquaredHinge(MarginLoss, in_kernel=True):
-    r"""The squared hinge :math:`\max(0, 1 - yz)^2` (no 1/2, as in LIBLINEAR).
+    r"""The squared hinge $\max(0, 1 - yz)^2$ (no 1/2, as in LIBLINEAR).
 
-    :math:`\ell^*(-\beta) = -a + a^2/4` for :math:`a \ge 0`. 2-smooth; not Lipschitz.
+    $\ell^*(-\beta) = -a + a^2/4$ for $a \ge 0$. 2-smooth; not Lipschitz.
     """
 
     @property
     def smoothness(self) -> float:
         return 2.0
 
-    def _bounds(self) -> tuple[float, float]:
+    def phi_bounds(self) -> tuple[float, float]:
         return 0.0, jnp.inf
 
-    def _value(self, p: Array) -> Array:
+    def phi(self, p: Array) -> Array:
         return jnp.maximum(1.0 - p, 0.0) ** 2
 
-    def _derivative(self, p: Array) -> Array:
+    def phi_slope(self, p: Array) -> Array:
         return -2.0 * jnp.maximum(1.0 - p, 0.0)
 
-    def _conjugate(self, a: Array) -> Array:
+    def phi_conjugate(self, a: Array) -> Array:
         return -a + 0.25 * a * a
 
-    def _step(self, a: Array, p: Array, kappa: Array) -> Array:
+    def phi_step(self, a: Array, p: Array, kappa: Array) -> Array:
         return jnp.maximum(a + (1.0 - p - 0.5 * a) / (kappa + 0.5), 0.0)
 
-    def _fenchel_young(self, p: Array, a: Array) -> Array:
+    def phi_fenchel_young(self, p: Array, a: Array) -> Array:
         r = 1.0 - p
         return (jnp.maximum(r, 0.0) - 0.5 * a) ** 2 + a * jnp.maximum(-r, 0.0)
 
-    def _change(self, p: Array, before: Array, a: Array) -> Array:
+    def phi_change(self, p: Array, before: Array, a: Array) -> Array:
         return (a - before) * (p - 1.0 + 0.25 * (a + before))
 
 
 class Logistic(MarginLoss, in_kernel=True):
-    r"""The logistic loss :math:`\log(1 + e^{-yz})`.
+    r"""The logistic loss $\log(1 + e^{-yz})$.
 
-    :math:`\ell^*(-\beta) = a\log a + (1-a)\log(1-a)` on [0, 1]. 1/4-smooth, 1-Lipschitz.
+    $\ell^*(-\beta) = a\log a + (1-a)\log(1-a)$ on [0, 1]. 1/4-smooth, 1-Lipschitz.
 
-    The coordinate step has no closed form. With :math:`\sigma` the sigmoid and p the
-    margin *after* the step, :math:`a = \sigma(-p)` and
+    The coordinate step has no closed form. With $\sigma$ the sigmoid and p the
+    margin *after* the step, $a = \sigma(-p)$ and
 
-    .. math:: p - v - \kappa\,\sigma(-p) = 0, \qquad v = p_0 - \kappa a_0 ,
+    $$
+    p - v - \kappa\,\sigma(-p) = 0, \qquad v = p_0 - \kappa a_0 ,
+    $$
 
     an increasing equation, solved by Newton from a point chosen so that Newton cannot
     overshoot (see the code): six iterations reach rounding for any curvature.
@@ -156,19 +159,19 @@ class Logistic(MarginLoss, in_kernel=True):
     def lipschitz(self) -> float:
         return 1.0
 
-    def _value(self, p: Array) -> Array:
+    def phi(self, p: Array) -> Array:
         return jax.nn.softplus(-p)
 
-    def _derivative(self, p: Array) -> Array:
+    def phi_slope(self, p: Array) -> Array:
         return -jax.nn.sigmoid(-p)
 
-    def _conjugate(self, a: Array) -> Array:
+    def phi_conjugate(self, a: Array) -> Array:
         return _xlogx(a) + (1.0 - a) * jnp.log1p(-jnp.where(a < 1.0, a, 0.0))  # 1 - a as exact as a
 
     def _shift(self, z: Array, beta: Array, y: Array) -> Array:
         return 4.0 * (1.0 + jnp.abs(z))  # a sigmoid has a few roundings, whatever its size
 
-    def _step(self, a: Array, p: Array, kappa: Array) -> Array:
+    def phi_step(self, a: Array, p: Array, kappa: Array) -> Array:
         # The left side minus the right is convex for p < 0, concave for p > 0, and
         # p -> -p maps one half to the other with v -> -v - kappa. So solve for s = |p| >= 0,
         # where it is concave: Newton started left of the root climbs to it monotonically.
@@ -184,7 +187,7 @@ class Logistic(MarginLoss, in_kernel=True):
             s = s - (s - v - kappa * down) / (1.0 + kappa * down * (1.0 - down))
         return jax.nn.sigmoid(jnp.where(positive, s, -s))
 
-    def _fenchel_young(self, p: Array, a: Array) -> Array:
+    def phi_fenchel_young(self, p: Array, a: Array) -> Array:
         # KL(a || sigmoid(-p)), as two Bregman terms: each is >= 0.
         near, far = jax.nn.sigmoid(-p), jax.nn.sigmoid(p)
         return _relative_entropy(a, near, jax.nn.softplus(p)) + _relative_entropy(1.0 - a, far, jax.nn.softplus(-p))

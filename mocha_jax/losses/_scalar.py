@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax import _check
-from mocha_jax._pytree import static
-from mocha_jax._transfers import on_purpose
+from mocha_jax._core import check
+from mocha_jax._core.pytree import static
+from mocha_jax._core.transfers import on_purpose
 from mocha_jax.losses._base import Loss
 
 # Predictions beyond this size are not told apart from infinity when the conjugate is sought.
@@ -127,20 +127,21 @@ def from_scalar(
       lipschitz: its own Lipschitz constant, where you know it.
       binary: whether labels must be -1 and +1.
 
-    >>> import jax.numpy as jnp
-    >>> def fair(z, y):
-    ...     return jnp.abs(z - y) - jnp.log1p(jnp.abs(z - y))
-    >>> loss = from_scalar(fair, smoothness=1.0, lipschitz=1.0)
-    >>> step = loss.dual_step(jnp.zeros(1), jnp.zeros(1), jnp.ones(1), jnp.ones(1))
-    >>> round(float(step[0]), 4)  # the root of b + (b - 1) / (1 + |b - 1|)
-    0.382
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> def fair(z, y):
+      ...     return jnp.abs(z - y) - jnp.log1p(jnp.abs(z - y))
+      >>> loss = from_scalar(fair, smoothness=1.0, lipschitz=1.0)
+      >>> step = loss.dual_step(jnp.zeros(1), jnp.zeros(1), jnp.ones(1), jnp.ones(1))
+      >>> round(float(step[0]), 4)  # the root of b + (b - 1) / (1 + |b - 1|)
+      0.382
     """
-    _check.function("from_scalar", "fn", fn, "lambda z, y: (z - y) ** 2")
+    check.function("from_scalar", "fn", fn, "lambda z, y: (z - y) ** 2")
     for name, bound in (("smoothness", smoothness), ("lipschitz", lipschitz)):
         if bound is not None:
-            _check.scalar("from_scalar", **{name: bound})
-            _check.positive("from_scalar", **{name: bound})
-    _check.flag("from_scalar", binary=binary)
+            check.scalar("from_scalar", **{name: bound})
+            check.positive("from_scalar", **{name: bound})
+    check.flag("from_scalar", binary=binary)
     for z in (-_FAR, _FAR):
         if not np.isfinite(fn(jnp.asarray(z), jnp.asarray(1.0))) or np.isnan(
             jax.grad(fn)(jnp.asarray(z), jnp.asarray(1.0))

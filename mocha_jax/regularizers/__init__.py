@@ -14,6 +14,8 @@ regularizer             R(W, Omega)                                       Omega
 
 Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
 traced, mapped over and differentiated.
+
+It may import `_core`, `_numerics`, `spectral` and `coupling`.
 """
 
 from mocha_jax.regularizers._base import Regularizer as Regularizer
@@ -21,5 +23,23 @@ from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
 from mocha_jax.regularizers._given import Independent as Independent
 from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._optimality import OptimalityConditions as OptimalityConditions
 from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
+from mocha_jax.regularizers._trace import TraceLimited as TraceLimited
+
+__all__ = [
+    "Clustered",
+    "Graph",
+    "Independent",
+    "MeanRegularized",
+    "OptimalityConditions",
+    "Probabilistic",
+    "Regularizer",
+    "SparsePrecision",
+    "TraceLimited",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""What a regularizer gives to the solvers."""
+"""The contract of regularizers."""
 
 from __future__ import annotations
 
@@ -12,180 +12,180 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax import _check, _domains
 from mocha_jax import coupling as couplings
-from mocha_jax._pytree import Pytree
-from mocha_jax._stationary import Proximal, Stationary
-from mocha_jax._twofold import total
+from mocha_jax._core import check, domains
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._numerics.twofold import total
 from mocha_jax.coupling import Coupling
+from mocha_jax.regularizers._optimality import OptimalityConditions, Proximal
 
 
 class Regularizer(Pytree):
     r"""A regularizer R(W, Omega), quadratic in the weights W ``[m, d]`` for a given relationship Omega.
 
     Where Omega is given (`learned` is False) it is part of the regularizer and every argument
-    `omega` is None. Where it is learned, `omega` is a record that `initial_omega` makes and
-    `update_omega` replaces, and ``value(weights)`` is the minimum over it.
+    `relation` is None. Where it is learned, `relation` is a record that `initial_relation` makes and
+    `update_relation` replaces, and ``value(weights)`` is the minimum over it.
     """
 
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
-    not_tuned: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {}  # where its numbers must lie
+    frozen_fields: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
+    domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
 
     def __post_init__(self) -> None:
-        _domains.require(self, self.domains)
+        domains.require(self, self.domains)
 
     @property
     def admissible(self) -> Array:
-        """Whether its numbers lie where they must, [] bool: inside a transformation nobody could look at them."""
-        return _domains.contain(self, self.domains)
+        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        return domains.contain(self, self.domains)
 
     def fits(self, num_tasks: int) -> Array | bool:
         """Tell whether its numbers suit that many tasks."""
         return True
 
     @abstractmethod
-    def value(self, weights: Array, omega: Any = None) -> Array:
+    def value(self, weights: Array, relation: Any = None) -> Array:
         """R(W, Omega); where Omega is learned and left out, the minimum over it."""
 
     @abstractmethod
-    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
-        r"""The operator :math:`\bar M = A^{-1}` for R = tr(W' A W)/2; default for the initial Omega."""
+    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
+        r"""The operator $\bar M = A^{-1}$ for R = tr(W' A W)/2; default for the initial Omega."""
 
     @abstractmethod
-    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
-        r"""The relationship matrix :math:`\Omega` of the model, ``[m, m]``."""
+    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+        r"""The relationship matrix $\Omega$ of the model, ``[m, m]``."""
 
-    def covariance(self, num_tasks: int, omega: Any = None) -> Array:
-        r"""How the tasks' weights vary together under the prior that R is, ``[m, m]``, up to scale.
+    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
+        r"""Write out the covariance of the tasks under the prior that R is, ``[m, m]``, up to scale.
 
-        :math:`\bar M`, the inverse of the quadratic form; where the model names a covariance, that.
+        $\bar M$, the inverse of the quadratic form; where the model names a covariance, that.
         """
-        return jnp.asarray(couplings.as_matrix(self.coupling(num_tasks, omega)))
+        return jnp.asarray(couplings.as_matrix(self.coupling(num_tasks, relation)))
 
-    def initial_omega(self, num_tasks: int, num_features: int) -> Any:
+    def initial_relation(self, num_tasks: int, num_features: int) -> Any:
         """Omega before anything is known of the weights."""
         return None
 
-    def update_omega(self, omega: Any, weights: Array, smoothing: Array | float = 0.0) -> Any:
+    def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> Any:
         """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
-        return omega
+        return relation
 
-    def restart_omega(self, omega: Any) -> Any:
+    def restart_relation(self, relation: Any) -> Any:
         """A record of a problem of the same shape, made feasible for this regularizer."""
-        return omega
+        return relation
 
-    def extend_omega(self, omega: Any, num_tasks: int, num_features: int) -> Any:
+    def extend_relation(self, relation: Any, num_tasks: int, num_features: int) -> Any:
         """The record with new tasks appended, each related to the others as the average task is."""
-        return omega
+        return relation
 
-    def offset(self, omega: Any, num_features: int) -> Array | float:
+    def offset(self, relation: Any, num_features: int) -> Array | float:
         """The terms of R that do not depend on the weights."""
         return 0.0
 
-    def penalty(self, weights: Array, omega: Any = None) -> Array:
+    def penalty(self, weights: Array, relation: Any = None) -> Array:
         """R(W, Omega) without `offset`."""
-        return self.value(weights, omega)
+        return self.value(weights, relation)
 
-    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
         """The largest curvature of R, about, and of its conjugate, at most: by what the smallest squares grow."""
-        coupling = self.coupling(num_tasks, omega)
+        coupling = self.coupling(num_tasks, relation)
         diagonal = coupling.diagonal()
         return 1.0 / jnp.min(diagonal), jnp.max(coupling.row_sums(jnp.ones_like(diagonal)))
 
     def conjugate(self, v: Array) -> Array:
-        r"""The conjugate of ``value`` at V ``[m, d]``: :math:`\max_\Omega R^*_\Omega(V)` where Omega is learned."""
+        r"""The conjugate of ``value`` at V ``[m, d]``: $\max_\Omega R^*_\Omega(V)$ where Omega is learned."""
         return self.coupling(len(v)).conjugate(v)
 
     def prox(self, y: Array, rho: Array) -> Array:
-        r""":math:`\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2`, with Omega minimised over where it is learned."""
+        r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2$, with Omega minimised over where it is learned."""
         return self.coupling(len(y)).prox(y, rho)
 
-    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
-        r"""At least :math:`R(W) + R^*(V') - \langle V', W\rangle \ge 0` for all V' within `error` of V.
+    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
+        r"""At least $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.
 
-        For this Omega, without the terms that do not depend on W: how far W is from :math:`\nabla R^*(V')`. Here it is
+        For this Omega, without the terms that do not depend on W: how far W is from $\nabla R^*(V')$. Here it is
         the difference of its terms, plus what these may have lost; a model that knows better overrides it.
 
         Args:
           v: dual vectors ``[m, d]``.
           error: bound on the error of each of their entries ``[m, d]``.
           weights: W ``[m, d]``.
-          omega: as in `coupling`.
+          relation: as in `coupling`.
         """
-        coupling = self.coupling(len(v), omega)
-        value = self.penalty(weights, omega)
+        coupling = self.coupling(len(v), relation)
+        value = self.penalty(weights, relation)
         # R* of the error, by rows of M: |M| is at most the diagonal matrix of its row sums.
         row = coupling.row_sums(jnp.ones_like(coupling.diagonal()))
         of_error = 0.5 * jnp.sum(row[:, None] * error**2)
         return fenchel_young_bound(value, coupling.conjugate(v), v, weights, error, of_error, math.sqrt(len(v)))
 
     def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        """The same of R minimised over Omega, and its conjugate, where it is learned and the problem jointly convex."""
+        """Bound `bracket` of R minimised over Omega, where it is learned and the problem jointly convex."""
         return self.bracket(v, error, weights)
 
     def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
-        r""":math:`R^*(V)` of any V of that Frobenius norm, minimised over Omega, at most.
+        r"""$R^*(V)$ of any V of that Frobenius norm, minimised over Omega, at most.
 
         Here of one with a single entry: no direction is dearer where R depends on singular values alone.
         """
         return self.conjugate(jnp.zeros((num_tasks, num_features), norm.dtype).at[0, 0].set(norm))
 
-    def value_error(self, weights: Array, omega: Any = None) -> Array:
-        """By how much rounding may have changed ``value(weights, omega)``, at most."""
-        return rounded(self.value(weights, omega), _roundings(weights))
+    def value_error(self, weights: Array, relation: Any = None) -> Array:
+        """By how much rounding may have changed ``value(weights, relation)``, at most."""
+        return rounded(self.value(weights, relation), _roundings(weights))
 
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
-        r"""The size of :math:`\bar M` in the directions that matter; a starting value for step sizes."""
+        r"""The size of $\bar M$ in the directions that matter; a starting value for step sizes."""
         return jnp.mean(self.coupling(num_tasks).diagonal())
 
-    def stationary(self, num_tasks: int, num_features: int) -> Stationary:
+    def optimality(self, num_tasks: int, num_features: int) -> OptimalityConditions:
         """The conditions for an optimum, to be differentiated."""
         return Proximal(self, lax.stop_gradient(1.0 / self.typical_curvature(num_tasks, num_features)))
 
     def check_tasks(self, num_tasks: int) -> None:
         """Raise where the hyperparameters do not fit that many tasks."""
 
-    def check_omega(self, owner: str, omega: Any, num_tasks: int, num_features: int) -> None:
-        """Raise where what is handed in as Omega is no record such as `initial_omega` makes."""
-        if omega is None:
+    def check_relation(self, owner: str, relation: Any, num_tasks: int, num_features: int) -> None:
+        """Raise where what is handed in as Omega is no record such as `initial_relation` makes."""
+        if relation is None:
             return
         name = type(self).__name__
         if not self.learned:
-            raise ValueError(f"{owner}: omega must be left out: the relationship of {name} is given, not learned.")
+            raise ValueError(f"{owner}: relation must be left out: the relationship of {name} is given, not learned.")
 
         def form(record: Any) -> Any:
             return jax.tree.structure(record), [np.shape(leaf) for leaf in jax.tree.leaves(record)]
 
-        if form(omega) != form(jax.eval_shape(lambda: self.initial_omega(num_tasks, num_features))):
+        if form(relation) != form(jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))):
             raise ValueError(
-                f"{owner}: omega must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} features, "
-                f"such as solution.relation; got {_check.shown(omega)}."
+                f"{owner}: relation must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} "
+                f"features, such as solution.relation; got {check.shown(relation)}."
             )
 
 
 def rounded(size: Array, times: float) -> Array:
-    """So many roundings of a number of that size."""
+    """Return the size of that many roundings of a number."""
     return 0.5 * times * jnp.finfo(size.dtype).eps * jnp.abs(size)
 
 
 def fenchel_young_bound(
     value: Array, conjugate: Array, v: Array, w: Array, error: Array, of_error: Array, more: float = 0.0
 ) -> Array:
-    r"""At least :math:`R(W) + R^*(V') - \langle V', W\rangle` for all V' within `error` of V, from its three terms.
+    r"""At least $R(W) + R^*(V') - \langle V', W\rangle$ for all V' within `error` of V, from its three terms.
 
-    :math:`R^*` is half the square of a norm, so that an error E adds at most
-    :math:`2\sqrt{R^*(V) R^*(E)} + R^*(E)`. Of singular values it is assumed, as LAPACK does, that their errors are a
+    $R^*$ is half the square of a norm, so that an error E adds at most
+    $2\sqrt{R^*(V) R^*(E)} + R^*(E)$. Of singular values it is assumed, as LAPACK does, that their errors are a
     few roundings of the largest; of other sums that roundings add up as the square root of their number.
 
     Args:
       value: R(W).
-      conjugate: :math:`R^*(V)`.
+      conjugate: $R^*(V)$.
       v: V ``[m, d]``.
       w: W ``[m, d]``.
       error: bound on the error of each entry of V ``[m, d]``.
-      of_error: :math:`R^*` of any matrix with such entries, at most.
+      of_error: $R^*$ of any matrix with such entries, at most.
       more: roundings of the terms besides those of their singular values.
     """
     inner, size = total(v * w), jnp.sum(jnp.abs(v * w))
@@ -195,5 +195,5 @@ def fenchel_young_bound(
 
 
 def _roundings(a: Array) -> float:
-    """How many roundings are in the sum of the squares of a matrix's singular values, say."""
+    """Estimate the roundings in the sum of the squares of a matrix's singular values."""
     return 16.0 + 4.0 * math.sqrt(min(a.shape))

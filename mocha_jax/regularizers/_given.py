@@ -10,48 +10,49 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check, _domains
-from mocha_jax._math import matmul
-from mocha_jax._pytree import Hyperparameter
-from mocha_jax._twofold import additions
+from mocha_jax._core import check, domains
+from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._numerics.math import matmul
+from mocha_jax._numerics.twofold import additions
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
 from mocha_jax.regularizers._base import Regularizer, rounded
 
 
 class Independent(Regularizer):
-    r""":math:`R(W) = \lambda\|W\|_F^2`: every task on its own.
+    r"""$R(W) = \lambda\|W\|_F^2$: every task on its own.
 
     With all data on one task (`TaskData.pooled`) it is the global model.
 
     Args:
-      lam: :math:`\lambda > 0`; a number, or one per task ``[m]``.
+      lam: $\lambda > 0$; a number, or one per task ``[m]``.
 
-    >>> import jax.numpy as jnp
-    >>> float(Independent(0.5).value(jnp.ones((2, 3))))
-    3.0
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> float(Independent(0.5).value(jnp.ones((2, 3))))
+      3.0
     """
 
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam": _domains.POSITIVE}
+    domains: ClassVar[Mapping[str, domains.Domain]] = {"lam": domains.POSITIVE}
 
     lam: Hyperparameter
 
-    def value(self, weights: Array, omega: Any = None) -> Array:
+    def value(self, weights: Array, relation: Any = None) -> Array:
         return jnp.sum(jnp.asarray(self.lam) * jnp.sum(weights**2, axis=1))
 
-    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
         # R(W - M V): nothing of it is lost in a difference of large numbers.
         scale = self.coupling(len(v)).diagonal()[:, None]
         implied = scale * v
         off = jnp.abs(weights - implied) + rounded(implied, 8.0) + scale * error
         return _twice_rounded(self.value(off))
 
-    def value_error(self, weights: Array, omega: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: Any = None) -> Array:
         return rounded(self.value(weights), 8.0 + 2.0 * additions(weights.size))
 
-    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
         return Diagonal(jnp.broadcast_to(0.5 / jnp.asarray(self.lam), (num_tasks,)))
 
-    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
 
     def check_tasks(self, num_tasks: int) -> None:
@@ -62,26 +63,28 @@ class Independent(Regularizer):
 
 
 class MeanRegularized(Regularizer):
-    r"""Tasks near their mean, eq. (11): :math:`\Omega = (I - 11^\top/m)^2`.
+    r"""Tasks near their mean, eq. (11): $\Omega = (I - 11^\top/m)^2$.
 
-    .. math:: R(W) = \lambda_1 \sum_t \|w_t - \bar w\|^2 + \lambda_2 \|W\|_F^2
+    $$
+    R(W) = \lambda_1 \sum_t \|w_t - \bar w\|^2 + \lambda_2 \|W\|_F^2
+    $$
 
     Args:
       lam1: pull towards the mean, >= 0.
       lam2: ridge, > 0.
     """
 
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam1": _domains.NONNEGATIVE, "lam2": _domains.POSITIVE}
+    domains: ClassVar[Mapping[str, domains.Domain]] = {"lam1": domains.NONNEGATIVE, "lam2": domains.POSITIVE}
 
     lam1: Hyperparameter
     lam2: Hyperparameter
 
-    def value(self, weights: Array, omega: Any = None) -> Array:
+    def value(self, weights: Array, relation: Any = None) -> Array:
         deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(deviation**2) + lam2 * jnp.sum(weights**2)
 
-    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
         # R(W - M V), as the norm that R is: of what is seen, of errors of their own in every entry, and of what the
         # mean of V may have lost, which all tasks share.
         m, both, lam2 = len(v), jnp.asarray(self.lam1) + jnp.asarray(self.lam2), jnp.asarray(self.lam2)
@@ -96,24 +99,24 @@ class MeanRegularized(Regularizer):
         norm = jnp.sqrt(self.value(off)) + jnp.sqrt(both * own) + jnp.sqrt(lam2 * shared)
         return _twice_rounded(norm**2)
 
-    def value_error(self, weights: Array, omega: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: Any = None) -> Array:
         deviation, lam1 = weights - jnp.mean(weights, axis=0, keepdims=True), jnp.asarray(self.lam1)
         size = rounded(jnp.abs(weights) + jnp.abs(deviation), 4.0 + additions(len(weights)))
         moved = lam1 * jnp.sum(2.0 * jnp.abs(deviation) * size + size**2)
         return rounded(self.value(weights), 8.0 + additions(weights.size)) + moved
 
-    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return 2.0 * (lam1 + lam2), 0.5 / lam2
 
-    def coupling(self, num_tasks: int, omega: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
 
     def check_tasks(self, num_tasks: int) -> None:
-        _check.scalar("MeanRegularized", lam1=self.lam1, lam2=self.lam2)
+        check.scalar("MeanRegularized", lam1=self.lam1, lam2=self.lam2)
 
-    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
         dtype = jnp.result_type(self.lam1)
         return jnp.eye(num_tasks, dtype=dtype) - jnp.full((num_tasks, num_tasks), 1.0 / num_tasks, dtype)
 
@@ -121,18 +124,20 @@ class MeanRegularized(Regularizer):
 class Graph(Regularizer):
     r"""A known relationship, eq. (2), e.g. the Laplacian of a graph of tasks.
 
-    .. math:: R(W) = \lambda_1 \mathrm{tr}(W^\top \Omega W) + \lambda_2 \|W\|_F^2
+    $$
+    R(W) = \lambda_1 \mathrm{tr}(W^\top \Omega W) + \lambda_2 \|W\|_F^2
+    $$
 
     Args:
-      omega: :math:`\Omega` ``[m, m]``, symmetric positive semi-definite. Large entries
+      omega: $\Omega$ ``[m, m]``, symmetric positive semi-definite. Large entries
         *penalise*: for a Laplacian the first term is
-        :math:`\lambda_1\sum_{t<t'} a_{tt'}\|w_t - w_{t'}\|^2`.
+        $\lambda_1\sum_{t<t'} a_{tt'}\|w_t - w_{t'}\|^2$.
       lam1: weight of the relationship, >= 0.
       lam2: ridge, > 0.
     """
 
-    not_tuned: ClassVar[tuple[str, ...]] = ("omega",)
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {"lam1": _domains.NONNEGATIVE, "lam2": _domains.POSITIVE}
+    frozen_fields: ClassVar[tuple[str, ...]] = ("omega",)
+    domains: ClassVar[Mapping[str, domains.Domain]] = {"lam1": domains.NONNEGATIVE, "lam2": domains.POSITIVE}
 
     omega: Array | np.ndarray
     lam1: Hyperparameter
@@ -140,13 +145,13 @@ class Graph(Regularizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check.positive_semidefinite("Graph", "omega", self.omega)
+        check.positive_semidefinite("Graph", "omega", self.omega)
 
-    def value(self, weights: Array, omega: Any = None) -> Array:
+    def value(self, weights: Array, relation: Any = None) -> Array:
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(weights * matmul(omega, weights)) + lam2 * jnp.sum(weights**2)
 
-    def bracket(self, v: Array, error: Array, weights: Array, omega: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
         # R*(r) of the residual r = grad R(W) - V, as the norm that it is.
         precision, coupling = self._precision(len(v)), self.coupling(len(v))
         residual = matmul(precision, weights) - v
@@ -157,15 +162,15 @@ class Graph(Regularizer):
         )
         return _twice_rounded(norm**2)
 
-    def value_error(self, weights: Array, omega: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: Any = None) -> Array:
         size = jnp.abs(weights)
         related = jnp.asarray(self.lam1) * jnp.sum(size * matmul(jnp.abs(jnp.asarray(self.omega)), size))
         return rounded(related, 4.0 + len(weights)) + rounded(self.value(weights), 8.0 + additions(weights.size))
 
-    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
         return jnp.max(jnp.sum(jnp.abs(self._precision(num_tasks)), axis=1)), 0.5 / jnp.asarray(self.lam2)
 
-    def coupling(self, num_tasks: int, omega: Any = None) -> Dense:
+    def coupling(self, num_tasks: int, relation: Any = None) -> Dense:
         a = self._precision(num_tasks)
         inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), jnp.eye(num_tasks, dtype=a.dtype))
         return Dense(0.5 * (inverse + inverse.T))
@@ -175,11 +180,11 @@ class Graph(Regularizer):
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return 2.0 * (lam1 * omega + lam2 * jnp.eye(num_tasks, dtype=omega.dtype))
 
-    def relationship(self, num_tasks: int, omega: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
         return jnp.asarray(self.omega)
 
     def check_tasks(self, num_tasks: int) -> None:
-        _check.scalar("Graph", lam1=self.lam1, lam2=self.lam2)
+        check.scalar("Graph", lam1=self.lam1, lam2=self.lam2)
         if np.shape(self.omega) != (num_tasks, num_tasks):
             raise ValueError(
                 f"Graph: omega is {np.shape(self.omega)} but the data has {num_tasks} tasks; it must be "

@@ -8,64 +8,67 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax import _check, _domains
-from mocha_jax._math import safe_ratio
-from mocha_jax._pytree import Hyperparameter
+from mocha_jax._core import check, domains
+from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.regularizers._trace import TraceLimited
 from mocha_jax.spectral import safe_sqrt
 
 
 class Probabilistic(TraceLimited):
-    r"""Tasks drawn from a Gaussian of unknown covariance :math:`\Omega`, eq. (14); positive and negative relations.
+    r"""Tasks drawn from a Gaussian of unknown covariance $\Omega$, eq. (14); positive and negative relations.
 
-    .. math:: R(W, \Omega) = \lambda\left(\tfrac{1}{\sigma^2}\|W\|_F^2 + \mathrm{tr}(W^\top\Omega^{-1}W)\right),
-       \qquad \Omega \succeq 0,\; \mathrm{tr}\,\Omega = 1
+    $$
+    R(W, \Omega) = \lambda\left(\tfrac{1}{\sigma^2}\|W\|_F^2 + \mathrm{tr}(W^\top\Omega^{-1}W)\right),
+    \qquad \Omega \succeq 0,\; \mathrm{tr}\,\Omega = 1
+    $$
 
-    Minimised over :math:`\Omega = (WW^\top)^{1/2}/\mathrm{tr}` it is
-    :math:`\lambda(\|W\|_F^2/\sigma^2 + \|W\|_*^2)`, the squared nuclear norm (W is ``[m, d]``).
+    Minimised over $\Omega = (WW^\top)^{1/2}/\mathrm{tr}$ it is
+    $\lambda(\|W\|_F^2/\sigma^2 + \|W\|_*^2)$, the squared nuclear norm (W is ``[m, d]``).
 
     Args:
-      lam: :math:`\lambda > 0`. Large: all weights go to 0. The :math:`\tfrac{\lambda'}{2}` of code that minimises
-        :math:`\tfrac{\lambda'}{2}\mathrm{tr}(W^\top\Omega^{-1}W)` is ``lam = lambda' / 2``, ``sigma2 = inf``.
-      sigma2: :math:`\sigma^2 > 0`; infinity drops the ridge, and tiny leaves nothing but a ridge
-        :math:`\lambda/\sigma^2`: independent tasks. Tune it along with :math:`\lambda`: with the default, which leaves
+      lam: $\lambda > 0$. Large: all weights go to 0. The $\tfrac{\lambda'}{2}$ of code that minimises
+        $\tfrac{\lambda'}{2}\mathrm{tr}(W^\top\Omega^{-1}W)$ is ``lam = lambda' / 2``, ``sigma2 = inf``.
+      sigma2: $\sigma^2 > 0$; infinity drops the ridge, and tiny leaves nothing but a ridge
+        $\lambda/\sigma^2$: independent tasks. Tune it along with $\lambda$: with the default, which leaves
         independent tasks out, tasks that have nothing in common do worse than each on its own.
 
-    >>> import jax.numpy as jnp
-    >>> r = Probabilistic(lam=0.5, sigma2=jnp.inf)
-    >>> w = jnp.diag(jnp.array([3.0, 1.0]))
-    >>> float(r.value(w))  # 0.5 * (3 + 1)^2
-    8.0
-    >>> bool(jnp.allclose(r.relationship(2, r.update_omega(None, w)), w / 4))
-    True
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> r = Probabilistic(lam=0.5, sigma2=jnp.inf)
+      >>> w = jnp.diag(jnp.array([3.0, 1.0]))
+      >>> float(r.value(w))  # 0.5 * (3 + 1)^2
+      8.0
+      >>> bool(jnp.allclose(r.relationship(2, r.update_relation(None, w)), w / 4))
+      True
     """
 
-    domains: ClassVar[Mapping[str, _domains.Domain]] = {
-        "lam": _domains.POSITIVE,
-        "sigma2": _domains.POSITIVE_OR_INFINITE,
+    domains: ClassVar[Mapping[str, domains.Domain]] = {
+        "lam": domains.POSITIVE,
+        "sigma2": domains.POSITIVE_OR_INFINITE,
     }
 
     lam: Hyperparameter
     sigma2: Hyperparameter = jnp.inf
 
     def check_tasks(self, num_tasks: int) -> None:
-        _check.scalar("Probabilistic", lam=self.lam, sigma2=self.sigma2)
+        check.scalar("Probabilistic", lam=self.lam, sigma2=self.sigma2)
 
-    def curvatures(self, num_tasks: int, omega: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
         lam, sigma2 = jnp.asarray(self.lam), jnp.asarray(self.sigma2)
-        return 2.0 * lam * (num_tasks + 1.0 / sigma2), self._curvature(jnp.ones_like(lam))
+        return 2.0 * lam * (num_tasks + 1.0 / sigma2), self.curvature_of(jnp.ones_like(lam))
 
-    def covariance(self, num_tasks: int, omega: Any = None) -> Array:
-        return self.relationship(num_tasks, omega)
+    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
+        return self.relationship(num_tasks, relation)
 
     @property
     def _ridge(self) -> Array:
         return 2.0 * jnp.asarray(self.lam) / jnp.asarray(self.sigma2)
 
-    def _total(self) -> Array:
+    def trace(self) -> Array:
         return jnp.ones_like(jnp.asarray(self.lam))
 
-    def _fit(self, s: Array, num_tasks: int, smoothing: Array) -> tuple[Array, Array]:
+    def fit_eigenvalues(self, s: Array, num_tasks: int, smoothing: Array) -> tuple[Array, Array]:
         # Minimises tr((W'W + smoothing I) inv(Omega)): an Omega of full rank, which can grow into directions W lacks.
         roots, least = safe_sqrt(s**2 + smoothing), safe_sqrt(smoothing)
         trace = jnp.sum(roots) + (num_tasks - len(s)) * least
@@ -73,21 +76,21 @@ class Probabilistic(TraceLimited):
             trace > 0, safe_ratio(least, trace), 1.0 / num_tasks
         )
 
-    def _curvature(self, omega: Array) -> Array:
+    def curvature_of(self, eigenvalues: Array) -> Array:
         lam, sigma2 = jnp.asarray(self.lam), jnp.asarray(self.sigma2)
-        return 0.5 / lam * omega / (1.0 + omega / sigma2)  # never an inverse of Omega
+        return 0.5 / lam * eigenvalues / (1.0 + eigenvalues / sigma2)  # never an inverse of Omega
 
-    def _value(self, s: Array) -> Array:
+    def spectral_value(self, s: Array) -> Array:
         return 0.5 * self._ridge * jnp.sum(s**2) + jnp.asarray(self.lam) * jnp.sum(s) ** 2
 
-    def _conjugate(self, v: Array) -> Array:
+    def spectral_conjugate(self, v: Array) -> Array:
         # max over s >= 0 of v's - ridge |s|^2 / 2 - lam (sum s)^2; s_i = max(v_i - 2 lam T, 0) / ridge, T = sum s.
         lam = jnp.asarray(self.lam)
         total = self._trace_norm(v, self._ridge)
         excess = jnp.maximum(v - 2.0 * lam * total, 0.0)
         return lam * total**2 + 0.5 * safe_ratio(jnp.sum(excess**2), self._ridge)
 
-    def _prox(self, y: Array, rho: Array) -> Array:
+    def spectral_prox(self, y: Array, rho: Array) -> Array:
         stiffness = rho + self._ridge
         total = self._trace_norm(rho * y, stiffness)
         return jnp.maximum(rho * y - 2.0 * jnp.asarray(self.lam) * total, 0.0) / stiffness

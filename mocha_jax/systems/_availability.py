@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._math import uniform_bits
-from mocha_jax._pytree import Hyperparameter, static
-from mocha_jax._work import Request, Work
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.math import uniform_bits
 from mocha_jax.systems._base import System, of_nodes, per_node
+from mocha_jax.systems._work import Request, Work
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Dropout(System):
-    r"""Nodes miss a round at random, each on its own: :math:`p_t^h` of Assumption 2.
+    r"""Nodes miss a round at random, each on its own: $p_t^h$ of Assumption 2.
 
     Args:
       p: probability of missing a round, in [0, 1]: a number, one per task ``[num_tasks]``, or one per round and
@@ -30,7 +30,7 @@ class Dropout(System):
     p: Hyperparameter
 
     def __post_init__(self) -> None:
-        _check.in_unit_interval("Dropout", p=self.p)
+        check.in_unit_interval("Dropout", p=self.p)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         p, tasks = jnp.asarray(self.p, data.dtype), data.num_tasks
@@ -57,8 +57,9 @@ class Outages(System):
       groups: group of each node ``[m]``, integers >= 0; default every node on its own.
       length: rounds in a window, >= 1.
 
-    >>> import jax.numpy as jnp
-    >>> everyone_at_once = Outages(0.2, groups=jnp.zeros(30, int))
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> everyone_at_once = Outages(0.2, groups=jnp.zeros(30, int))
     """
 
     p: Hyperparameter
@@ -66,17 +67,17 @@ class Outages(System):
     length: int = static(default=1)
 
     def __post_init__(self) -> None:
-        _check.in_unit_interval("Outages", p=self.p)
-        _check.integer("Outages", 1, length=self.length)
+        check.in_unit_interval("Outages", p=self.p)
+        check.integer("Outages", 1, length=self.length)
         if self.groups is not None:
-            _check.integers("Outages", 0, groups=self.groups)
+            check.integers("Outages", 0, groups=self.groups)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        given = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.fill_nodes(self.groups)
+        given = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.pad_settings(self.groups)
         groups = jnp.asarray(given, jnp.int32)
         if groups.shape != (data.num_nodes,):
             raise ValueError(f"Outages: groups must be one per node [{data.num_nodes}], got shape {groups.shape}.")
-        _check.scalar("Outages", p=self.p)
+        check.scalar("Outages", p=self.p)
         p = jnp.asarray(self.p, data.dtype)
 
         def draw(key: Array, number: Array) -> Array:
@@ -99,11 +100,11 @@ class NeverAnswers(System):
     nodes: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        given = np.atleast_1d(found) if (found := _check.concrete(self.nodes)) is not None else None
+        given = np.atleast_1d(found) if (found := check.concrete(self.nodes)) is not None else None
         whole = given is not None and given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
         if given is None or not whole or not 0 <= given.min(initial=0) <= given.max(initial=0) < 2**31:
             raise ValueError(
-                f"NeverAnswers: nodes are indices, integers counted from 0, got {_check.shown(self.nodes)}."
+                f"NeverAnswers: nodes are indices, integers counted from 0, got {check.shown(self.nodes)}."
             )
         object.__setattr__(self, "nodes", tuple(int(k) for k in given))
 
@@ -125,10 +126,10 @@ class Sampled(System):
     fraction: Hyperparameter
 
     def __post_init__(self) -> None:
-        _check.in_unit_interval("Sampled", open_left=True, fraction=self.fraction)
+        check.in_unit_interval("Sampled", open_left=True, fraction=self.fraction)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        _check.scalar("Sampled", fraction=self.fraction)
+        check.scalar("Sampled", fraction=self.fraction)
         dtype, present = data.dtype, data.sizes > 0
         draws = uniform_bits(jax.random.fold_in(key, request.round), data.num_nodes)
         asked = jnp.round(jnp.asarray(self.fraction, dtype) * jnp.sum(present).astype(dtype))
@@ -156,13 +157,13 @@ class Trace(System):
     table: Array | np.ndarray
 
     def __post_init__(self) -> None:
-        _check.array("Trace", "table", self.table, ("rounds", "nodes"), "fiub")
-        _check.leaves("Trace", "table", self.table)
-        if (table := _check.concrete(self.table)) is not None and not np.isfinite(table).all():
+        check.array("Trace", "table", self.table, ("rounds", "nodes"), "fiub")
+        check.leaves("Trace", "table", self.table)
+        if (table := check.concrete(self.table)) is not None and not np.isfinite(table).all():
             raise ValueError("Trace: table has a NaN or infinite entry; write 0 where a node did not answer.")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        table = jnp.asarray(data.fill_nodes(self.table))
+        table = jnp.asarray(data.pad_settings(self.table))
         if table.shape[1] != data.num_nodes:
             raise ValueError(f"Trace: table has {table.shape[1]} nodes, the data {data.num_nodes}.")
         return Work(request.steps, table[request.round % len(table)].astype(bool))
@@ -183,10 +184,10 @@ class DayNight(System):
     phase: Hyperparameter | None = None
 
     def __post_init__(self) -> None:
-        _check.positive("DayNight", period=self.period)
-        _check.in_unit_interval("DayNight", share=self.share)
+        check.positive("DayNight", period=self.period)
+        check.in_unit_interval("DayNight", share=self.share)
         if self.phase is not None:
-            _check.in_unit_interval("DayNight", phase=self.phase)
+            check.in_unit_interval("DayNight", phase=self.phase)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         dtype, m = data.dtype, data.num_nodes

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._pytree import Pytree
-from mocha_jax._work import Request, Work
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax.systems._work import Request, Work
 
 
 class System(Pytree):
-    """How nodes behave. Subclasses say it in `work`."""
+    """Base class of systems: how much each node does in a round."""
 
     @abstractmethod
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
@@ -42,14 +42,14 @@ class Full(System):
 
 
 class Both(System):
-    """What two systems both allow: the fewer steps, active where both are."""
+    """Two systems at once: the fewer steps, active where both are."""
 
     first: System
     second: System
 
     def __post_init__(self) -> None:
-        _check.instance("&", "the left side", self.first, System, "systems.Dropout(0.3)")
-        _check.instance("&", "the right side", self.second, System, "systems.Dropout(0.3)")
+        check.instance("&", "the left side", self.first, System, "systems.Dropout(0.3)")
+        check.instance("&", "the right side", self.second, System, "systems.Dropout(0.3)")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         a = self.first.work(jax.random.fold_in(key, 0), data, request)
@@ -59,7 +59,7 @@ class Both(System):
 
 def of_nodes(owner: str, name: str, setting: Any, data: TaskData) -> Any:
     """A setting that is a number, or one per node ``[m]``; of all nodes, those that `shard` added too."""
-    found = data.fill_nodes(setting)
+    found = data.pad_settings(setting)
     if np.shape(found) not in ((), (data.num_nodes,)):
         raise ValueError(
             f"{owner}: {name} must be a number or one per node [{data.num_nodes}], got shape {np.shape(found)}."

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax import _check
-from mocha_jax._data import TaskData
-from mocha_jax._pytree import Hyperparameter, static
-from mocha_jax._work import Request, Work
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._data.task_data import TaskData
 from mocha_jax.costs import Cost
 from mocha_jax.systems._base import System, of_nodes, per_node
+from mocha_jax.systems._work import Request, Work
 
 BUDGETS = ("smallest", "own")
 
@@ -54,7 +54,7 @@ class UniformBudget(System):
 
     def __post_init__(self) -> None:
         _check_range("UniformBudget", self.low, self.high)
-        _check.one_of("UniformBudget", "of", self.of, BUDGETS)
+        check.one_of("UniformBudget", "of", self.of, BUDGETS)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         sizes = data.sizes
@@ -70,31 +70,34 @@ class Deadline(System):
     Of `seconds`, a node spends what its messages take on its network, and the rest on steps at its clock
     rate. A node whose network is too slow for one step in time is dropped.
 
-    .. math:: \mathrm{steps}_t = \left\lfloor \frac{(\mathrm{seconds} - \mathrm{Comm}_t)\,\mathrm{Clock\ Rate}_t
-       - \mathrm{fixed\ FLOPs}}{\mathrm{FLOPs\ per\ step}} \right\rfloor
+    $$
+    \mathrm{steps}_t = \left\lfloor \frac{(\mathrm{seconds} - \mathrm{Comm}_t)\,\mathrm{Clock\ Rate}_t
+    - \mathrm{fixed\ FLOPs}}{\mathrm{FLOPs\ per\ step}} \right\rfloor
+    $$
 
     Args:
       seconds: the cycle, > 0.
       cost: clock rates and networks, where they differ one per node ``[m]``, from `mocha_jax.costs`.
 
-    >>> import jax, numpy as np, mocha_jax as mj
-    >>> data = mj.datasets.federation(jax.random.key(0), 2, 50, smallest=300, largest=400).data
-    >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
-    >>> phones = mj.costs.Cost(flops_per_second=np.array([1e6, 1e5]), latency=0.1)  # one ten times slower
-    >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha(sigma_prime="per_task").request(problem))
-    >>> work.steps.tolist()
-    [300, 66]
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 2, 50, smallest=300, largest=400).data
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+      >>> phones = mj.costs.Cost(flops_per_second=np.array([1e6, 1e5]), latency=0.1)  # one ten times slower
+      >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha(sigma_prime="per_task").request(problem))
+      >>> work.steps.tolist()
+      [300, 66]
     """
 
     seconds: Hyperparameter
     cost: Cost
 
     def __post_init__(self) -> None:
-        _check.positive("Deadline", seconds=self.seconds)
-        _check.instance("Deadline", "cost", self.cost, Cost, "mocha_jax.costs.lte()")
+        check.positive("Deadline", seconds=self.seconds)
+        check.instance("Deadline", "cost", self.cost, Cost, "mocha_jax.costs.lte()")
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        cost = data.fill_nodes(self.cost)
+        cost = data.pad_settings(self.cost)
         left = of_nodes("Deadline", "seconds", self.seconds, data) - cost.message_seconds(request.down, request.up)
         possible = jnp.floor((left * cost.flops_per_second - request.fixed_flops) / request.step_flops)
         full = request.steps.astype(possible.dtype)
@@ -103,10 +106,10 @@ class Deadline(System):
 
 
 def _check_range(owner: str, low: Hyperparameter, high: Hyperparameter) -> None:
-    _check.in_unit_interval(owner, low=low, high=high)
-    a, b = _check.concrete(low), _check.concrete(high)
+    check.in_unit_interval(owner, low=low, high=high)
+    a, b = check.concrete(low), check.concrete(high)
     if a is not None and b is not None and np.any(a > b):
-        raise ValueError(f"{owner}: low must not exceed high, got {_check.shown(low)} > {_check.shown(high)}.")
+        raise ValueError(f"{owner}: low must not exceed high, got {check.shown(low)} > {check.shown(high)}.")
 
 
 def _between(key: Array, request: Request, of: Array, system: PartialEpochs | UniformBudget, data: TaskData) -> Work:

@@ -88,15 +88,15 @@ def drivers():
         "run": Call(mj.run, run | {
             "key": key_arg(), "algorithm": of(mj.Algorithm, world.safe()), "problem": problem_arg(), "num_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1)),
         }),
-        "certificate": Call(mj.certificate, {"problem": problem_arg(None, "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "omega": Arg(None, lambda v: v is None)}),
+        "certificate": Call(mj.certificate, {"problem": problem_arg(None, "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "relation": Arg(None, lambda v: v is None)}),
         "certificate, Omega learned": Call(mj.certificate, {
             "problem": problem_arg(world.learned(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
-            "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
+            "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
-        "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "omega": Arg(None, lambda v: v is None)}),
+        "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "relation": Arg(None, lambda v: v is None)}),
         "objective, Omega learned": Call(mj.objective, {
             "problem": problem_arg(world.learned(), "weights"), "weights": weights_arg(),
-            "omega": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
+            "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
         "lambda_path": Call(mj.lambda_path, budget() | {
             "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
@@ -171,9 +171,9 @@ def methods():
         "coupling.Coupling.sigma_prime": Call(coupling.Dense(jnp.eye(3)).sigma_prime, {
             "rule": Arg("per_task", word("lemma9", "per_task", "spectral")), "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])), "nodes": Arg(np.ones(3), optional(reals(3, low=0, finite=True))),
         }),
-        "Mocha.extend": Call(safe.extend, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
+        "Mocha.add_tasks": Call(safe.add_tasks, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
-        "Mocha.adopt": Call(safe.adopt, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
+        "Mocha.resume": Call(safe.resume, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
@@ -209,8 +209,8 @@ def measures():
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
         "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),
-        "theory.sigma": Call(theory.sigma, {"problem": problem, "omega": omega, "tol": Arg(0.5, POSITIVE)}),
-        "theory.rate": Call(theory.rate, {"problem": problem, "omega": omega} | rule),
+        "theory.sigma": Call(theory.sigma, {"problem": problem, "relation": omega, "tol": Arg(0.5, POSITIVE)}),
+        "theory.rate": Call(theory.rate, {"problem": problem, "relation": omega} | rule),
         "theory.assumption2": Call(theory.assumption2, {"theta": Arg(np.array([[1.0, 0.5], [0.25, 0.5]]), reals(None, None, low=0, high=1, least=1))}),
         "theory.dual_bound": Call(theory.dual_bound, {
             "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
@@ -219,7 +219,7 @@ def measures():
             "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
         "theory.theorem2": Call(theory.theorem2, rule | {
-            "problem": problem, "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "theta_bar": Arg(0.5, unit), "omega": omega,
+            "problem": problem, "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "theta_bar": Arg(0.5, unit), "relation": omega,
         }),
         "theory.corollary8": Call(theory.corollary8, {"p": Arg(np.full((5, 2), 0.5), reals(None, None, low=0, high=1, least=4, finite=True)), "theta_hat": Arg(0.5, number(0, 1))}),
         "theory.lemma4": Call(theory.lemma4, {

@@ -184,7 +184,7 @@ def task_data():
         "shared": Arg(False, flag),
         "loss_scaling": Arg("sum", word("sum", "task_mean")),
         "layout": Arg(None, anything),
-        "spread": Arg(None, optional(lambda v: False)),
+        "sharding": Arg(None, optional(lambda v: False)),
     }
 
 

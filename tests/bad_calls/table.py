@@ -6,31 +6,32 @@ import inspect
 import types
 
 import mocha_jax as mj
-from mocha_jax._neural._trainer import Trainer
 
 MODULES = (
     "", "coupling", "costs", "datasets", "likelihoods", "losses", "metrics", "networks", "partition", "plotting", "regularizers",
-    "spectral", "systems", "theory",
+    "servers", "spectral", "systems", "theory",
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.likelihoods.Likelihood,
-    mj.networks.Network, mj.systems.System, Trainer,
+    mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
+    mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
 )  # fmt: skip
 
 # What the library makes and hands out.
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
-    "Evaluation", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
+    "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "networks.Parts", "networks.LateralLayer", "systems.Request", "theory.Assumption2", "theory.Corollary8",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
-    "networks.dropped", "Problem.aim", "coupling.Dense.conjugate_bound", *(f"TaskData.{name}" for name in (
-        "to_nodes", "to_tasks", "gathered", "place_tasks", "fill_nodes", "times", "combine", "each_row", "totals",
+    "networks.dropped", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", *(f"TaskData.{name}" for name in (
+        "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
+        "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "sum_over_rows",
     )),
 }  # fmt: skip
 
@@ -51,7 +52,7 @@ def public():
         module = importlib.import_module(f"mocha_jax.{module_name}".rstrip("."))
         for name, thing in vars(module).items():
             home = str(getattr(thing, "__module__", ""))
-            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax._work")
+            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")
             if name.startswith("_") or isinstance(thing, types.ModuleType) or not callable(thing) or not ours:
                 continue
             if id(thing) in seen:

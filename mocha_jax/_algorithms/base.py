@@ -1,0 +1,124 @@
+"""The contract of every algorithm."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._node.layout import BucketSizes
+from mocha_jax._problem.problem import Federated, Problem
+from mocha_jax._problem.quality import Quality
+from mocha_jax.systems import System
+from mocha_jax.systems._work import Info, Request, Work
+
+Kind = TypeVar("Kind", bound=Federated)
+
+
+class State(Pytree):
+    """Base class of what an algorithm carries from round to round."""
+
+    round: Array  # [] int32 rounds done
+
+    @property
+    def duals(self) -> Array | None:
+        """The dual variables ``[m, n]``; None for algorithms without."""
+        return None
+
+
+class Algorithm(Pytree, Generic[Kind]):
+    """`init` makes a state, `step` is one federated round; loops live in the drivers.
+
+    A state, a `State`, is whatever the next round needs. It has a field ``round``, the rounds done: the
+    drivers derive each round's randomness from it. All methods are pure and may be jitted, mapped
+    and, where no loop has an open end, differentiated; an algorithm's own settings are static fields or array
+    leaves. So a whole tuning grid is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
+    """
+
+    solves: ClassVar[type[Federated]] = Problem  # the kind of problem
+
+    def expect(self, problem: Any) -> None:
+        """Raise where that is no problem of the kind."""
+        example = "Problem(data, loss, regularizer)" if self.solves is Problem else f"{self.solves.__name__}(data)"
+        check.instance(type(self).__name__, "problem", problem, self.solves, example)
+
+    def check(self, problem: Kind) -> None:
+        """Raise where the problem cannot be solved so; drivers call it when they can look at numbers. Default: fine."""
+
+    def select_nodes(self, systems: System) -> System:
+        """Select the nodes that the server asks, on top of how they behave. Default: all."""
+        return systems
+
+    def by_loops(self, problem: Kind) -> Any:
+        """Return this algorithm without the kernel it would choose for the problem. Default: None, it has none."""
+        return None
+
+    def prepare(self, problem: Kind, profile: BucketSizes = ()) -> Kind:
+        """Lay out the data for the rounds, sizes put together as `profile` says; drivers call it. Default: leave it."""
+        return problem
+
+    @abstractmethod
+    def init(self, problem: Kind) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def resume(self, state: Any, problem: Kind) -> Any:
+        """Continue a state, perhaps of another problem of the same shape, on this one."""
+
+    def warm_start(self, state: Any, problem: Kind) -> Any:
+        """Begin this problem from the solution of one with other hyperparameters."""
+        return self.resume(state, problem)
+
+    @abstractmethod
+    def step(self, key: Array, state: Any, problem: Kind, work: Work) -> tuple[Any, Info]:
+        """One round; the key is consumed."""
+
+    @abstractmethod
+    def full_work(self, problem: Kind) -> Array:
+        """Steps of a full round of each node, ``[m]`` int32: what systems cut from."""
+
+    @abstractmethod
+    def step_flops(self, problem: Kind) -> Array | float:
+        """Floating-point operations of one step of a node, [] or ``[m]``."""
+
+    def fixed_flops(self, problem: Kind) -> Array | float:
+        """Floating-point operations of a node's round besides its steps, at most, [] or ``[m]``."""
+        return 0.0
+
+    def request(self, problem: Kind, round: Array | int = 0) -> Request:
+        """Return what a full round asks of the nodes. A message is one vector of d numbers each way."""
+        self.expect(problem)
+        check.scalar(type(self).__name__, round=round)
+        check.integers(type(self).__name__, 0, round=round)
+        dtype, d = problem.data.dtype, problem.data.num_features
+        numbers = jnp.asarray(d, dtype)
+        step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))
+        return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), step, fixed, numbers, numbers)
+
+    def measure_theta(self, key: Array, before: Any, after: Any, problem: Kind, tol: Array) -> tuple[Array, Array]:
+        r"""Measure how far each node is from solving its subproblem after a round, $\theta_t^h$ of eq. (5).
+
+        Returns:
+          theta ``[m]`` in [0, 1], and a bound on its error ``[m]``, at most `tol` where that could be reached.
+        """
+        raise ValueError(f"{type(self).__name__} has no local subproblem (4) of which theta could be measured.")
+
+    @abstractmethod
+    def certify(self, state: Any, problem: Kind) -> Quality:
+        """Say how good the state is; of a convex problem, bound its distance from the optimum."""
+
+    def prove(self, state: Any, problem: Kind) -> Quality:
+        """`certify` with all that rounding may hide; drivers call it once, at the end of a solve. Default: the same."""
+        return self.certify(state, problem)
+
+    @abstractmethod
+    def weights(self, state: Any) -> Any:
+        """The model, ``[num_tasks, d]``; a network's parameters."""
+
+    def relation(self, state: Any, problem: Kind) -> Any:
+        """The regularizer's record of Omega; None where Omega is given."""
+        return None

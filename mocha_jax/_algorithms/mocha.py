@@ -1,0 +1,137 @@
+"""MOCHA: Algorithm 1, and its proximal form."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._algorithms.dual_method import OMEGA_EVERY, MochaState
+from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._node.ascent import STEP_FLOPS, ascend
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.problem import Problem
+from mocha_jax._server.adaptive import AdaptiveServer
+from mocha_jax._server.base import NodeUpdate, Server
+from mocha_jax._server.dual import DualServer
+from mocha_jax.coupling import SIGMA_PRIME_RULES
+from mocha_jax.systems._work import Info, Work
+
+
+class Mocha(SubproblemMethod):
+    r"""MOCHA (Smith et al. 2017): dual coordinate ascent on all nodes, coupled once a round.
+
+    A round: every node improves its subproblem (4) for as many coordinate steps as its work
+    allows and returns $\Delta v$; the server adds them up and broadcasts.
+
+    $$
+    \beta \leftarrow \beta + \gamma\,\Delta\beta, \qquad V \leftarrow V + \gamma\,\Delta V
+    $$
+
+    With ``server="dual"`` the server sends $W = \bar M V$, and where $\Omega$ is learned, replaces it
+    every `omega_every` rounds by the best one for W. With ``server="proximal"`` it solves for W and $\Omega$
+    together, close to where they were (`servers.ProximalServer`): on jointly convex problems it ends at the joint
+    optimum, which plain alternation approaches ever more slowly or not at all.
+
+    Algorithm 1 as it stands, `Mocha.paper`, is the dual server with a $\sigma'$ that is safe whatever the nodes
+    find, and so pessimistic. By default nodes take bolder steps and keep the last few dual points they found, and the
+    dual server weighs these anew in every round, so that the dual never gets worse (`servers.AdaptiveServer`).
+    Where a local epoch is far from solving a subproblem, or many tasks are coupled, that saves most of the rounds, for
+    a few numbers more in each message, `memory` vectors of dual variables on every node, and more work at the server.
+
+    Args:
+      local_epochs: passes over a node's own data in a full round, > 0; need not be whole.
+      sigma_prime: for the dual server ``"adaptive"``, or a safe rule, see `Coupling.sigma_prime`.
+      memory: older points that a node keeps with an adaptive $\sigma'$, >= 1.
+      gamma: aggregation parameter $\gamma \in (0, 1]$ (Appendix C); an array leaf.
+      omega_every: rounds between updates of $\Omega$; default 1 for the proximal server, 10 for the dual one. The
+        proximal server lets the nodes go on with the same subproblem in between.
+      server: ``"proximal"`` or ``"dual"``; default proximal where Omega is learned in a jointly convex
+        problem, dual otherwise.
+      smoothing: $\epsilon \ge 0$ for the dual server and (14): Omega is fitted to
+        $(WW^\top + \epsilon I)^{1/2}$. With 0, the paper's update, Omega never regains a direction that
+        W has lost.
+      backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
+        over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel in what is compiled for GPUs
+        and TPUs, in float32 and for losses that say they fit, as the built-in ones do, and the loops otherwise. Up to
+        4096 (GPU) or 3000 (TPU) features, on a TPU also 131,072 samples a node; beyond that by loops. Derivatives are
+        always those of the loops.
+      custom_server: a server of your own, in place of the built-in ones; a subclass of `servers.Server`.
+
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(1.0))
+      >>> algorithm = Mocha()
+      >>> state = algorithm.init(problem)
+      >>> work = mj.systems.Full().work(jax.random.key(0), data, algorithm.request(problem))
+      >>> state, info = algorithm.step(jax.random.key(1), state, problem, work)
+      >>> info.steps.tolist(), state.w.shape
+      ([20, 20, 20, 20], (4, 3))
+    """
+
+    local_epochs: float = static(default=1.0)
+    sigma_prime: str = static(default="adaptive", kw_only=True)
+    memory: int = static(default=3, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.scalar("Mocha", local_epochs=self.local_epochs)
+        check.positive("Mocha", local_epochs=self.local_epochs)
+        check.integer("Mocha", 1, memory=self.memory)
+
+    @classmethod
+    def paper(
+        cls,
+        local_epochs: float = 1.0,
+        *,
+        sigma_prime: str = "lemma9",
+        gamma: Hyperparameter = 1.0,
+        omega_every: int = OMEGA_EVERY,
+    ) -> Mocha:
+        r"""Return Algorithm 1 of the paper as it stands: the dual server with a safe $\sigma'$.
+
+        Args:
+          local_epochs: passes over a node's own data in a full round.
+          sigma_prime: ``"lemma9"``, eq. (29), one number for all tasks; or ``"per_task"``, Remark 5.
+          gamma: aggregation parameter $\gamma \in (0, 1]$.
+          omega_every: rounds H between updates of $\Omega$.
+
+        Examples:
+          >>> Mocha.paper().server, Mocha.paper().sigma_prime
+          ('dual', 'lemma9')
+        """
+        return cls(local_epochs, server="dual", sigma_prime=sigma_prime, gamma=gamma, omega_every=omega_every)
+
+    def _rules(self) -> tuple[str, ...]:
+        return (*SIGMA_PRIME_RULES, "adaptive")
+
+    def _dual_server(self) -> Server:
+        if self.sigma_prime != "adaptive":
+            return super()._dual_server()
+        every = self.omega_every or OMEGA_EVERY
+        return AdaptiveServer(DualServer("per_task", every, 1.0, self.smoothing), self.memory)
+
+    def full_work(self, problem: Problem) -> Array:
+        sizes = problem.data.sizes
+        steps = jnp.round(self.local_epochs * sizes.astype(problem.data.dtype)).astype(jnp.int32)
+        return jnp.maximum(steps, jnp.minimum(sizes, 1))
+
+    def step_flops(self, problem: Problem) -> float:
+        return STEP_FLOPS * problem.data.num_features
+
+    def local_update(self, key: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+        sub, full, gamma = self._subproblems(server, state, problem), self.full_work(problem), self._gamma(problem)
+        beta, u, steps = ascend(
+            key, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full),
+            passes=math.ceil(self.local_epochs), share=gamma,
+        )  # fmt: skip
+        done = steps.astype(u.dtype)
+        flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
+        info = Info(steps, flops, jnp.zeros_like(work.active))
+        return NodeUpdate(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)

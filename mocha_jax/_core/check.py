@@ -1,0 +1,362 @@
+"""Checks of what a person hands in: one sentence, naming the culprit and the remedy.
+
+Values that JAX is tracing cannot be looked at; the checks let them pass. Only numbers on the host are looked at one by
+one; of large arrays on a device, where a check says no more than "numbers", type and shape.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# What counts rows, rounds and nodes is an int32 on the device.
+_MOST = 2**31 - 1
+
+
+def concrete(value: Any) -> np.ndarray | None:
+    """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
+    return None if hidden(value) else _array(value)
+
+
+def hidden(value: Any) -> bool:
+    """Tell whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
+    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return True
+    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked."""
+    if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
+        return None
+    if isinstance(value, int) and value.bit_length() > 63:  # more than NumPy's integers hold
+        value = float(value) if value.bit_length() < 1024 else np.inf if value > 0 else -np.inf
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever somebody's `__array__` raises
+        return None
+    return None if array.dtype == object else array
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or of what makes one; None where nothing does."""
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return shape
+    return getattr(_array(value), "shape", None)
+
+
+def _real(dtype: Any) -> bool:
+    """Tell whether a type is one of real numbers, bfloat16 and its like included."""
+    return getattr(dtype, "kind", "?") in "fiu" or jnp.issubdtype(dtype, jnp.floating)
+
+
+def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
+    """The value as an array of numbers, or None where it cannot be looked at."""
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    if hidden(value) and not abstract:
+        return None
+    array = None if abstract else _array(value)
+    if array is None or not _real(array.dtype) or not array.size:
+        raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {shown(value)}.")
+    return array if array.dtype.kind in "fiu" else array.astype(np.float64)
+
+
+def shown(value: Any) -> str:
+    """Describe what was given, in a few words on one line."""
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    if dtype is not None and shape != () and isinstance(shape, tuple):
+        return f"an array {dtype}{list(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # whatever somebody's `__repr__` raises
+        text = f"a {type(value).__name__}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:100]}..."
+
+
+def leaf(owner: str, name: str, value: Any) -> Any:
+    """A list, tuple or range of numbers as the array that it stands for, an array as JAX takes it; else as it is."""
+    if type(value) in (tuple, range) and all(
+        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in value
+    ):
+        found = _array(value)
+        return found if found is not None and found.size else value
+    if isinstance(value, list) and _array(value) is None:
+        raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
+    odd = isinstance(value, np.ndarray) and not (type(value) is np.ndarray and value.dtype.isnative)
+    wide = type(value) is int and value.bit_length() > 31
+    if not (isinstance(value, list) or odd or wide) or (found := _array(value)) is None:
+        return value
+    return float(found) if wide else found.astype(found.dtype.newbyteorder("="))
+
+
+def fixed(value: Any) -> Any:
+    """An array without axes as the number that it is, which can be hashed; anything else as it is."""
+    known = isinstance(value, np.ndarray | jax.Array) and not hidden(value) and value.shape == ()
+    return value.item() if known and getattr(value.dtype, "kind", "?") in "biuf" else value
+
+
+def number(owner: str, name: str, value: Any) -> Any:
+    """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
+    return _as_jax_takes_it(owner, name, value, "fiu")
+
+
+def leaves(owner: str, name: str, tree: Any) -> Any:
+    """Every leaf of a tree a number or an array of numbers or booleans, as JAX takes it."""
+    return jax.tree.map(lambda value: _as_jax_takes_it(owner, name, value, "fiub"), tree)
+
+
+def _as_jax_takes_it(owner: str, name: str, value: Any, kinds: str) -> Any:
+    _not_abstract(owner, name, value)
+    _of_kinds(owner, name, value, kinds)
+    plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
+    return leaf(owner, name, value if plain else _array(value))
+
+
+def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
+    """An array of that shape; an axis of any length from 1 has a letter. Of numbers, or of other `kinds` of NumPy."""
+    found = _shape(value)
+    fits = found is not None and len(found) == len(shape)
+    if not fits or any(k != n if isinstance(n, int) else k == 0 for n, k in zip(shape, found or (), strict=True)):
+        wanted = ", ".join(map(str, shape))
+        got = shown(value) if found is None else f"shape {found}"
+        raise ValueError(f"{owner}: {name} must be an array [{wanted}], got {got}.")
+    _of_kinds(owner, name, value, kinds)
+
+
+def _not_abstract(owner: str, name: str, value: Any) -> None:
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise ValueError(f"{owner}: {name} must hold numbers, got {shown(value)}.")
+
+
+def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
+    """The values of some kinds; of an array no more is looked at than its type."""
+    plain = isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    known = value if plain and not isinstance(value, np.ma.MaskedArray) else _array(value)
+    dtype = None if known is None else known.dtype
+    if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and _real(dtype))):
+        words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
+        raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
+
+
+def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
+    """A list of arrays, at least one, or anything that gives one array after the other."""
+    given = sequence(owner, name, values)
+    found = [array for value in given if (array := _array(value)) is not None]
+    if not found or len(found) < len(given):
+        raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
+    return found
+
+
+def sequence(owner: str, name: str, values: Any) -> list[Any]:
+    """Whatever gives one thing after the other, as a list."""
+    try:
+        return list(values)
+    except Exception as error:  # whatever keeps it from being gone through
+        raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.") from error
+
+
+def marks(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
+    """An array of True and False of that shape; nothing abstract."""
+    _not_abstract(owner, name, value)
+    array(owner, name, value, shape, "b")
+    return jnp.asarray(leaf(owner, name, value))
+
+
+def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
+    """Every value a whole number of Python or NumPy from `least` to `most`, by default what an int32 can hold."""
+    for name, value in values.items():
+        number = whole(value)
+        if number is None or number < least:
+            raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {shown(value)}.")
+        if number > most:
+            raise ValueError(f"{owner}: {name} must be an integer >= {least} and below 2**31, got {number}.")
+
+
+def whole(value: Any) -> int | None:
+    """The whole number that a value is; None where it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
+        return None
+
+
+def integers(owner: str, least: int, /, **values: Any) -> None:
+    """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
+    for name, value in values.items():
+        if isinstance(value, jax.ShapeDtypeStruct) or not hidden(value):
+            a = _array(value)
+            if a is None or a.dtype.kind not in "iu" or not a.size or not least <= a.min() <= a.max() <= _MOST:
+                raise ValueError(
+                    f"{owner}: {name} must be an integer >= {least}, or an array of such, got {shown(value)}."
+                )
+
+
+def flag(owner: str, **values: Any) -> None:
+    """Every value True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{owner}: {name} must be True or False, got {shown(value)}.")
+
+
+def function(owner: str, name: str, value: Any, example: str) -> None:
+    """Something to call."""
+    if not callable(value):
+        raise ValueError(f"{owner}: {name} must be a function such as {example}, got {shown(value)}.")
+
+
+def key(owner: str, value: Any) -> None:
+    """One random key of JAX, of either kind."""
+    if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
+            return
+        if value.dtype == np.uint32 and value.shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
+            return
+    raise ValueError(f"{owner}: key must be one JAX random key such as jax.random.key(0), got {shown(value)}.")
+
+
+def seed(owner: str, value: Any) -> None:
+    """An integer that a random key can be made of, or an array of them."""
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    if hidden(value) and not abstract:
+        return
+    known = None if abstract else _array(value)
+    if known is None or known.dtype.kind not in "iu" or not known.size or not 0 <= known.min() <= known.max() <= _MOST:
+        raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
+
+
+def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
+    """A sequence of integers from 1, as a tuple."""
+    if not isinstance(value, tuple | list | np.ndarray) or len(_shape(value) or ()) != 1:
+        raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {shown(value)}.")
+    for one in value:
+        integer(owner, 1, **{name: one})
+    return tuple(int(one) for one in value)
+
+
+def scalar(owner: str, **values: Any) -> None:
+    """Every value a single number."""
+    for name, value in values.items():
+        if (shape := _shape(value)) != ():
+            got = shown(value) if shape is None else f"shape {shape}"
+            raise ValueError(f"{owner}: {name} must be a single number, got {got}.")
+
+
+def instance(owner: str, name: str, value: Any, kind: type, example: str) -> None:
+    """The value an object of that class, not the class itself."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{owner}: {name} must be a {kind.__name__} such as {example}, got {shown(value)}.")
+
+
+def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
+    if not ok:
+        got = str(value.item()) if value.size == 1 else " ".join(str(value).split())
+        raise ValueError(f"{owner}: {name} must be {rule}, got {_cut(got)}.")
+
+
+def positive(owner: str, **values: Any) -> None:
+    """Every value finite and > 0."""
+    for name, value in values.items():
+        if (v := _numbers(owner, name, value)) is not None:
+            _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
+
+
+def positive_or_infinite(owner: str, **values: Any) -> None:
+    """Every value > 0; infinity is a value."""
+    for name, value in values.items():
+        if (v := _numbers(owner, name, value)) is not None:
+            _require(bool(np.all(v > 0)), owner, name, v, "> 0 (infinity is allowed)")
+
+
+def nonnegative(owner: str, **values: Any) -> None:
+    """Every value finite and >= 0."""
+    at_least(owner, 0.0, **values)
+
+
+def representable(owner: str, tree: Any, dtype: Any) -> None:
+    """No number too large or too small for that float type; small entries of a matrix may well be 0."""
+    limits = jnp.finfo(dtype)
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        if (v := concrete(value)) is None:
+            continue
+        size = np.abs(v.astype(np.float64))
+        least, most = float(limits.tiny), 0.125 / float(limits.tiny)  # beyond, they or one over them are taken for 0
+        lost = (size != 0) & (size < least) & (v.ndim < 2)
+        if np.any(np.isfinite(size) & (size > most) | lost):
+            name = jax.tree_util.keystr(path).lstrip(".")
+            raise ValueError(
+                f"{owner}: {name} must be from {least:.2g} to {most:.2g}, as numbers of {np.dtype(dtype)} "
+                f"are, got {_cut(str(v.item()) if v.size == 1 else ' '.join(str(v).split()))}."
+            )
+
+
+def at_least(owner: str, least: float, **values: Any) -> None:
+    """Every value finite and at least `least`."""
+    for name, value in values.items():
+        if (v := _numbers(owner, name, value)) is not None:
+            _require(bool(np.all(np.isfinite(v) & (v >= least))), owner, name, v, f"finite and >= {least:g}")
+
+
+def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: Any) -> None:
+    """Every value in [0, 1]; either end can be left out."""
+    rule = f"in {'(' if open_left else '['}0, 1{')' if open_right else ']'}"
+    for name, value in values.items():
+        if (v := _numbers(owner, name, value)) is not None:
+            low = v > 0 if open_left else v >= 0
+            high = v < 1 if open_right else v <= 1
+            _require(bool(np.all(low & high)), owner, name, v, rule)
+
+
+def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> jax.Array:
+    """An array of that shape, in JAX's default float where it was of integers or of 16 bits; nothing abstract."""
+    _not_abstract(owner, name, value)
+    array(owner, name, value, shape, kinds)
+    found = jnp.asarray(leaf(owner, name, value))
+    wide = jnp.issubdtype(found.dtype, jnp.floating) and found.dtype.itemsize > 2
+    return found if wide else found.astype(float)
+
+
+def square(owner: str, name: str, value: Any) -> jax.Array:
+    """A square matrix, in a float type where it was of integers."""
+    found = floats(owner, name, value, ("m", "m"))
+    if found.shape[0] != found.shape[1]:
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {found.shape}.")
+    return found
+
+
+def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
+    """Square, finite, symmetric and without an eigenvalue below rounding."""
+    shape = _shape(matrix)
+    if shape is None or len(shape) != 2 or shape[0] != shape[1]:
+        got = shown(matrix) if shape is None else f"shape {shape}"
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got {got}.")
+    if (a := _numbers(owner, name, matrix)) is None:
+        return
+    if not np.all(np.isfinite(a)):
+        raise ValueError(f"{owner}: {name} has a NaN or infinite entry.")
+    # Matrices built in float32 are symmetric and semi-definite up to its rounding only.
+    slack = 1e-5 * max(float(np.abs(a).max(initial=0.0)), 1e-30)
+    a = a.astype(np.float64)
+    if (skew := float(np.abs(a - a.T).max(initial=0.0))) > slack:
+        raise ValueError(
+            f"{owner}: {name} must be symmetric, but {name} and its transpose differ by up to "
+            f"{skew:.3g}; pass ({name} + {name}.T) / 2 if that is what you mean."
+        )
+    if (lowest := float(np.linalg.eigvalsh(a).min(initial=0.0))) < -slack * len(a):
+        raise ValueError(
+            f"{owner}: {name} must be positive semi-definite, but its smallest eigenvalue is "
+            f"{lowest:.3g}; add that much to its diagonal, or clip its eigenvalues at 0."
+        )
+
+
+def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """The value is one of a few words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}.")

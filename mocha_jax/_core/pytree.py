@@ -1,0 +1,105 @@
+"""Immutable records that JAX sees as pytrees.
+
+Every noun of the library (data, losses, regularizers, states, ...) derives from
+`Pytree`. Fields are array leaves unless marked with `static()`; static fields are
+part of the tree's structure, so `jit` hashes them by value and a new value
+retraces, while a new array does not.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import functools
+from typing import Any, Self, dataclass_transform
+
+import jax
+import numpy as np
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.inner_functions import portable
+
+Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
+
+
+def static(**kwargs: Any) -> Any:
+    """A field that belongs to the structure of the record, not to its leaves."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstract methods)
+    """Base class: subclasses become frozen dataclasses registered with JAX.
+
+    Rebuilding a record inside a transformation skips `__init__`, hence also the
+    checks in `__post_init__`: those see only what a person wrote.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        meta = tuple(f.name for f in fields if f.metadata.get("static"))
+        data = tuple(f.name for f in fields if not f.metadata.get("static"))
+
+        def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            return tuple(getattr(node, k) for k in data), tuple(getattr(node, k) for k in meta)
+
+        def flatten_with_keys(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            leaves, aux = flatten(node)
+            keys = (jax.tree_util.GetAttrKey(k) for k in data)
+            return tuple(zip(keys, leaves, strict=True)), aux
+
+        def unflatten(aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> Any:
+            node = object.__new__(cls)
+            for name, value in zip(data + meta, tuple(leaves) + tuple(aux), strict=True):
+                object.__setattr__(node, name, value)
+            return node
+
+        given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
+
+        def plain(name: str, value: Any) -> Any:
+            # A list would be a subtree of numbers, where an array leaf is meant.
+            return check.leaf(cls.__name__, name, value) if name in data else check.fixed(value)
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            first = (plain(name, value) for name, value in zip(names, args, strict=False))
+            given(self, *first, *args[len(names) :], **{name: plain(name, value) for name, value in kwargs.items()})
+
+        functools.update_wrapper(init, given)
+        cls.__init__ = init  # type: ignore[method-assign]
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)  # type: ignore[arg-type]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the checks of the constructor run again."""
+        return type(self)(**{**fields_of(self), **changes})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: portable(value) for name, value in vars(self).items()}
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return twin
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{k}={_short(v)}" for k, v in fields_of(self).items())
+        return f"{type(self).__name__}({inner})"
+
+
+def fields_of(record: Pytree) -> dict[str, Any]:
+    """The fields of a record by name, in order (shallow)."""
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape != ():
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)

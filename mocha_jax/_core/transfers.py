@@ -1,0 +1,28 @@
+"""Transfers to the device that the library means to make.
+
+With ``jax_transfer_guard="disallow"`` people look for arrays that travel to the device unnoticed; to JAX every Python
+number in an expression is one of them. What a function of the library is given and the few numbers that it adds are
+meant to be there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_purpose(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, with leave to bring to the device what it needs there, and to look at what comes of it."""
+
+    @functools.wraps(function)
+    def with_leave(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.transfer_guard("allow"):
+            return function(*args, **kwargs)
+
+    return with_leave

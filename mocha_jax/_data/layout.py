@@ -1,0 +1,64 @@
+"""Layouts of the samples: products with them, and work done on every row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._numerics.products import combine, lengths, times, totals
+
+
+class Layout(Pytree):
+    """Base class of layouts; ``x [m, n, d]`` are always the samples as `TaskData` stores them."""
+
+    by_rows: ClassVar[bool]  # whether a local solver can read one row after the other
+
+    @abstractmethod
+    def node_predictions(self, x: Array, weights: Array) -> Array:
+        """Multiply every sample by its node's weights: ``[m, d]`` to ``[m, n]``."""
+
+    @abstractmethod
+    def weighted_sums(self, x: Array, factors: Array) -> Array:
+        """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+
+    @abstractmethod
+    def longest(self, x: Array, dtype: Any) -> Array:
+        """Return the length of each node's longest sample, ``[m]``."""
+
+    @abstractmethod
+    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+        """See `TaskData.map_rows`."""
+
+    @abstractmethod
+    def sum_over_rows(
+        self, x: Array, y: Array, weight: Array, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array
+    ) -> Any:
+        """See `TaskData.sum_over_rows`."""
+
+
+class AsStored(Layout):
+    """The samples node by node, as they are stored."""
+
+    by_rows = False
+
+    def node_predictions(self, x: Array, weights: Array) -> Array:
+        return times(x, weights)
+
+    def weighted_sums(self, x: Array, factors: Array) -> Array:
+        return combine(x, factors)
+
+    def longest(self, x: Array, dtype: Any) -> Array:
+        return lengths(jnp.max(jnp.sum(x.astype(dtype) ** 2, axis=2), axis=1))
+
+    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+        return work(given, by_node, *by_row)
+
+    def sum_over_rows(
+        self, x: Array, y: Array, weight: Array, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array
+    ) -> Any:
+        return totals(terms, given, x, y, weight, weights, *rows)

@@ -1,0 +1,73 @@
+"""Functions that regroup samples: other nodes, rows or tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from mocha_jax._core import check
+from mocha_jax._numerics.math import safe_ratio
+
+if TYPE_CHECKING:
+    from mocha_jax._data.task_data import TaskData
+
+
+def pooled(data: TaskData) -> TaskData:
+    """See `TaskData.pooled`."""
+    together = data.replace(task=jnp.zeros_like(data.task), num_tasks=1, shared=data.num_nodes > 1)
+    return together.replace(weight=data.weight * safe_ratio(together.base_weight(), data.base_weight()))
+
+
+def merged(data: TaskData) -> TaskData:
+    """See `TaskData.merged`."""
+    real = np.asarray(data.weight) > 0
+    x, y, weight = (jnp.asarray(np.asarray(a)[real][None]) for a in (data.x, data.y, data.weight))
+    task = jnp.zeros(1, data.task.dtype)
+    return data.replace(x=x, y=y, weight=weight, task=task, num_tasks=1, shared=False, sharding=None)
+
+
+def pad(data: TaskData, nodes: int | None, rows: int | None) -> TaskData:
+    """See `TaskData.pad`."""
+    m, n, _ = data.x.shape
+    nodes, rows = m if nodes is None else nodes, n if rows is None else rows
+    check.integer("TaskData.pad", 0, nodes=nodes, rows=rows)
+    more_nodes, more_rows = nodes - m, rows - n
+    if more_nodes < 0 or more_rows < 0:
+        raise ValueError(f"TaskData.pad: cannot shrink {m} nodes x {n} rows to {nodes} x {rows}.")
+    grow = [(0, more_nodes), (0, more_rows)]
+    return data.replace(
+        x=jnp.pad(data.x, [*grow, (0, 0)]),
+        y=jnp.pad(data.y, grow, mode="edge"),
+        weight=jnp.pad(data.weight, grow),
+        task=jnp.pad(data.task, grow[:1]),
+        num_tasks=data.num_tasks,
+    )
+
+
+def append(data: TaskData, other: TaskData) -> TaskData:
+    """See `TaskData.append`."""
+    check.instance("TaskData.append", "other", other, type(data), "pack_tasks(xs, ys)")
+    if data.num_features != other.num_features:
+        raise ValueError(
+            f"TaskData.append: samples here have {data.num_features} features, those to append "
+            f"{other.num_features}; is the intercept in both?"
+        )
+    if data.loss_scaling != other.loss_scaling:
+        raise ValueError(
+            f"TaskData.append: loss_scaling is {data.loss_scaling!r} here and {other.loss_scaling!r} there; "
+            f"pack both alike."
+        )
+    if data.num_nodes > data.num_tasks and not data.shared:
+        raise ValueError("TaskData.append: append before padding with inert nodes, not after.")
+    rows = max(data.x.shape[1], other.x.shape[1])
+    first, second = pad(data, None, rows), pad(other, None, rows)
+    return data.replace(
+        x=jnp.concatenate([first.x, second.x.astype(first.x.dtype)]),
+        y=jnp.concatenate([first.y, second.y.astype(first.y.dtype)]),
+        weight=jnp.concatenate([first.weight, second.weight.astype(first.weight.dtype)]),
+        task=jnp.concatenate([first.task, second.task + data.num_tasks]),
+        num_tasks=data.num_tasks + other.num_tasks,
+        shared=data.shared or other.shared,
+    )

@@ -1,0 +1,74 @@
+"""Checks of samples, labels and weights: real numbers, finite, none of them masked."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mocha_jax._core import check
+
+# Arrays that were looked at. Those of JAX never change, so once is enough.
+_seen: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+def masked(value: Any) -> bool:
+    """Tell whether values are masked, in an array or a list of them: NumPy would take what lies beneath for data."""
+    if isinstance(value, list | tuple):
+        return any(masked(one) for one in value)
+    return bool(np.ma.is_masked(value))
+
+
+def check_unmasked(owner: str, **arrays: Any) -> None:
+    """Every array without a masked value."""
+    for name, array in arrays.items():
+        if masked(array):
+            raise ValueError(
+                f"{owner}: {name} holds masked values, which have no numbers; leave those samples out or impute them."
+            )
+
+
+def check_arrays(x: Any, y: Any, weight: Any, task: Any) -> None:
+    """Samples ``[m, n, d]``, labels and weights ``[m, n]`` and tasks ``[m]`` that fit together and are numbers."""
+    check_unmasked("TaskData", x=x, y=y, weight=weight, task=task)
+    check.array("TaskData", "x", x, ("m", "n", "d"))
+    m, n, _ = np.shape(x)
+    for name, value, shape in (("y", y, (m, n)), ("weight", weight, (m, n)), ("task", task, (m,))):
+        check.array("TaskData", name, value, shape)
+    weights = check.concrete(weight)
+    if weights is not None and not (sound := np.isfinite(weights) & (weights >= 0)).all():
+        node = int(np.argmin(sound.all(1)))
+        raise ValueError(f"TaskData: node {node} has a negative or non-finite weight; weights must be >= 0.")
+    for name, value in (("x", x), ("y", y)):
+        if not _finite(value):
+            good = np.isfinite(np.asarray(value)).reshape(m, n, -1).all(2)
+            node, row = np.argwhere(~good)[0]
+            tasks = check.concrete(task)
+            where = f"{'' if tasks is None else f'task {int(tasks[node])}, '}node {node}, row {row}"
+            # 0 times NaN is not 0.
+            padding = weights is not None and weights[node, row] == 0
+            remedy = "padding must be finite too, e.g. 0" if padding else "remove or impute it"
+            raise ValueError(f"TaskData: {name} is NaN or infinite in {where}; {remedy}.")
+
+
+def _finite(array: Any) -> bool:
+    """Tell whether all numbers are finite, at about the cost of their sum; true of what cannot be looked at."""
+    if check.hidden(array) or not jnp.issubdtype(array.dtype, jnp.floating):
+        return True
+    if _seen.get(id(array)) is array:
+        return True
+    here = not isinstance(array, jax.Array) or {d.platform for d in array.devices()} == {"cpu"}
+    if here and array.dtype in (np.float32, np.float64):
+        numbers = np.asarray(array)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # What is not finite stays so in a sum; finite numbers may overflow in it.
+            found = bool(np.isfinite(numbers.sum()) or np.isfinite(numbers).all())
+    else:  # NumPy is slow with small floats, and what is elsewhere should stay there
+        with jax.ensure_compile_time_eval():
+            found = bool(jnp.isfinite(array).all())
+    if found and isinstance(array, jax.Array):
+        _seen[id(array)] = array
+    return found

@@ -1,0 +1,94 @@
+"""Division of every node's rows into parts; all nodes at once, in NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._numerics.math import uniform_bits
+
+
+def draws(key: Array, nodes: int, rows: int) -> np.ndarray:
+    """A random number for every row ``[nodes, rows]``, which depends on the key, the node and the row only."""
+    check.key("TaskData.split or folds", key)
+    keys = jax.vmap(lambda t: jax.random.fold_in(key, t))(jnp.arange(nodes))
+    return np.asarray(jax.vmap(lambda k: uniform_bits(k, rows))(keys))
+
+
+def stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: float) -> np.ndarray:
+    """Mark about `fraction` of each node's real rows, class by class. All nodes at once."""
+    node, row = np.nonzero(real)
+    order = np.lexsort((bits[node, row], y[node, row], node))
+    node, row = node[order], row[order]
+    label, draw = y[node, row], bits[node, row]
+    # Classes are runs of (node, label); `rank` counts within a run in random order.
+    new = np.ones(len(node), bool)
+    new[1:] = (node[1:] != node[:-1]) | (label[1:] != label[:-1])
+    starts = np.flatnonzero(new)
+    sizes = np.diff(np.r_[starts, len(node)]).astype(int)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    rank = np.arange(len(node)) - starts[group]
+    owner = node[starts]
+    total = np.bincount(node, minlength=len(y))
+    want = np.clip(
+        np.round(fraction * total).astype(int), np.minimum(total, 1), np.maximum(total - 1, np.minimum(total, 1))
+    )
+    # Largest remainder: whole shares first, then one more to the classes cut off most.
+    share = (fraction * sizes).astype(int)
+    missing = want - np.bincount(owner, weights=share, minlength=len(y)).astype(int)
+    tie = draw[starts]
+    queue = np.lexsort((tie, -(fraction * sizes - share), owner))
+    turn = np.empty(len(sizes), int)
+    first_of_node = np.r_[0, np.cumsum(np.bincount(owner, minlength=len(y)))][owner[queue]]
+    turn[queue] = np.arange(len(sizes)) - first_of_node
+    share = share + (turn < missing[owner])
+    first = np.zeros(real.shape, bool)
+    chosen = rank < share[group]
+    first[node[chosen], row[chosen]] = True
+    return first
+
+
+def class_sizes(
+    y: np.ndarray, real: np.ndarray, task: np.ndarray, num_tasks: int, groups: np.ndarray | None
+) -> np.ndarray:
+    """Count each task's negative and positive samples ``[num_tasks, 2]``; given groups, the groups that have such."""
+    node, row = np.nonzero(real)
+    owner, positive = task[node], y[node, row] > 0
+    if groups is not None:
+        member = np.unique(groups[node, row], return_inverse=True)[1].ravel()
+        together = (node * (member.max(initial=0) + 1) + member) * 2 + positive
+        first = np.unique(together, return_index=True)[1]
+        owner, positive = owner[first], positive[first]
+    return np.bincount(2 * owner + positive, minlength=2 * num_tasks).reshape(num_tasks, 2)
+
+
+def dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups: np.ndarray | None) -> np.ndarray:
+    """The part of each row: a node's rows in random order, class by class or group by group, dealt in turns."""
+    node, row = np.nonzero(real)
+    draw = bits[node, row]
+    if groups is None:
+        label = y[node, row]
+        # The labels of a node in random order too: of real-valued ones each may be there but once.
+        _, run = np.unique(np.stack([node.astype(float), label]), axis=1, return_inverse=True)
+        run = run.ravel()
+        least = np.full(run.max(initial=-1) + 1, np.iinfo(draw.dtype).max, draw.dtype)
+        np.minimum.at(least, run, draw)
+        order = np.lexsort((draw, run, least[run], node))
+        turn = np.arange(len(node))
+    else:
+        # The draw of a group is that of its first row.
+        owner = np.unique(np.stack([node, groups[node, row]]), axis=1, return_inverse=True, return_index=True)
+        first, member = owner[1], owner[2].ravel()
+        draw = draw[first][member]
+        order = np.lexsort((row, member, draw, node))
+        turn = np.r_[0, np.cumsum(np.diff(member[order]) != 0)] if len(order) else np.zeros(0, int)
+    node, row = node[order], row[order]
+    begins = np.r_[0, np.flatnonzero(np.diff(node)) + 1].astype(int)
+    lengths = np.diff(np.r_[begins, len(node)])
+    within = turn - np.repeat(turn[begins], lengths) if len(node) else turn
+    part = np.full(real.shape, -1, np.int32)
+    part[node, row] = (within + node) % count
+    return part

@@ -1,0 +1,312 @@
+"""The data container: the samples of all nodes in padded arrays.
+
+Node is not task. Node k holds samples and works on task ``task[k]``; with one node per
+task, the usual case, the two coincide. Several nodes on one task is Remark 4 of the
+paper; all nodes on one task is the global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._core import check
+from mocha_jax._core.devices import NodeSharding
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data import reshape, selection
+from mocha_jax._data.layout import AsStored, Layout
+from mocha_jax._data.samples import check_arrays
+from mocha_jax._numerics.math import safe_ratio
+
+SCALINGS = ("sum", "task_mean")
+
+
+class TaskData(Pytree):
+    r"""The samples of m nodes, padded to a common number of rows n.
+
+    The data term of every model is $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti})$
+    with the weights c given here. **A row of weight 0 is padding** and takes no part in
+    anything; its numbers must be finite all the same. Build one with `pack_tasks`.
+    """
+
+    x: Array  # [m, n, d]
+    y: Array  # [m, n]
+    weight: Array  # [m, n] c_ti; 0 marks padding
+    task: Array  # [m] the task that node k works on
+    layout: Layout = AsStored()  # the samples as an algorithm reads them; drivers set it
+    num_tasks: int = static(default=-1)  # -1: derived from `task`
+    shared: bool = static(default=False)  # False: node k works on task k, nodes beyond are inert
+    loss_scaling: str = static(default="sum")
+    sharding: NodeSharding | None = static(default=None)  # on which devices the nodes are, from `shard`
+
+    @on_purpose
+    def __post_init__(self) -> None:
+        check_arrays(self.x, self.y, self.weight, self.task)
+        check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
+        check.flag("TaskData", shared=self.shared)
+        check.integer("TaskData", -1, num_tasks=self.num_tasks)
+        if self.sharding is not None:
+            check.instance("TaskData", "sharding", self.sharding, NodeSharding, "that of shard(problem).data")
+        task, weight = check.concrete(self.task), check.concrete(self.weight)
+        if task is not None:
+            count = int(task.max()) + 1 if self.num_tasks < 0 else self.num_tasks
+            if task.dtype.kind not in "iu" or task.min() < 0 or task.max() >= count:
+                raise ValueError(
+                    f"TaskData: task must hold integers from 0 to {count - 1} (num_tasks), got {check.shown(task)}."
+                )
+            if count > self.num_nodes:
+                raise ValueError(
+                    f"TaskData: num_tasks must be at most the number of nodes, {self.num_nodes}, got {count}; number "
+                    f"the tasks without gaps, and give one without samples a node of weight 0."
+                )
+            object.__setattr__(self, "num_tasks", count)
+            if weight is not None:  # in order, and beyond the last task nothing but inert nodes?
+                shared = not np.array_equal(task[:count], np.arange(count)) or bool(weight[count:].any())
+                object.__setattr__(self, "shared", shared)
+        elif self.num_tasks < 0:
+            raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
+
+    @on_purpose
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; what is not given follows from them.
+
+        The number of tasks follows a changed `task`, the weights a changed `loss_scaling`, a layout its samples.
+        """
+        if "task" in changes:
+            changes = {"num_tasks": -1, **changes}
+        if not changes.keys().isdisjoint({"x", "y", "weight", "sharding"}):
+            changes = {"layout": AsStored(), **changes}
+        changed: Self = super().replace(**changes)
+        if changed.loss_scaling == self.loss_scaling or "weight" in changes:
+            return changed
+        return changed.replace(weight=self.weight * safe_ratio(changed.base_weight(), self.base_weight()))
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, m."""
+        return self.x.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """Length d of a sample, the appended intercept included."""
+        return self.x.shape[2]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of all arithmetic. The samples may be stored in fewer bits, see `pack_tasks`."""
+        return self.y.dtype
+
+    @property
+    @on_purpose
+    def sizes(self) -> Array:
+        """Real samples of each node, ``[m]`` int32."""
+        return jnp.sum(self.weight > 0, axis=1, dtype=jnp.int32)
+
+    @property
+    def nodes_per_task(self) -> Array:
+        """The number of nodes that hold data of each task, ``[num_tasks]``."""
+        return self.to_tasks((self.sizes > 0).astype(self.dtype))
+
+    def to_nodes(self, per_task: Array) -> Array:
+        """Give each node its task's row: ``[num_tasks, ...]`` to ``[m, ...]``."""
+        if self.shared:
+            per_node = per_task[self.task]
+        else:
+            per_node = jnp.pad(per_task, [(0, self.num_nodes - self.num_tasks)] + [(0, 0)] * (per_task.ndim - 1))
+        return per_node if self.sharding is None else lax.with_sharding_constraint(per_node, self.sharding.by_node)
+
+    def to_tasks(self, per_node: Array) -> Array:
+        """Add up the nodes of each task: ``[m, ...]`` to ``[num_tasks, ...]``."""
+        if self.shared:
+            return self.constrain_tasks(jax.ops.segment_sum(per_node, self.task, self.num_tasks))
+        return self.constrain_tasks(per_node[: self.num_tasks])
+
+    def replicated(self, array: Array) -> Array:
+        """Place an array whole on every device."""
+        return array if self.sharding is None else lax.with_sharding_constraint(array, self.sharding.replicated)
+
+    def constrain_tasks(self, per_task: Any) -> Any:
+        """Place arrays where `sharding` wants them: those with a row for every task, and others on every device."""
+        sharding = self.sharding
+        if sharding is None:
+            return per_task
+
+        def place(array: Array) -> Array:
+            rows = array.ndim > 0 and len(array) == self.num_tasks
+            return lax.with_sharding_constraint(array, sharding.by_task if rows else sharding.replicated)
+
+        return jax.tree.map(place, per_task)
+
+    def pad_settings(self, settings: Any) -> Any:
+        """Settings per node ``[..., m]`` of the nodes there were before `shard`, for all: those beyond are inert."""
+        if self.sharding is None:
+            return settings
+        more, known = self.num_nodes - self.sharding.nodes, (self.sharding.nodes,)
+
+        def fill(array: Any) -> Any:
+            if np.shape(array)[-1:] != known:
+                return array
+            return jnp.pad(jnp.asarray(array), [(0, 0)] * (np.ndim(array) - 1) + [(0, more)], mode="edge")
+
+        return jax.tree.map(fill, settings)
+
+    def node_predictions(self, weights: Array) -> Array:
+        """Multiply every sample by its node's weights: ``[m, d]`` to ``[m, n]``."""
+        return self.layout.node_predictions(self.x, weights)
+
+    def weighted_sums(self, factors: Array) -> Array:
+        """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+        return self.layout.weighted_sums(self.x, factors)
+
+    def predictions(self, weights: Array) -> Array:
+        r"""Predict $z_{ti} = w_t^T x_{ti}$: weights ``[num_tasks, d]`` to ``[m, n]``."""
+        check.array("TaskData.predictions", "weights", weights, (self.num_tasks, self.num_features))
+        return self.node_predictions(self.to_nodes(weights))
+
+    def node_vectors(self, beta: Array) -> Array:
+        r"""Add up $\sum_i c_{ki}\beta_{ki}x_{ki}$ of every node: duals ``[m, n]`` to ``[m, d]``."""
+        return self.weighted_sums(self.weight * beta)
+
+    def dual_vectors(self, beta: Array) -> Array:
+        r"""Add up $v_t = \sum_i c_{ti}\beta_{ti}x_{ti}$: duals ``[m, n]`` to ``[num_tasks, d]``."""
+        return self.to_tasks(self.node_vectors(beta))
+
+    def weighted(self, terms: Array) -> Array:
+        """Multiply terms ``[m, n]`` by c, with padding cut off rather than multiplied: 0 times infinity is not 0."""
+        return jnp.where(self.weight > 0, self.weight * terms, 0.0)
+
+    @property
+    def longest(self) -> Array:
+        """The length of each node's longest sample, ``[m]``."""
+        return self.layout.longest(self.x, self.dtype)
+
+    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+        """Compute something for every sample, ``[m, n]``; for padding perhaps what the first array holds.
+
+        Args:
+          work: ``work(given, by_node, *by_row)``, for any nodes and any number of rows.
+          given: what else it depends on, e.g. a loss.
+          by_node: arrays ``[m, ...]``.
+          *by_row: arrays ``[m, n]``.
+        """
+        return self.layout.map_rows(work, given, by_node, *by_row)
+
+    def sum_over_rows(self, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
+        """Add up c times something over each node's samples, ``[m]``.
+
+        Args:
+          terms: ``terms(given, z, y, *rows)``, arrays with a number for every sample.
+          given: what else the terms depend on, e.g. a loss.
+          weights: ``[m, d]``, for the predictions z.
+          *rows: other arrays ``[m, n]``, e.g. duals.
+        """
+        return self.layout.sum_over_rows(self.x, self.y, self.weight, terms, given, weights, *rows)
+
+    @on_purpose
+    def split(self, key: Array, fraction: float, *, stratify: bool = True) -> tuple[TaskData, TaskData]:
+        """Split every node's samples at random into two parts, e.g. training and test.
+
+        Each label value of a node is divided in the same proportion as nearly as whole
+        samples allow (so rare classes land on both sides; real-valued labels are split at
+        random). A node with two samples or more puts at least one on each side; a single
+        sample goes to the first part. Rows keep their order. The weights follow
+        `loss_scaling` within each part.
+
+        Args:
+          key: a JAX random key. The draw of a sample depends on its node and row only.
+          fraction: share of the first part, in (0, 1).
+          stratify: divide each label value alike; otherwise a node's samples are divided whatever their labels.
+
+        Examples:
+          >>> import jax, numpy as np, mocha_jax as mj
+          >>> data = mj.pack_tasks([np.eye(4, dtype=np.float32)], [np.array([1.0, 1, -1, -1])])
+          >>> train, test = data.split(jax.random.key(0), 0.5)
+          >>> sorted(train.y[0].tolist()), sorted(test.y[0].tolist())
+          ([-1.0, 1.0], [-1.0, 1.0])
+        """
+        return selection.split(self, key, fraction, stratify)
+
+    @on_purpose
+    def pooled(self) -> TaskData:
+        """Put all nodes and samples on one task: the data of the global model.
+
+        With ``loss_scaling="task_mean"`` every sample then weighs 1/N, N of all nodes.
+        """
+        return reshape.pooled(self)
+
+    @on_purpose
+    def merged(self) -> TaskData:
+        """All samples with one node, on one task: the data of a central server. Weights stay what they were.
+
+        Examples:
+          >>> import numpy as np, mocha_jax as mj
+          >>> data = mj.pack_tasks([np.ones((3, 2), "f"), np.zeros((1, 2), "f")], [np.ones(3), np.zeros(1)])
+          >>> data.merged().x.shape, data.merged().y.tolist()
+          ((1, 4, 2), [[1.0, 1.0, 1.0, 0.0]])
+        """
+        return reshape.merged(self)
+
+    @on_purpose
+    def pad(self, *, nodes: int | None = None, rows: int | None = None) -> TaskData:
+        """Pad with inert nodes and rows up to the given counts, e.g. to fit a device mesh.
+
+        The number of tasks does not change: nodes beyond it hold no data and do no work.
+        """
+        return reshape.pad(self, nodes, rows)
+
+    @on_purpose
+    def append(self, other: TaskData) -> TaskData:
+        """Append the tasks of `other` after the ones that are here.
+
+        Examples:
+          >>> import numpy as np, mocha_jax as mj
+          >>> old, new = (mj.pack_tasks([np.ones((n, 2), "f")], [np.ones(n)]) for n in (3, 1))
+          >>> both = old.append(new)
+          >>> both.num_tasks, both.sizes.tolist()
+          (2, [3, 1])
+        """
+        return reshape.append(self, other)
+
+    @on_purpose
+    def folds(self, key: Array, count: int, groups: Any = None) -> Array:
+        """Deal every node's samples into parts of nearly equal size, for cross-validation.
+
+        Each label value of a node is spread over the parts as evenly as whole samples allow; real-valued labels are
+        dealt at random. Nodes begin with different parts, so that those with few samples do not all fill the same one.
+
+        Args:
+          key: a JAX random key. The draw of a sample depends on its node and row only.
+          count: how many parts, >= 2.
+          groups: ``[m, n]`` integers; samples of a node with the same number stay together, e.g. of one
+            recording. Labels are then not balanced.
+
+        Returns:
+          The part of every sample ``[m, n]`` int32; -1 for padding.
+
+        Examples:
+          >>> import jax, numpy as np, mocha_jax as mj
+          >>> data = mj.pack_tasks([np.eye(6, dtype=np.float32)], [np.array([1.0, 1, 1, -1, -1, -1])])
+          >>> part = data.folds(jax.random.key(0), 3)
+          >>> [sorted(data.y[part == f].tolist()) for f in range(3)]
+          [[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]]
+        """
+        return selection.folds(self, key, count, groups)
+
+    @on_purpose
+    def keep(self, rows: Array) -> TaskData:
+        """Keep the rows that are marked ``[m, n]`` as samples; the weights follow `loss_scaling`."""
+        return selection.keep(self, rows)
+
+    def base_weight(self) -> Array:
+        """Return the weight that `loss_scaling` gives each real sample, ``[m, n]``."""
+        real = (self.weight > 0).astype(self.dtype)
+        if self.loss_scaling == "sum":
+            return real
+        count = self.to_tasks(jnp.sum(real, axis=1))
+        return real / jnp.maximum(self.to_nodes(count), 1.0)[:, None]

@@ -1,0 +1,285 @@
+r"""Derivatives of a solve.
+
+`Unrolled` differentiates the rounds as they were computed. `Implicit` differentiates the optimum, whatever computed it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._algorithms.base import State
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import warn
+from mocha_jax._driver.chunk import allocate, finalize, run_chunk
+from mocha_jax._driver.history import History, Progress, record
+from mocha_jax._driver.optimum import optimum, pulled_back, refine
+from mocha_jax._driver.run import RunConfig, advance
+from mocha_jax._driver.solution import Solution
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
+
+
+class Found(Pytree):
+    """The outcome of a solve without a host."""
+
+    state: Any
+    weights: Array
+    relation: Any
+    certificate: Certificate
+    progress: Progress
+    history: History  # of the last record
+
+
+class Adjoint(Pytree):
+    """Base class of derivatives of `solve`."""
+
+    @abstractmethod
+    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+        """All rounds in one compiled stretch."""
+
+
+class Unrolled(Adjoint):
+    r"""Differentiate the rounds one by one, as a plain program.
+
+    All ``max_rounds`` rounds are done, whatever the tolerance: the derivative converges with the rounds as well, and
+    later than the point. With an adaptive $\sigma'$ a round has the derivative of a round with the safe one: both have
+    the same fixed point, and only that one is a contraction.
+
+    Args:
+      checkpoint: keep only the states of about the square root of all rounds, and compute what lies between them
+        again on the way back: memory grows with the square root of the rounds, for about twice as much computing.
+
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [x[:, 0] for x in xs])
+      >>> def length(lam):
+      ...     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(lam))
+      ...     return (mj.solve(problem, max_rounds=20, adjoint=mj.Unrolled()).weights ** 2).sum()
+      >>> float(jax.grad(length)(1.0)) < 0.0
+      True
+    """
+
+    checkpoint: bool = static(default=True)
+
+    def __post_init__(self) -> None:
+        check.flag("Unrolled", checkpoint=self.checkpoint)
+
+    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+        progress, prepared = config.start(state), config.prepared()
+
+        def one(p: Progress, _: None) -> tuple[Progress, None]:
+            return advance(key, prepared, p), None
+
+        def some(p: Progress, length: int) -> Progress:
+            return lax.scan(jax.checkpoint(one) if self.checkpoint else one, p, length=length)[0]
+
+        if self.checkpoint:
+            width = max(math.isqrt(max_rounds), 1)
+            many, rest = divmod(max_rounds, width)
+            stage = jax.checkpoint(lambda p, _: (some(p, width), None))
+            progress = some(lax.scan(stage, progress, length=many)[0], rest)
+        else:
+            progress = some(progress, max_rounds)
+        state, certificate, relation = finalize(config, progress)
+        last = record(progress, config.problem, certificate)[1]
+        return Found(state, config.algorithm.weights(state), relation, certificate, progress, last)
+
+
+class Implicit(Adjoint):
+    r"""Differentiate the optimum by the implicit function theorem.
+
+    Nothing of the rounds is kept: one symmetric linear system gives the derivative with respect to every number of the
+    problem: hyperparameters, parameters of the loss, sample weights, samples and labels. Where the loss is not
+    smooth it is that of the free dual variables; at a kink that of one side or
+    another. Weights, Omega and the primal objective have derivatives, the rest of the solution (state, gaps, history)
+    has none.
+
+    The point at which it is taken is the optimum too, or there is none: where a derivative is asked for, Newton steps
+    lead on from where the rounds ended, and the weights, Omega and objective that
+    come with the derivative are those at their end. A gap of 1e-4 is near enough for that; how far the last step still
+    went says how exact the point is, and after too few rounds, or where alternation stalls far from the joint optimum,
+    the steps lead nowhere. Then, and where the linear system could not be solved, the derivative is NaN.
+    `hypergradient` says of each number how exact it is. There are first derivatives only; asking for second ones is an
+    error.
+
+    Args:
+      tol: relative residual of a linear system to stop at; default the 3/4 power of the rounding unit.
+      max_steps: of MINRES for each, two products with the samples a step.
+      worst: above which a derivative is NaN: by how much the last Newton step may have moved the point, as a share of
+        its size, and the relative residual of the linear system. Both are shares of the sizes of weights and duals: a
+        derivative that is a thousandth of those may keep two or three digits in float32, which `jax.grad` cannot tell
+        and `hypergradient` does.
+
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
+      >>> def length(lam):
+      ...     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(lam))
+      ...     return (mj.solve(problem, adjoint=mj.Implicit()).weights ** 2).sum()
+      >>> float(jax.grad(length)(1.0)) < 0.0
+      True
+    """
+
+    tol: float | None = static(default=None)
+    max_steps: int = static(default=2000)
+    worst: float = static(default=1e-4)
+
+    def __post_init__(self) -> None:
+        if self.tol is not None:
+            check.scalar("Implicit", tol=self.tol)
+            check.positive("Implicit", tol=self.tol)
+        check.integer("Implicit", 1, max_steps=self.max_steps)
+        check.scalar("Implicit", worst=self.worst)
+        check.positive("Implicit", worst=self.worst)
+
+    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+        held, state = lax.stop_gradient((config, state))
+        progress, room = allocate(key, held, state, records=1)
+        last = progress.state.round + max_rounds
+        progress, history, _ = run_chunk(key, held.prepared(), progress, room, last, tol, record_every=record_every)
+        state, certificate, relation = lax.stop_gradient(finalize(held, progress))
+        weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
+        problem = config.problem
+        if state.duals is None:  # it compiles and maps, but has no derivative
+            weights, relation, certificate = _without_duals(problem, state, (weights, relation, certificate))
+            return Found(state, weights, relation, certificate, progress, history)
+        beta = _duals(state, "Implicit")
+        problem = cast(Problem, problem)  # nothing else has dual variables
+        found = weights, relation, certificate.primal
+        weights, relation, primal = optimum(problem, found, beta, self.tol, self.max_steps, self.worst)
+        return Found(state, weights, relation, certificate.replace(primal=primal), progress, history)
+
+
+# By how much a gradient may be off by rounding alone, in roundings of the sizes of weights and slope. With none, some
+# numbers of (14) without ridge were further off than they said (`benchmarks.gradients`, hinge and quantile loss).
+_ROUNDINGS = 16.0
+
+
+class Hypergradient(Pytree):
+    """A gradient and its error, from `hypergradient`."""
+
+    value: Array  # [] of the function
+    gradient: Any  # a `Problem` that holds the derivative with respect to each of its numbers; NaN where unknown
+    error: Any  # the same of the size of the gradient's error: what the last Newton step changed, and rounding
+    distance: Array  # [] by how much that step moved weights or duals, as a share of their size
+    residual: Array  # [] relative residual of the linear system
+    steps: Array  # [] int32 that solving it took
+    free: Array  # [] int32 dual variables that move with the problem
+
+
+@on_purpose
+def hypergradient(
+    fn: Callable[[Array], Array], solution: Solution, *, adjoint: Implicit | None = None
+) -> Hypergradient:
+    r"""The gradient of something learned with respect to everything given, and how exact it is.
+
+    The same as ``jax.grad`` through ``solve(..., adjoint=Implicit())``, but it starts from a solution that is there
+    already, and says how far off each number may be: ``error`` is by how much the gradient differs from the one before
+    the last Newton step, which is more than it is off itself, and what rounding may make of it: a derivative far
+    smaller than the sizes of weights and of the function's slope is a difference of large numbers. Beyond
+    ``adjoint.worst`` it is NaN, and a warning says why.
+
+    Args:
+      fn: a scalar function of the weights ``[num_tasks, d]``; its value is that of the solution's own weights.
+      solution: of `solve`, by a method with dual variables.
+      adjoint: how exactly to solve the linear system, and when to give up.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
+      >>> problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(1.0, 0.5))
+      >>> found = mj.hypergradient(lambda w: (w**2).sum(), mj.solve(problem))
+      >>> g, error = found.gradient, found.error
+      >>> bool(g.regularizer.lam2 < 0), g.loss.gamma.shape, g.data.weight.shape
+      (True, (), (4, 20))
+      >>> bool(abs(error.regularizer.lam2) < 1e-3 * abs(g.regularizer.lam2))
+      True
+    """
+    name = "hypergradient"
+    check.function(name, "fn", fn, "lambda weights: (weights**2).sum()")
+    check.instance(name, "solution", solution, Solution, "solve(problem)")
+    adjoint = Implicit() if adjoint is None else adjoint
+    check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
+    problem, beta = solution.problem, _duals(solution.state, name)
+    how: dict[str, Any] = dict(tol=adjoint.tol, max_steps=adjoint.max_steps)
+    value = jnp.asarray(fn(solution.weights))
+    if value.shape != ():
+        raise ValueError(f"hypergradient: fn must return a single number, got shape {value.shape}.")
+    at = refine(problem, solution.weights, beta, solution.relation, **how)
+
+    slope = jax.grad(fn)(at.point.weights)
+    here, solved, free = pulled_back(problem, at.point, slope, **how)
+    before, *_ = pulled_back(problem, at.before, jax.grad(fn)(at.before.weights), **how)
+    known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
+    lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
+
+    def off(leaf: Any, a: Array, b: Array) -> Array:
+        """Add what rounding makes of a change of the whole leaf, by a share of its size, to what the last step did."""
+        if a.dtype == jax.dtypes.float0:
+            return a
+        return jnp.abs(a - b) + safe_ratio(lost, jnp.sqrt(jnp.sum(jnp.asarray(leaf) ** 2)))
+
+    error = jax.tree.map(off, problem, here, before)
+    found = Hypergradient(
+        value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
+    )
+    if not isinstance(known, jax.core.Tracer) and not known:
+        warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.")
+    return found
+
+
+def _where(known: Array, gradient: Any) -> Any:
+    """NaN where it is not known."""
+    return jax.tree.map(lambda a: a if a.dtype == jax.dtypes.float0 else jnp.where(known, a, jnp.nan), gradient)
+
+
+def _why(found: Hypergradient, adjoint: Implicit) -> str:
+    """Why there is no gradient, and what helps."""
+    if not found.distance <= adjoint.worst:
+        return (
+            f"the solution is not near the optimum: Newton steps from it do not get there, the last "
+            f"still moves the point by {float(found.distance):.1e} of its size (at most {adjoint.worst:g}); solve to a "
+            f'smaller tol, with more rounds, and where Omega is learned with Mocha() rather than Mocha(server="dual")'
+        )
+    if jnp.isnan(found.residual):
+        return "that of fn is not finite at the optimum's weights"
+    return (
+        f"its linear system is solved to {float(found.residual):.1e} only (at most {adjoint.worst:g}); allow more "
+        f"max_steps in Implicit, or use float64"
+    )
+
+
+@jax.custom_jvp
+def _without_duals(problem: Any, state: Any, found: Any) -> Any:
+    """Return what was found; asked for its derivative with respect to the problem, raise."""
+    return found
+
+
+@_without_duals.defjvp
+def _underivable(primals: Any, tangents: Any) -> Any:
+    _duals(primals[1], "Implicit")
+
+
+def _duals(state: State, owner: str) -> Array:
+    if state.duals is None:
+        raise ValueError(
+            f"{owner}: a {type(state).__name__} has no dual variables, which say where the optimum bends; solve with "
+            f"Mocha() or another dual method, or differentiate with Unrolled()."
+        )
+    return state.duals

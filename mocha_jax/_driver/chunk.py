@@ -1,0 +1,68 @@
+"""Compiled stretches of a solve."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._driver.history import History, Progress
+from mocha_jax._driver.run import RunConfig, block
+from mocha_jax._problem.quality import Quality
+
+
+@partial(jax.jit, static_argnames="records")
+def allocate(key: Array, config: RunConfig, state: Any, *, records: int) -> tuple[Progress, History]:
+    """Nothing done yet, and room for the records of a stretch."""
+    progress = config.start(state)
+    shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
+    return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
+
+
+@jax.jit
+def prepare(config: RunConfig) -> RunConfig:
+    """Lay out the data."""
+    return config.prepared()
+
+
+@partial(jax.jit, static_argnames="record_every")
+def run_chunk(
+    key: Array,
+    config: RunConfig,
+    progress: Progress,
+    room: History,
+    limit: Array | int,
+    tol: Array,
+    *,
+    record_every: int,
+) -> tuple[Progress, History, Array]:
+    """Blocks of rounds until the limit, the tolerance or numbers that are not finite.
+
+    Returns:
+      Where the run stands; the records, the last ones in the last place where there is no more room; how many.
+    """
+
+    def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
+        return carry[3] & (carry[0].state.round < limit)
+
+    def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
+        progress, history, i, _ = carry
+        done = progress.state.round
+        progress, record = block(key, config, progress, jnp.minimum(record_every - done % record_every, limit - done))
+        at = jnp.minimum(i, len(history.round) - 1)
+        history = jax.tree.map(lambda h, r: h.at[at].set(r), history, record)
+        return progress, history, i + 1, record.quality.finite & ~(record.residual <= tol)
+
+    carry = progress, room, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    return lax.while_loop(unfinished, body, carry)[:3]
+
+
+@jax.jit
+def finalize(config: RunConfig, where: Progress) -> tuple[Any, Quality, Any]:
+    """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
+    state = config.algorithm.resume(where.state, config.problem)
+    certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, where.bound)
+    return state, certificate, config.algorithm.relation(state, config.problem)

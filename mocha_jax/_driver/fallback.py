@@ -1,0 +1,63 @@
+"""Fallback where a machine's compiler refuses a program with the kernel: say so, and go on with the loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import jax
+
+from mocha_jax._core.warnings import warn
+from mocha_jax._problem.problem import Problem
+
+if TYPE_CHECKING:
+    from mocha_jax._driver.run import RunConfig
+
+Result = TypeVar("Result")
+
+# What was refused in this process: not tried again, and not said again.
+_refused: set[Hashable] = set()
+
+
+def or_by_loops(problem: Any, algorithm: Any, work: Callable[[Any], Result]) -> Result:
+    """``work(algorithm)``; where that fails on a GPU or TPU and the kernel was not asked for, with the loops.
+
+    Compilers raise errors of many kinds, so all count, but only if the loops do better: what they raise is raised.
+    Where the problem is traced, the program is compiled by others later.
+    """
+    loops = algorithm.by_loops(problem)
+    if loops is None or not _on_accelerator(problem):
+        return work(algorithm)
+    x, loss = problem.data.x, cast(Problem, problem).loss
+    kind = jax.tree.structure(loss), x.dtype, x.shape[-1]  # in what kernels differ
+    if kind in _refused:
+        return work(loops)
+    try:
+        return work(algorithm)
+    except Exception as error:
+        found = work(loops)
+        _refused.add(kind)
+        gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        warn(
+            f"{type(algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
+            f'on this machine ({gist}); the loops do its work, as with backend="xla".'
+        )
+        return found
+
+
+def run_by(algorithm: Any, config: RunConfig) -> RunConfig:
+    """A run by an algorithm with the same state."""
+    if algorithm is config.algorithm:
+        return config
+    data = config.problem.data
+    if data.layout.by_rows:  # it says what works through it
+        data = data.replace(layout=data.layout.replace(backend=algorithm.backend))
+    return config.replace(algorithm=algorithm, problem=config.problem.replace(data=data))
+
+
+def _on_accelerator(problem: Any) -> bool:
+    x = problem.data.x
+    if isinstance(x, jax.core.Tracer):
+        return False
+    platforms = {d.platform for d in x.devices()} if isinstance(x, jax.Array) else {jax.default_backend()}
+    return platforms != {"cpu"}

@@ -1,0 +1,143 @@
+"""Fingerprints of runs: a few letters that are the same in every process."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import types
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from mocha_jax._core.devices import NodeSharding, fetched
+from mocha_jax._core.pytree import Pytree, fields_of
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def fingerprint(*parts: Any) -> str:
+    """A digest of records, arrays and plain values by content, the same in every process."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, parts)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, value: Any, reading: tuple[int, ...] = ()) -> None:
+    """Everything that a value consists of; `reading` are the objects that it is part of."""
+    if id(value) in reading:
+        digest.update(f"again {reading.index(id(value))};".encode())
+        return
+
+    def feed(part: Any) -> None:
+        _feed(digest, part, (*reading, id(value)))
+
+    if isinstance(value, Pytree):
+        digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+        for name, field in fields_of(value).items():
+            digest.update(f"{name}=".encode())
+            feed(field)
+        digest.update(b")")
+    elif isinstance(value, NodeSharding):
+        feed(None)  # where a problem is solved is no part of what it is
+    elif isinstance(value, types.CodeType):
+        feed(_text(value))
+    elif isinstance(value, dict):
+        feed(sorted(value.items(), key=lambda item: str(item[0])))
+    elif isinstance(value, set | frozenset):
+        feed(sorted(map(fingerprint, value)))
+    elif isinstance(value, tuple | list):
+        digest.update(f"[{len(value)}".encode())
+        for item in value:
+            feed(item)
+    elif hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type | types.ModuleType):
+        array = np.ascontiguousarray(fetched(value))
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(plain(array).data)
+    elif isinstance(value, str | bytes | int | float | complex | type(None) | type(...)):
+        digest.update(f"{value!r};".encode())
+    else:
+        feed(_contents(value))
+
+
+def _contents(value: Any) -> Any:
+    """Return what an object or a function does, as far as it can be read: source and what it holds on to."""
+    if isinstance(value, types.ModuleType):
+        return "module", value.__name__
+    if isinstance(value, type):
+        return "class", value.__module__, value.__qualname__
+    if isinstance(value, functools.partial):
+        return "partial", value.func, value.args, value.keywords
+    if inspect.ismethod(value):
+        return "method", value.__self__, value.__func__
+    if inspect.isfunction(value):
+        # Other functions of its module may well be its own parts, plain values its settings.
+        seen = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+        plain = {
+            k: v for k, v in seen.items() if isinstance(v, str | int | float | np.ndarray | Array) or _is_record(v)
+        }
+        helpers = {k: v for k, v in seen.items() if inspect.isfunction(v) and v.__module__ == value.__module__}
+        held = [_cell(cell) for cell in value.__closure__ or ()]
+        return "function", value.__code__, value.__defaults__, value.__kwdefaults__, held, plain, helpers
+    inner = getattr(value, "__wrapped__", None)
+    if inner is not None:
+        return "wrapped", inner
+    kind = type(value).__module__, type(value).__qualname__
+    return "object", kind, getattr(value, "__qualname__", ""), getattr(value, "__dict__", {})
+
+
+def _text(code: types.CodeType) -> Any:
+    """Return a function's source, free of comments and format; where that is not at hand, the names it refers to."""
+    try:
+        lines, _ = inspect.findsource(code)
+        written = [node for node in _functions("".join(lines)) if _holds(node, code)]
+    except (OSError, TypeError, SyntaxError):
+        written = []
+    if not written:
+        return code.co_name, code.co_names, code.co_consts
+    node = min(written, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    body = node.body if isinstance(node.body, list) else [node.body]
+    return [ast.dump(part) for part in (node.args, *body)]
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(source: str) -> tuple[_Function, ...]:
+    """Every function and lambda of a source."""
+    return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, _Function))
+
+
+def _holds(node: _Function, code: types.CodeType) -> bool:
+    """Tell whether the code was compiled from the function."""
+    if not isinstance(node, ast.Lambda):
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        return node.name == code.co_name and first == code.co_firstlineno
+    # Several lambdas may share a line: the instructions say where theirs is.
+    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
+    start, end = (node.body.lineno, node.body.col_offset), (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+    return code.co_name == "<lambda>" and bool(places) and all(start <= place < end for place in places)
+
+
+def _is_record(value: Any) -> bool:
+    """Tell whether an object is its fields."""
+    kinds = Pytree | types.SimpleNamespace | tuple
+    return isinstance(value, kinds) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it
+        return "empty"
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """View an array in a dtype that NumPy's files know; bfloat16 is none."""
+    return array.view(plain_dtype(array.dtype))
+
+
+def plain_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of what `plain` returns."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype

@@ -1,0 +1,148 @@
+r"""The optimum near a point, and its derivative.
+
+A derivative of the optimum is only as good as the point at which it is taken, and nothing in its linear system tells
+how good that is. The same system (`mocha_jax._driver.sensitivity`) with what the conditions are short of on its right
+side is a semismooth Newton step (Qi and Sun 1993), with a hinge-like loss one of an active set method. Such steps take
+the point to the optimum, and the size of the last one says how far the point may still be from it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._driver.sensitivity import Sensitivity, read, unknown_at
+from mocha_jax._numerics.minres import Solved
+from mocha_jax._problem.certificate import objective
+from mocha_jax._problem.problem import Problem
+
+# Steps at most. From where a solve ends at a gap of 1e-4, two to four settle.
+_STEPS = 10
+
+# A step that moves the point by less than this power of the rounding unit is the last: the next would be of rounding.
+_SETTLED = 2.0 / 3.0
+
+
+class Point(Pytree):
+    """A point at which the optimality conditions are evaluated."""
+
+    unknown: Any  # the regularizer's, see `OptimalityConditions`
+    beta: Array  # [m, n]
+    weights: Array  # [num_tasks, d] that belong to the unknown
+
+
+class Refined(Pytree):
+    """A point after some Newton steps."""
+
+    point: Point
+    before: Point  # the last step
+    distance: Array  # [] by how much that moved weights or duals, as a share of their size
+    steps: Array  # [] int32
+
+
+@partial(jax.jit, static_argnames=("tol", "max_steps"))
+def refine(
+    problem: Problem, weights: Array, beta: Array, relation: Any, *, tol: float | None, max_steps: int
+) -> Refined:
+    """Newton steps until the point stays where it is, but only so many."""
+    settled = jnp.finfo(beta.dtype).eps ** _SETTLED
+
+    def unfinished(at: Refined) -> Array:
+        return (at.steps < _STEPS) & ~(at.distance <= settled)
+
+    def step(at: Refined) -> Refined:
+        old = at.point
+        system = Sensitivity(problem, old.unknown, old.beta, tol=tol, max_steps=max_steps)
+        (move, move_beta), (left, left_beta) = system.correction()
+        # Anew from weights and duals: at singular values of 0 the weights have no say in their unknown.
+        new = _point(problem, *read(problem, _plus(old.unknown, move)), old.beta + move_beta)
+        beyond = read(problem, _plus(new.unknown, left))[0]
+        shares = [
+            _share(new.weights - old.weights, old.weights, new.weights),
+            _share(beyond - new.weights, old.weights, new.weights),
+            _share(move_beta, old.beta, new.beta),
+            _share(left_beta, old.beta, new.beta),
+        ]
+        return Refined(new, old, jnp.max(jnp.stack(shares)), at.steps + 1)
+
+    start = _point(problem, weights, relation, beta)
+    far, none = jnp.full((), jnp.inf, beta.dtype), jnp.zeros((), jnp.int32)
+    return lax.while_loop(unfinished, step, Refined(start, start, far, none))
+
+
+def _point(problem: Problem, weights: Array, relation: Any, beta: Array) -> Point:
+    unknown = unknown_at(problem, weights, beta, relation)
+    return Point(unknown, beta, read(problem, unknown)[0])
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _share(change: Array, old: Array, new: Array) -> Array:
+    """The size of a change, against that of what changed."""
+    size, moved = jnp.maximum(jnp.sum(old**2), jnp.sum(new**2)), jnp.sum(change**2)
+    return jnp.where(moved == 0, 0.0, jnp.sqrt(moved / size))
+
+
+@partial(jax.jit, static_argnames=("tol", "max_steps"))
+def pulled_back(
+    problem: Problem, point: Point, weights_bar: Array, *, tol: float | None, max_steps: int
+) -> tuple[Any, Solved, Array]:
+    """The gradient with respect to the problem of something with this gradient with respect to the weights.
+
+    Returns:
+      The gradient; how the linear system was solved; how many dual variables are free.
+    """
+    _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
+    direct, towards = pull(weights_bar)
+    system = Sensitivity(problem, point.unknown, point.beta, tol=tol, max_steps=max_steps)
+    through, found = system.cotangent(towards, jnp.zeros_like(point.beta))
+    gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
+    return gradient, found, jnp.sum(system.free, dtype=jnp.int32)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
+def optimum(
+    problem: Problem, found: tuple[Array, Any, Array], beta: Array, tol: float | None, max_steps: int, worst: float
+) -> tuple[Array, Any, Array]:
+    """Weights, Omega and objective as found; where a derivative is asked for, those of the optimum."""
+    return found
+
+
+@jax.custom_jvp
+def _first_only(at: Any) -> Any:
+    """Refuse to differentiate the derivative of an optimum again: the point would seem not to move."""
+    return at
+
+
+@_first_only.defjvp
+def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
+    raise NotImplementedError(
+        "Implicit() has first derivatives only; for second ones differentiate the rounds, adjoint=Unrolled()."
+    )
+
+
+@optimum.defjvp
+@partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
+def _optimum_jvp(
+    tol: float | None, max_steps: int, worst: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    problem, found, beta = _first_only(primals)
+    at = refine(problem, found[0], beta, found[1], tol=tol, max_steps=max_steps)
+    near = at.distance <= worst
+    system = Sensitivity(problem, at.point.unknown, at.point.beta, tol=tol, max_steps=max_steps)
+    change = system.tangent(tangents[0], jnp.where(near, worst, -jnp.inf))[0]
+
+    def reported(problem: Problem, unknown: Any) -> tuple[Array, Any, Array]:
+        weights, relation = read(problem, unknown)
+        # The best Omega for W may be left out: at an optimum its own change does not change the objective.
+        return weights, relation, objective(problem, weights, None if problem.regularizer.jointly_convex else relation)
+
+    there, moving = jax.jvp(reported, (problem, at.point.unknown), (tangents[0], change))
+    return jax.tree.map(lambda new, old: jnp.where(near, new, old), there, found), moving

@@ -1,0 +1,161 @@
+"""A file that one solve at a time writes, whole or not at all.
+
+What is written goes to a new file, whose name nobody else uses, and then takes the place of the old one. A solve keeps
+its file open and locked from the moment it reads or first writes it: whoever comes second is told. The lock is of the
+file, not of a name, and the operating system gives it back when a process ends in whatever way, so that there is no
+lock file, nothing is locked by the dead (but for processes that they forked and that live on), and what they left
+half written can be told from what is being written.
+
+Where there are no locks (Windows, some network file systems) two solves can have the same file; `Saver` in
+`mocha_jax._driver.checkpoint` then finds out when it is about to replace what is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows, which in turn neither removes nor renames what is open
+    fcntl = None  # type: ignore[assignment]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used."""
+
+
+class OwnedFile:
+    """A file of ours, from `claim` on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._there = False  # what is at the path is ours to replace
+        self._held: IO[bytes] | None = None  # it, open and locked
+
+    def claim(self) -> None:
+        """Make sure that nobody else writes the file there is; without one, `replace` will see."""
+        self._clean()
+        while os.path.exists(self.path):
+            try:
+                file = open(self.path, "rb+") if fcntl else None  # noqa: SIM115 (to be kept)
+            except OSError:  # not to be written, though perhaps to be replaced
+                file = None
+            if file is None or (_lock(file) is not False and _is_at(file, self.path)):
+                self._hold(file)
+                return
+            taken = _is_at(file, self.path)
+            file.close()
+            if taken:
+                raise self._contested()
+
+    def replace(self, write: Callable[[IO[bytes]], Any]) -> None:
+        """Write a new file and put it in place of the one we have."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial, file = self._begin()
+        try:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is None:
+                file.close()
+            self._put(partial)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        self._hold(None if file.closed else file)
+        with contextlib.suppress(OSError):  # not every system lets a folder be synced
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        self._clean()
+
+    def _hold(self, file: IO[bytes] | None) -> None:
+        old, self._held, self._there = self._held, file, True
+        if old is not None:
+            old.close()
+
+    def _begin(self) -> tuple[Path, IO[bytes]]:
+        """A new file, locked before anybody could take it for one that was left behind."""
+        while True:
+            partial = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.partial")
+            file = open(partial, "xb")  # noqa: SIM115 (to be kept)
+            if _lock(file) is not False and _is_at(file, partial):
+                return partial, file
+            file.close()
+
+    def _put(self, partial: Path) -> None:
+        if self._there:
+            os.replace(partial, self.path)
+            return
+        try:
+            os.link(partial, self.path)  # unlike a replacement it fails where someone else was first
+        except FileExistsError:
+            raise self._contested() from None
+        except OSError:  # not every file system has links
+            if os.path.exists(self.path):
+                raise self._contested() from None
+            os.replace(partial, self.path)
+        else:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+    def _contested(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is in use: another solve, which is still running, saves to it; wait for that one or end it, "
+            f"or choose another path."
+        )
+
+    def _clean(self) -> None:
+        """Remove what writers of this file who are no more left half written."""
+        pattern = re.compile(rf"\.{re.escape(self.path.name)}\.([0-9a-f]{{12}}\.)?partial")
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.path.parent):
+                if pattern.fullmatch(name):
+                    _remove_if_abandoned(self.path.with_name(name))
+
+
+def _lock(file: IO[bytes]) -> bool | None:
+    """Try to lock the file; True if it is ours now, None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Tell whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except OSError:
+        return False
+
+
+def _remove_if_abandoned(partial: Path) -> None:
+    with contextlib.suppress(OSError):
+        if fcntl is None:
+            partial.unlink()
+            return
+        with open(partial, "rb+") as file:
+            if _lock(file):
+                partial.unlink()

@@ -1,0 +1,185 @@
+"""The rounds: one round, one recorded block of rounds, and `run`, a scan over blocks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._driver.fallback import or_by_loops, run_by
+from mocha_jax._driver.history import History, Progress, Watch, count, record, start
+from mocha_jax._node.layout import BucketSizes, bucket_sizes
+from mocha_jax._problem.problem import Federated
+from mocha_jax.costs import Cost
+from mocha_jax.systems import Full, System
+
+# Folded into the run's key for what lasts longer than a round; rounds are counted below it.
+_NO_ROUND = np.uint32(2**32 - 1)
+
+
+class RunConfig(Pytree):
+    """All that a run does not change."""
+
+    algorithm: Algorithm[Any]
+    problem: Federated
+    systems: System
+    cost: Cost
+    watch: Watch | None
+    profile: BucketSizes = static(default=())  # which sizes of nodes to put together
+
+    def prepared(self) -> RunConfig:
+        """Lay out the data for the algorithm."""
+        return self.replace(problem=self.algorithm.prepare(self.problem, self.profile))
+
+    def start(self, state: Any) -> Progress:
+        """Nothing done yet, or nothing since `state`."""
+        return start(self.algorithm, self.problem, state, self.watch)
+
+
+def advance(key: Array, config: RunConfig, progress: Progress) -> Progress:
+    """One round. Its randomness depends on the run's key and the round's number only."""
+    algorithm, problem, before = config.algorithm, config.problem, progress.state
+    request = algorithm.request(problem, before.round)
+    work = config.systems.work(jax.random.fold_in(key, _NO_ROUND), problem.data, request)
+    key = jax.random.fold_in(key, before.round)
+    state, info = algorithm.step(jax.random.fold_in(key, 1), before, problem, work)
+    theta = None
+    if config.watch is not None and config.watch.theta is not None:
+        tol = jnp.asarray(config.watch.theta)
+        theta = algorithm.measure_theta(jax.random.fold_in(key, 2), before, state, problem, tol)
+    return count(progress.replace(state=state), problem, config.cost, request, work, info, theta)
+
+
+def block(key: Array, config: RunConfig, progress: Progress, rounds: Any) -> tuple[Progress, History]:
+    """Run `rounds` rounds and record the certificate."""
+    progress = lax.fori_loop(0, rounds, lambda _, p: advance(key, config, p), progress)
+    quality = config.algorithm.certify(progress.state, config.problem)
+    return record(progress, config.problem, quality.with_bound(config.problem, progress.bound))
+
+
+@on_purpose
+def run(
+    problem: Federated,
+    algorithm: Algorithm[Any],
+    key: Array,
+    *,
+    num_rounds: int,
+    systems: System | None = None,
+    cost: Cost | None = None,
+    record_every: int = 1,
+    watch: Watch | None = None,
+    state: Any = None,
+) -> tuple[Any, History]:
+    """Run a fixed number of rounds as one `lax.scan`: pure, and it composes with every transformation.
+
+    Args:
+      problem: what to solve.
+      algorithm: e.g. `Mocha()`.
+      key: a JAX random key; all randomness of the run derives from it. ``run(key, algorithm, problem, ...)`` is
+        understood as well.
+      num_rounds: how many rounds.
+      systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
+      cost: prices of `history.simulated_time`.
+      record_every: rounds between records. A record costs about half a local epoch.
+      watch: what to record of every node, `Watch`; default nothing.
+      state: continue from here instead of ``algorithm.init(problem)``: with the same key the
+        rounds that follow are those of one long run. On another problem of the same
+        shape, e.g. the next lambda of a path, it is a warm start.
+
+    Returns:
+      The state after the last round and the `History`, whose last entry belongs to that state.
+
+    Examples:
+      One compiled program for a whole regularization path:
+
+      >>> import jax, jax.numpy as jnp, numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+      >>> def final_gap(lam):
+      ...     there = problem.replace(regularizer=mj.regularizers.Independent(lam))
+      ...     return mj.run(there, mj.Mocha(), jax.random.key(0), num_rounds=20)[1].relative_gap[-1]
+      >>> bool((jax.vmap(final_gap)(jnp.array([0.1, 1.0])) < 1e-2).all())
+      True
+    """
+    if isinstance(key, Federated):
+        problem, key = key, cast(Array, problem)
+    check.key("run", key)
+    check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
+    check_state("run", state, num_rounds=num_rounds)
+    config = make_config(algorithm, problem, systems, cost, watch, record_every)
+
+    def work(by: Any) -> tuple[Any, History]:
+        there = run_by(by, config)
+        return _run(key, there, state, num_rounds=int(num_rounds), record_every=int(record_every))
+
+    return or_by_loops(config.problem, config.algorithm, work)
+
+
+def make_config(
+    algorithm: Algorithm[Any], problem: Federated, systems: System | None, cost: Cost | None, watch: Watch | None,
+    record_every: int,
+) -> RunConfig:  # fmt: skip
+    """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
+
+    def cast(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(problem.data.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
+    check.instance("solve or run", "problem", problem, Federated, "Problem(data, loss, regularizer)")
+    if not isinstance(problem, algorithm.solves):
+        kind, got = algorithm.solves.__name__, type(problem).__name__
+        remedy = f" {got} is for {problem.solvers}." if problem.solvers else ""
+        raise ValueError(f"{type(algorithm).__name__} solves a {kind}, got a {got} as problem.{remedy}")
+    algorithm.check(problem)
+    systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
+    check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
+    check.instance("solve or run", "cost", cost, Cost, "costs.lte()")
+    cost = problem.data.pad_settings(cost)
+    cost.check_nodes(problem.data.num_nodes)
+    if watch is not None:
+        check.instance("solve or run", "watch", watch, Watch, "Watch()")
+        if watch.theta is not None and record_every != 1:
+            raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
+    systems = algorithm.select_nodes(systems)
+    algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
+    return RunConfig(algorithm, problem, systems, cost, watch, bucket_sizes(problem.data))
+
+
+def check_state(owner: str, state: Any, **rounds: int) -> None:
+    """Something that has done a number of rounds, and can do so many more."""
+    done: Any = None if state is None else getattr(state, "round", None)
+    if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
+        raise ValueError(
+            f"{owner}: state must be what an algorithm carries from round to round, such as solution.state; "
+            f"got {check.shown(state)}."
+        )
+    known = None if done is None else check.concrete(done)
+    left = np.iinfo(np.int32).max - max(0 if known is None else int(known), 0)
+    for name, value in rounds.items():
+        if value > left:
+            raise ValueError(
+                f"{owner}: {name} must be at most {left}, for rounds are counted in 32 bits"
+                f"{f' and the state has done {known}' if known else ''}; got {value}."
+            )
+
+
+@partial(jax.jit, static_argnames=("num_rounds", "record_every"))
+def _run(key: Array, config: RunConfig, state: Any, *, num_rounds: int, record_every: int) -> tuple[Any, History]:
+    config = config.prepared()
+    whole, rest = divmod(num_rounds, record_every)
+    progress, history = lax.scan(lambda p, _: block(key, config, p, record_every), config.start(state), length=whole)
+    if rest:
+        progress, last = block(key, config, progress, rest)
+        history = jax.tree.map(lambda h, r: jnp.concatenate([h, r[None]]), history, last)
+    return progress.state, history

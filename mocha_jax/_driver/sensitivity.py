@@ -1,0 +1,156 @@
+r"""Implicit differentiation: how the optimum moves with every number of the problem.
+
+The optimum is where two conditions hold: the regularizer's, for its unknown Q, the weights W(Q) and the dual vectors V
+(`mocha_jax.regularizers._optimality`), and for every sample that a coordinate step leaves its dual variable alone,
+
+$$
+r(Q, V(\beta)) = 0, \qquad \beta_i = \mathrm{step}(\beta_i, x_i^\top w_t(Q)).
+$$
+
+A step that is clipped has no slope: its $\beta_i$ stays at the end of its interval, as the samples away from
+the margin of a support vector machine do. Only the others are *free*; scaled, their conditions and the first form
+one symmetric system, of a saddle point,
+
+$$
+\begin{pmatrix} \partial r & -P X^\top C \\ -C X P & -C D \end{pmatrix},
+$$
+
+with $P = \partial W$ and D the curvature of the conjugate loss (0 for hinge-like losses, so that nothing may be
+eliminated). It is solved by `mocha_jax._numerics.minres`; no matrix is formed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.flatten_util import ravel_pytree
+
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.minres import Solved, minres
+from mocha_jax._problem.problem import Problem
+
+# A step that answers to less than this share of a change of its prediction is clipped, or as good as.
+_CLIPPED = 1e-12
+
+# The least curvature of a coordinate, as a share of the largest: for samples that are 0.
+_LEAST_CURVATURE = 1e-6
+
+
+class Sensitivity:
+    """The conditions at a point, linearised in the unknowns."""
+
+    def __init__(self, problem: Problem, unknown: Any, beta: Array, *, tol: float | None, max_steps: int) -> None:
+        data, loss = problem.data, problem.loss
+        self._at = problem, unknown, beta
+        self._tol = float(jnp.finfo(beta.dtype).eps ** 0.75) if tol is None else tol
+        self._max_steps = max_steps
+        stationary = _stationary(problem)
+        real = data.weight > 0
+        self._kappa = _curvatures(problem, stationary.relation(unknown))
+        z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
+        slope = jax.jvp(lambda z: loss.dual_step(beta, z, data.y, self._kappa), (z,), (jnp.ones_like(z),))[1]
+        self.free = real & (-slope * self._kappa > _CLIPPED)
+        self._fixed = real & ~self.free
+        # With it the second row is -C X P, - C D; its diagonal is about c (D + kappa).
+        self._scale = jnp.where(self.free, safe_ratio(data.weight, -slope), 0.0)
+        self._stiffness = stationary.stiffness(unknown)
+        self._moved = jax.linearize(partial(self._conditions, problem), unknown, beta)[1]
+
+    def _conditions(self, problem: Problem, unknown: Any, beta: Array) -> tuple[Any, Array]:
+        """Return the residual of the regularizer's condition, and the step of each dual variable."""
+        data, stationary = problem.data, _stationary(problem)
+        z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
+        residual = stationary.residual(unknown, data.dual_vectors(beta))
+        return residual, problem.loss.dual_step(beta, z, data.y, self._kappa) - beta
+
+    def _apply(self, x: tuple[Any, Array]) -> tuple[Any, Array]:
+        unknown, beta = x
+        residual, step = self._moved(unknown, jnp.where(self.free, beta, 0.0))
+        return residual, self._scale * step
+
+    def _precondition(self, r: tuple[Any, Array]) -> tuple[Any, Array]:
+        unknown = jax.tree.map(jnp.divide, r[0], self._stiffness)
+        return unknown, r[1] / jnp.where(self.free, self._scale, 1.0)
+
+    def _solve(self, b: tuple[Any, Array]) -> Solved:
+        return minres(self._apply, b, self._precondition, tol=self._tol, max_steps=self._max_steps)
+
+    def _pushed(self, fixed: Array) -> Any:
+        """Return the change of the regularizer's condition with the fixed duals."""
+        unknown = jax.tree.map(jnp.zeros_like, self._at[1])
+        return self._moved(unknown, jnp.where(self._fixed, fixed, 0.0))[0]
+
+    def tangent(self, change: Any, worst: Array) -> tuple[Any, Array]:
+        """The change of the unknowns with that of the problem; NaN where the system was solved worse than that."""
+        problem, unknown, beta = self._at
+
+        residual, step = jax.jvp(lambda p: self._conditions(p, unknown, beta), (problem,), (change,))[1]
+        # As one vector: JAX can transpose a linear solve only if all parts of its right side move with the problem.
+        right, apart = ravel_pytree(self._against(residual, step))
+
+        def apply(x: Array) -> Array:
+            return ravel_pytree(self._apply(apart(x)))[0]
+
+        def solve(_: Any, b: Array) -> Array:
+            found = self._solve(apart(b))
+            return jnp.where(found.residual <= worst, ravel_pytree(found.x)[0], jnp.nan)
+
+        return self._with_fixed(apart(lax.custom_linear_solve(apply, right, solve, symmetric=True)), step)
+
+    def correction(self) -> tuple[tuple[Any, Array], tuple[Any, Array]]:
+        """Newton's step, to where the linearised conditions hold; and a measure of what it leaves them short of."""
+        problem, unknown, beta = self._at
+        residual, step = self._conditions(problem, unknown, beta)
+        right = self._against(residual, step)
+        found = self._solve(right)
+        left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
+        return self._with_fixed(found.x, step), left
+
+    def _against(self, residual: Any, step: Array) -> tuple[Any, Array]:
+        """The right side that answers a change of the conditions."""
+        pushed = self._pushed(step)
+        return jax.tree.map(lambda r, p: -r - p, residual, pushed), -self._scale * step
+
+    def _with_fixed(self, x: tuple[Any, Array], step: Array) -> tuple[Any, Array]:
+        """A solution, with the movement of the duals that the system is not about."""
+        unknown, beta = x
+        return unknown, jnp.where(self.free, beta, jnp.where(self._fixed, step, 0.0))
+
+    def cotangent(self, unknown_bar: Any, beta_bar: Array) -> tuple[Any, Solved]:
+        """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
+        problem, unknown, beta = self._at
+        found = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))
+        towards, of_free = found.x
+        _, back = jax.vjp(self._pushed, jnp.zeros_like(beta))
+        of_fixed = jnp.where(self._fixed, beta_bar - back(towards)[0], 0.0)
+        _, pull = jax.vjp(lambda p: self._conditions(p, unknown, beta), problem)
+        return pull((jax.tree.map(jnp.negative, towards), of_fixed - self._scale * of_free))[0], found
+
+
+def unknown_at(problem: Problem, weights: Array, beta: Array, relation: Any) -> Any:
+    """The regularizer's unknown at an optimum."""
+    return _stationary(problem).unknown(weights, problem.data.dual_vectors(beta), relation)
+
+
+def read(problem: Problem, unknown: Any) -> tuple[Array, Any]:
+    """Weights and Omega, from the unknown."""
+    stationary = _stationary(problem)
+    return stationary.weights(unknown), stationary.relation(unknown)
+
+
+def _stationary(problem: Problem) -> Any:
+    return problem.regularizer.optimality(problem.data.num_tasks, problem.data.num_features)
+
+
+def _curvatures(problem: Problem, relation: Any) -> Array:
+    """A curvature for each coordinate, of the size that matters; the fixed point is the same for all."""
+    data, regularizer = problem.data, problem.regularizer
+    own = regularizer.coupling(data.num_tasks, relation).diagonal()
+    own = jnp.maximum(own, _LEAST_CURVATURE * jnp.max(own))
+    kappa = data.to_nodes(own)[:, None] * data.weight * jnp.sum(data.x.astype(own.dtype) ** 2, axis=2)
+    largest = jnp.max(kappa)
+    return lax.stop_gradient(jnp.maximum(kappa, jnp.where(largest > 0, _LEAST_CURVATURE * largest, 1.0)))

@@ -1,0 +1,250 @@
+"""`solve`: rounds until the gap is small enough, watched from the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._core import check
+from mocha_jax._core.devices import fetched
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import warn
+from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
+from mocha_jax._driver.checkpoint import Saver
+from mocha_jax._driver.chunk import allocate, finalize, prepare, run_chunk
+from mocha_jax._driver.fallback import or_by_loops, run_by
+from mocha_jax._driver.history import History, Progress, Watch
+from mocha_jax._driver.progress import Bar
+from mocha_jax._driver.run import RunConfig, check_state, make_config
+from mocha_jax._driver.solution import Solution, Status
+from mocha_jax._problem.problem import Federated
+from mocha_jax._problem.quality import Quality
+from mocha_jax.costs import Cost
+from mocha_jax.systems import System
+
+# Rounds per compiled call by default, and at least: shorter solves share a program.
+_CHUNK = 25
+
+
+@on_purpose
+def solve(
+    problem: Federated,
+    algorithm: Algorithm[Any] | None = None,
+    *,
+    key: Array | None = None,
+    tol: float | None = 1e-4,
+    joint_tol: float | None = None,
+    max_rounds: int = 1000,
+    systems: System | None = None,
+    cost: Cost | None = None,
+    record_every: int = 1,
+    chunk: int = _CHUNK,
+    watch: Watch | None = None,
+    progress: bool = False,
+    callback: Callable[[int, History], Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    state: Any = None,
+    adjoint: Adjoint | None = None,
+) -> Solution:
+    """Run rounds until the relative duality gap is at most `tol`.
+
+    Where the relationship of the tasks is learned, that is the joint gap, over weights and Omega; for
+    `SparsePrecision`, which has none, the gap of the weights plus what the last update of Omega gained.
+
+    The rounds run in compiled chunks; between chunks the host shows progress, calls back and
+    saves. A solve that was interrupted, even killed, continues from its checkpoint when
+    called again with the same arguments, and ends bit for bit where it would have ended.
+
+    Inside ``jax.jit``, `vmap` or `grad` it is one compiled call without a host, and `adjoint` says which derivative it
+    has: a solve of a whole grid of problems, and the gradient of anything learned with respect to anything given.
+
+    Args:
+      problem: what to solve.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap at which to stop, tested at every record; None never stops early.
+      joint_tol: relative joint gap at which to stop, in place of `tol`, on jointly convex problems.
+      max_rounds: stop after that many rounds in any case.
+      systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
+      cost: prices of ``history.simulated_time``.
+      record_every: rounds between records of the history.
+      chunk: rounds per compiled call, rounded up to a whole number of records.
+      watch: what to record of every node, `Watch`; default nothing.
+      progress: show a progress bar (tqdm where installed).
+      callback: called as ``callback(round, history)`` after each chunk with all records so
+        far; a true return value stops the solve.
+      checkpoint: file to save to before the first round and after each chunk, and to resume from where it exists. It is
+        replaced atomically. A damaged file, one of another run, or one that another solve is saving to is refused with
+        a `CheckpointError`, and so is a path that cannot be saved to. A save that fails later, on a disk that is
+        full by then, costs a warning: the file keeps what it has, and the solve goes on.
+      state: continue from here instead of ``algorithm.init(problem)``; on another problem of the
+        same shape it is a warm start. `max_rounds` counts the rounds of this call.
+      adjoint: how derivatives go through it, `Implicit` (the default) or `Unrolled`; of no effect outside of a
+        transformation.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.01))
+      >>> solution = mj.solve(problem, tol=1e-3)
+      >>> solution.status.name, solution.relative_gap <= 1e-3, solution.weights.shape
+      ('CONVERGED', True, (4, 3))
+
+      How the weights' length changes with the ridge:
+
+      >>> def length(lam2):
+      ...     there = problem.replace(regularizer=mj.regularizers.MeanRegularized(0.1, lam2))
+      ...     return (mj.solve(there, tol=1e-5).weights ** 2).sum()
+      >>> float(jax.grad(length)(0.01)) < 0.0
+      True
+    """
+    check.instance("solve", "problem", problem, Federated, "Problem(data, loss, regularizer)")
+    check.integer("solve", 0, max_rounds=max_rounds)
+    check.integer("solve", 1, record_every=record_every, chunk=chunk)
+    max_rounds, record_every, chunk = int(max_rounds), int(record_every), int(chunk)
+    if joint_tol is not None and not problem.jointly_convex:
+        raise ValueError(
+            f"solve: {problem.model_name} is not convex in W and Omega together, so there is no joint gap; pass tol "
+            f"instead of joint_tol."
+        )
+    for name, value in (("tol", tol), ("joint_tol", joint_tol)):
+        if value is not None:
+            check.scalar("solve", **{name: value})
+            check.nonnegative("solve", **{name: value})
+            tol = float(value)
+    chunk = min(chunk, max(max_rounds, _CHUNK))  # there has to be room for the records of a chunk
+    chunk = -(-chunk // record_every) * record_every  # which ends on a record
+    key = jax.random.key(0) if key is None else key
+    check.key("solve", key)
+    _check_host(progress, callback, checkpoint)
+    if adjoint is not None:
+        check.instance("solve", "adjoint", adjoint, Adjoint, "Implicit()")
+    check_state("solve", state, max_rounds=max_rounds)
+    config = make_config(Mocha() if algorithm is None else algorithm, problem, systems, cost, watch, record_every)
+
+    if _traced(key, config, state):
+        if progress or callback is not None or checkpoint is not None:
+            raise ValueError(
+                "solve: progress, callback and checkpoint need a host; leave them out inside jax.jit, grad or vmap."
+            )
+        if adjoint is None:
+            adjoint = Implicit() if problem.convex else Unrolled()
+        return _within_a_transformation(adjoint, key, config, state, tol, max_rounds, record_every)
+
+    where, room = allocate(key, config, state, records=chunk // record_every)
+    first = int(where.state.round)
+    last = first + int(max_rounds)
+    within, stopped = _aim(problem, tol), False
+    with Saver(checkpoint, key, config, record_every, state) as save:
+        where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
+        config = prepare(config)
+        if not _ended(history, where, within, last, stopped):
+            save(where, history)  # a path that cannot be saved to is found out before there is something to lose
+        with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
+            while not _ended(history, where, within, last, stopped):
+                limit = min(int(where.state.round) // record_every * record_every + chunk, last)
+
+                def chunk_by(by: Any, where: Progress = where, limit: int = limit) -> tuple[Progress, History, Array]:
+                    return run_chunk(key, run_by(by, config), where, room, limit, within, record_every=record_every)
+
+                where, records, count = or_by_loops(config.problem, config.algorithm, chunk_by)
+                history = _extend(history, records, int(count))
+                save(where, history)
+                bar.show(int(where.state.round), float(history.residual[-1]))
+                stopped = callback is not None and bool(callback(int(where.state.round), history))
+    solution = _solution(problem, config, where, history, stopped, tol, int(where.state.round) - first)
+    if solution.missing_nodes:
+        warn(f"solve: {solution.message}")
+    return solution
+
+
+def _check_host(progress: bool, callback: Any, checkpoint: Any) -> None:
+    """Check the arguments of what is done between chunks."""
+    check.flag("solve", progress=progress)
+    if callback is not None:
+        check.function("solve", "callback", callback, "lambda round, history: round >= 100")
+    if checkpoint is not None and not (isinstance(checkpoint, str | os.PathLike) and os.fspath(checkpoint)):
+        shown = check.shown(checkpoint)
+        raise ValueError(f'solve: checkpoint must be the path of a file such as "run.npz", got {shown}.')
+
+
+def _extend(history: History, records: History, count: int) -> History:
+    return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
+
+
+def _ended(history: History, where: Progress, within: Array, last: int, stopped: bool) -> bool:
+    if len(history.round):
+        quality = jax.tree.map(lambda a: a[-1], history.quality)
+        if not bool(quality.finite) or bool(quality.residual <= within):
+            return True
+    return stopped or int(where.state.round) >= last
+
+
+def _code(problem: Federated, recorded: Quality, found: Quality, tol: float | None, otherwise: Status) -> Array:
+    """The status as a number: of the last record, and of the answer with all that rounding may hide."""
+    wanted = jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
+    cases = {
+        Status.NON_FINITE: ~jnp.asarray(recorded.finite) | jnp.isnan(found.residual),
+        Status.CONVERGED: found.residual <= wanted,
+        Status.PRECISION: jnp.asarray(recorded.residual) <= problem.aim(wanted),
+    }
+    return jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
+
+
+def _traced(*given: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given))
+
+
+def _solution(
+    problem: Federated,
+    config: RunConfig,
+    where: Progress,
+    history: History,
+    stopped: bool,
+    tol: float | None,
+    rounds: int,
+) -> Solution:
+    state, certificate, relation = finalize(config, where)
+    recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
+    code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
+    # Brought together here, where all processes are: who reads a solution may be one of them alone.
+    silent, owner, busy = (fetched(a) for a in _of_nodes(where, problem))
+    return Solution(
+        problem, config.algorithm.weights(state), state, relation, certificate, history, code, rounds,
+        silent, owner, busy, tol,
+    )  # fmt: skip
+
+
+def _of_nodes(where: Progress, problem: Federated) -> tuple[Array, Array, Array]:
+    """Return which nodes were silent, the task of each, and how busy it was."""
+    data = problem.data
+    busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
+    return (where.answered == 0) & (data.sizes > 0), data.task, busy
+
+
+def _within_a_transformation(
+    adjoint: Adjoint, key: Array, config: RunConfig, state: Any, tol: float | None, max_rounds: int, record_every: int
+) -> Solution:
+    """Solve under jit, vmap or grad: one compiled call without a host."""
+    first = jnp.zeros((), jnp.int32) if state is None else state.round
+    found = adjoint.solve(key, config, state, _aim(config.problem, tol), max_rounds, record_every)
+    code = _code(config.problem, found.history.quality, found.certificate, tol, Status.MAX_ROUNDS)
+    silent, owner, busy = _of_nodes(found.progress, config.problem)
+    return Solution(
+        config.problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
+        found.state.round - first, silent, owner, busy, tol,
+    )  # fmt: skip
+
+
+def _aim(problem: Federated, tol: float | None) -> Array:
+    return problem.aim(jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype))

@@ -1,0 +1,188 @@
+"""The problem of networks: labels predicted from samples, judged on held-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.problem import Federated
+from mocha_jax._problem.quality import Quality
+from mocha_jax.likelihoods import Categorical, Likelihood
+
+# Samples that are predicted at once: a network's activations of all test samples may not fit into memory.
+_ROWS = 512
+
+
+class Prediction(Federated):
+    r"""Learn to predict labels: minimise $-\sum_k\sum_i c_{ki} \log p(y_{ki} \mid x_{ki})$ over networks.
+
+    The problem of `FedAvg`, `Local` and `Virtual`. ``solve(..., tol=0.03)`` stops when the error on the held-out
+    samples is at most 3 %, the mean over tasks. A solve has no derivative with respect to the problem.
+
+    Args:
+      data: training samples, from `pack_tasks`.
+      likelihood: from `mocha_jax.likelihoods`; default `Categorical`, labels 0, 1, ...
+      test: held-out samples of the same tasks, each judged by the network of the client that works on it; or of one
+        task, judged by all of them, on average. Default the training samples.
+    """
+
+    likelihood: Likelihood = Categorical()
+    test: TaskData | None = None
+
+    solvers = "FedAvg, Local and Virtual"
+
+    def __post_init__(self) -> None:
+        check.instance("Prediction", "data", self.data, TaskData, "pack_tasks(xs, ys)")
+        check.instance("Prediction", "likelihood", self.likelihood, Likelihood, "likelihoods.Categorical()")
+        object.__setattr__(self, "likelihood", jax.tree.map(lambda a: jnp.asarray(a, self.data.dtype), self.likelihood))
+        if self.test is not None:
+            check.instance("Prediction", "test", self.test, TaskData, "data.split(key, 0.75)[1]")
+            if self.test.num_features != self.data.num_features:
+                raise ValueError(
+                    f"Prediction: test samples have {self.test.num_features} features, training samples "
+                    f"{self.data.num_features}."
+                )
+
+        for name, data in (("data", self.data), ("test", self.test)):
+            if data is not None and (y := real_labels(data)) is not None:
+                if not len(y):
+                    raise ValueError(f"Prediction: {name} has no samples (of weight > 0).")
+                self.likelihood.check_labels("Prediction", y)
+
+    @property
+    def criterion_name(self) -> str:
+        return "error"
+
+    @property
+    def objective_name(self) -> str:
+        return "loss"
+
+    def remarks(self, quality: Any) -> str:
+        lost = int(quality.diverged)
+        return f"; {lost} update(s) of clients were not finite and were left out" if lost else ""
+
+    @property
+    def judged_on(self) -> TaskData:
+        """The held-out samples, or the training samples without any."""
+        return self.data if self.test is None else self.test
+
+    def merged(self) -> Prediction:
+        """All training samples with one client: what a centralised baseline sees."""
+        return self.replace(data=self.data.merged())
+
+
+class Evaluation(Quality):
+    """The quality of networks; ``residual`` is the error on held-out samples, mean over tasks."""
+
+    # [] mean over the training of the last round, each batch before its step; of all that was minimised, proximal
+    # terms and divergences too; infinite before any
+    loss: Array
+    test_loss: Array  # [] mean over held-out samples of a task, then over tasks
+    error: Array  # [] the same of errors: share of wrong classes, or mean squared error
+    diverged: Array  # [] int32 updates left out so far because they were not finite
+    alive: Array  # [] bool false where as many trainings in a row as there are clients were not finite
+
+    @property
+    def finite(self) -> Array:
+        return jnp.asarray(self.alive)
+
+
+class Scores(Pytree):
+    """Loss and error of every task, ``[num_tasks]``; NaN without samples."""
+
+    loss: Array
+    error: Array
+    samples: Array  # how many
+
+    def mean(self, values: Array) -> Array:
+        """Over tasks with samples; NaN without any."""
+        there = self.samples > 0
+        count = jnp.sum(there, dtype=values.dtype)
+        return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(there, values, 0.0)), count), jnp.nan)
+
+
+Judge = Callable[[Array, Array, Array], tuple[Array, Array]]
+
+
+def score(data: TaskData, judge: Judge, whose: Array | None, clients: Array) -> Scores:
+    """Mean loss and error of every task.
+
+    Args:
+      data: samples to predict.
+      judge: ``judge(client, x, y)``, the losses and errors ``[b]`` of samples ``[b, d]`` by a client's network.
+      whose: ``[m]`` int32 the client whose network predicts a node's samples; None: all of them, on average.
+      clients: ``[k]`` which clients have data.
+    """
+    m, n = data.y.shape
+    rows = min(n, _ROWS)
+    more = -n % rows
+
+    def one(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
+        client, x, y, weight = given
+
+        def some(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            x, y, weight = part
+            x = x.astype(y.dtype)
+            if whose is None:
+                everyone = lax.map(lambda c: judge(c, x, y), jnp.arange(len(clients), dtype=jnp.int32))
+                share = clients.astype(y.dtype) / jnp.maximum(jnp.sum(clients, dtype=y.dtype), 1.0)
+                found = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
+            else:
+                found = judge(client, x, y)
+            loss, error = (jnp.sum(jnp.where(weight > 0, a, 0.0)) for a in found)
+            return loss, error
+
+        parts = tuple(
+            jnp.pad(a, [(0, more)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, rows, *a.shape[1:]) for a in (x, y, weight)
+        )
+        loss, error = lax.map(some, parts)
+        return jnp.sum(loss), jnp.sum(error), jnp.sum(weight > 0, dtype=jnp.int32)
+
+    client = jnp.zeros(m, jnp.int32) if whose is None else whose
+    loss, error, count = lax.map(one, (client, data.x, data.y, data.weight))
+    loss, error, number = (data.to_tasks(a) for a in (loss, error, count.astype(data.dtype)))
+    loss, error = (jnp.where(number > 0, safe_ratio(a, number), jnp.nan) for a in (loss, error))
+    return Scores(loss, error, number)
+
+
+def own_network(problem: Prediction) -> Array | None:
+    """Return the client whose network scores each judged node; None averages over all clients."""
+    data, test = problem.data, problem.judged_on
+    if data.num_tasks == 1 and not data.shared:  # there is but one
+        return jnp.zeros(test.num_nodes, jnp.int32)
+    if problem.test is None:
+        return jnp.arange(data.num_nodes, dtype=jnp.int32)
+    if test.num_tasks == 1:
+        return None
+    if data.shared:
+        raise ValueError(
+            "Prediction: several clients share a task and have networks of their own, so that which of them is to "
+            "predict its held-out samples is open; leave test out, or give every client a task."
+        )
+    if test.num_tasks != data.num_tasks:
+        raise ValueError(
+            f"Prediction: every client has its own network, so that held-out samples must be of their tasks: test has "
+            f"{test.num_tasks} tasks, and {data.num_nodes} clients work on {data.num_tasks}."
+        )
+    return test.task
+
+
+def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Evaluation:
+    """The means over tasks, and what the training says of itself."""
+    error = scores.mean(scores.error)
+    return Evaluation(error, loss, scores.mean(scores.loss), error, diverged, alive)
+
+
+def real_labels(data: TaskData) -> np.ndarray | None:
+    """Return the labels of all samples; None where they are traced."""
+    y, weight = check.concrete(data.y), check.concrete(data.weight)
+    return None if y is None or weight is None else y[weight > 0]

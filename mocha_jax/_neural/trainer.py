@@ -1,0 +1,248 @@
+"""The base of all methods that train networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._neural.flops import flops
+from mocha_jax._neural.prediction import (
+    Evaluation,
+    Judge,
+    Prediction,
+    Scores,
+    evaluation,
+    own_network,
+    real_labels,
+    score,
+)
+from mocha_jax._neural.training import Batch, Schedule
+from mocha_jax._neural.uncertainty import Predicted
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.problem import Federated
+from mocha_jax.likelihoods import Likelihood
+from mocha_jax.networks import Network, Params
+from mocha_jax.systems._work import Request
+
+
+class Trainer(Algorithm[Prediction]):
+    """An algorithm that trains a network by mini-batches at the clients. Its state has fields `loss` and `diverged`.
+
+    Args:
+      model: from `mocha_jax.networks`.
+      client_optimizer: of the clients, from optax.
+      local_epochs: passes of a client over its samples in a round.
+      batch_size: samples of a step; None for all of a client's.
+      rate: factor of the clients' updates, a learning rate to map over.
+      seed: of the first parameters.
+      at_once: clients trained together by `vmap`, the rest in turn; default 1 on a CPU, whose caches that suits best,
+        and 16 elsewhere.
+    """
+
+    solves: ClassVar[type[Federated]] = Prediction
+    carries: ClassVar[type] = object  # its state
+
+    model: Network
+    client_optimizer: optax.GradientTransformation = static()
+    local_epochs: int = static(default=1, kw_only=True)
+    batch_size: int | None = static(default=10, kw_only=True)
+    rate: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
+    seed: Hyperparameter | int = dataclasses.field(default=0, kw_only=True)
+    at_once: int | None = static(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check.instance(name, "model", self.model, Network, "networks.MLP(784, 10, (200, 200))")
+        of_optax(name, "client_optimizer", self.client_optimizer, "optax.sgd(0.1)")
+        check.integer(name, 1, local_epochs=self.local_epochs)
+        if self.batch_size is not None:
+            check.integer(name, 1, batch_size=self.batch_size)
+        if self.at_once is not None:
+            check.integer(name, 1, at_once=self.at_once)
+        check.scalar(name, rate=self.rate)
+        check.nonnegative(name, rate=self.rate)
+        check.seed(name, self.seed)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of a client's epochs."""
+        return Schedule(self.local_epochs, self.batch_size)
+
+    def start(self, problem: Prediction, node: Array | int = 0) -> Params:
+        """The first parameters, in the data's precision; other ones for every node."""
+        key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), node)
+        dtype = problem.data.dtype
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            params = self.model.init(key)
+        return jax.tree.map(lambda a: jnp.asarray(a).astype(dtype), params)
+
+    def size(self, problem: Prediction) -> int:
+        """Count the model's parameters."""
+        shapes = jax.eval_shape(lambda: self.start(problem))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    def full_work(self, problem: Prediction) -> Array:
+        return self.schedule.steps(problem.data)
+
+    def step_flops(self, problem: Prediction) -> Array:
+        """Three times those of predicting a batch, ``[m]``: the gradient takes twice as many again.
+
+        Batches of an epoch have a client's samples between them; a step is priced at their average.
+        """
+        data, room = problem.data, self.schedule.room(problem.data)
+        params = jax.eval_shape(lambda: self.start(problem))
+        x = jax.ShapeDtypeStruct((room, data.num_features), data.dtype)
+        each = 3.0 * flops(lambda p, x: outputs(self.model, p, x), params, x) / room
+        return each * safe_ratio(data.sizes.astype(data.dtype), self.schedule.per_epoch(data).astype(data.dtype))
+
+    def message(self, problem: Prediction) -> tuple[float, float]:
+        """Numbers that a client receives and sends in a round."""
+        return (float(self.size(problem)),) * 2
+
+    def request(self, problem: Prediction, round: Array | int = 0) -> Request:
+        down, up = self.message(problem)
+        return (
+            super()
+            .request(problem, round)
+            .replace(down=jnp.asarray(down, problem.data.dtype), up=jnp.asarray(up, problem.data.dtype))
+        )
+
+    def check(self, problem: Prediction) -> None:
+        """Raise where the model cannot predict the problem's labels."""
+        said = self.tried(problem, self.start, "")
+        labels = [
+            y for data in (problem.data, problem.test) if data is not None and (y := real_labels(data)) is not None
+        ]
+        known = np.concatenate(labels) if labels else None
+        problem.likelihood.check_outputs(type(self).__name__, said.shape[1], known)
+
+    def tried(self, problem: Prediction, make: Callable[[Prediction], Params], how: str) -> jax.ShapeDtypeStruct:
+        """Try the model with such parameters on two samples; raise an error that names both where it cannot."""
+        width = problem.data.num_features
+        try:
+            return jax.eval_shape(lambda x: outputs(self.model, make(problem), x),
+                                  jax.ShapeDtypeStruct((2, width), problem.data.dtype))  # fmt: skip
+        except (TypeError, ValueError, AttributeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{type(self).__name__}: the model {type(self.model).__name__} cannot predict samples of {width} "
+                f"features{how}: {reason}"
+            ) from error
+
+    def expect_both(self, state: Any, problem: Any) -> None:
+        """Raise where these are no state and problem of the algorithm."""
+        self.expect(problem)
+        check.instance(type(self).__name__, "state", state, self.carries, "solution.state")
+
+    @abstractmethod
+    def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Params:
+        """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
+
+    @on_purpose
+    def predict(self, state: Any, problem: Prediction, node: Array | int, x: Array) -> Predicted:
+        """Predict by a client's network.
+
+        Args:
+          state: e.g. ``solution.state``.
+          problem: of the solve.
+          node: which client.
+          x: samples ``[b, d]``.
+        """
+        self.expect_both(state, problem)
+        node, x = known_client(self, problem, node), samples(self, problem, x)
+        said = outputs(self.model, self.parameters(state, problem, node), x)
+        return Predicted.of(problem.likelihood, problem.likelihood.predictive(said)[None])
+
+    def judge(self, state: Any, problem: Prediction) -> Judge:
+        """Losses and errors of samples, by a client's network."""
+
+        def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
+            said = outputs(self.model, self.parameters(state, problem, client), x)
+            return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
+
+        return judged
+
+    def whose(self, problem: Prediction) -> Array | None:
+        """The client whose network is to predict each node judged; None: all of them."""
+        return own_network(problem)
+
+    @on_purpose
+    def scores(self, state: Any, problem: Prediction) -> Scores:
+        """Loss and error of every task on the samples that the problem is judged on."""
+        self.expect_both(state, problem)
+        return score(problem.judged_on, self.judge(state, problem), self.whose(problem), problem.data.sizes > 0)
+
+    def certify(self, state: Any, problem: Prediction) -> Evaluation:
+        clients = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32)
+        alive = state.failed < jnp.maximum(clients, 1)
+        return evaluation(self.scores(state, problem), state.loss, state.diverged, alive)
+
+
+def failures(before: Array, good: Array, bad: Array) -> Array:
+    """Trainings in a row that were not finite."""
+    return jnp.where(good > 0, 0, before + bad)
+
+
+def mean_of_known(losses: Array) -> Array:
+    """Mean over the clients that have trained; infinite, as the loss of one that has not, where none has."""
+    known = jnp.isfinite(losses)
+    count = jnp.sum(known, dtype=losses.dtype)
+    return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(known, losses, 0.0)), count), jnp.inf)
+
+
+def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
+    """A client's number, where it is one."""
+    check.scalar(type(owner).__name__, node=node)
+    check.integers(type(owner).__name__, 0, node=node)
+    known = check.concrete(node)
+    if known is not None and not known < problem.data.num_nodes:
+        raise ValueError(
+            f"{type(owner).__name__}: there is no client {known}; they are 0 to {problem.data.num_nodes - 1}."
+        )
+    return jnp.asarray(node, jnp.int32)
+
+
+def samples(owner: Trainer, problem: Prediction, x: Any) -> Array:
+    """Samples ``[b, d]`` in the data's precision."""
+    found = check.floats(type(owner).__name__, "x", x, ("b", problem.data.num_features), "fiub")
+    return found.astype(problem.data.dtype)
+
+
+def of_optax(owner: str, name: str, value: Any, example: str) -> None:
+    """An optimizer."""
+    if not isinstance(value, optax.GradientTransformation):
+        raise ValueError(f"{owner}: {name} must be of optax, e.g. {example}; got {check.shown(value)}.")
+
+
+def outputs(model: Network, params: Params, x: Array, key: Array | None = None) -> Array:
+    """Return the model's outputs, with JAX's usual promotion, which models of other libraries take for granted."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        said = model.apply(params, x, key)
+    if getattr(said, "ndim", None) != 2 or len(said) != len(x):
+        shape = getattr(said, "shape", f"a {type(said).__name__}")
+        raise ValueError(f"outputs of {type(model).__name__} for samples {x.shape} must be [{len(x)}, c], got {shape}.")
+    return said
+
+
+def mean_loss(model: Network, likelihood: Likelihood, params: Params, batch: Batch, key: Array | None) -> Array:
+    """Return the weighted mean loss of a batch."""
+    losses = likelihood.loss(outputs(model, params, batch.x, key), batch.y)
+    total = jnp.sum(batch.weight)
+    return jnp.sum(jnp.where(batch.weight > 0, batch.weight * losses, 0.0)) / jnp.where(total > 0, total, 1.0)
+
+
+def all_finite(tree: Any) -> Array:
+    """Tell whether every number is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -1,0 +1,369 @@
+r"""VIRTUAL: variational inference over a server's network and the clients' own (Corinzia and Buhmann 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.flatten_util import ravel_pytree
+
+from mocha_jax._algorithms.base import State
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.fedavg import info, resumed
+from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
+from mocha_jax._neural.prediction import Judge, Prediction
+from mocha_jax._neural.refinement import Refinement, Trained, most_of
+from mocha_jax._neural.trainer import (
+    Trainer,
+    all_finite,
+    failures,
+    known_client,
+    mean_loss,
+    mean_of_known,
+    outputs,
+    samples,
+)
+from mocha_jax._neural.training import Batch, train
+from mocha_jax._neural.uncertainty import Predicted
+from mocha_jax.networks import Params, Parts
+from mocha_jax.systems._work import Info, Request, Work
+
+# Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
+_REFRESH_EVERY = 64
+
+# Folded into the key of the draws that predictions average over.
+_PREDICTING = np.uint32(2**32 - 1)
+
+
+class VirtualState(State):
+    """All that VIRTUAL carries from round to round; parameters as vectors, p shared ones and q of each client's own."""
+
+    posterior: Gaussian  # [p] s over the shared parameters
+    factors: Gaussian  # [m, p] s_i of every client
+    private: Gaussian  # [m, q] c_i over every client's own parameters
+    first: Array  # [p] shared parameters to begin with where nobody has learned anything yet
+    losses: Array  # [m] mean over its last training of the free energy for each sample; infinite before any
+    diverged: Array  # [] int32 refinements left out so far because they were not finite
+    failed: Array  # [] int32 of them in a row, up to now
+
+    @property
+    def loss(self) -> Array:
+        """Mean over the clients that have been refined."""
+        return mean_of_known(self.losses)
+
+    @property
+    def mean(self) -> Array:
+        """The mean of the posterior; before any answer, where training begins."""
+        return jnp.where(self.posterior.shift == 0, self.first, self.posterior.mean)
+
+
+class Virtual(Trainer):
+    r"""VIRTUAL: Algorithm 1 and proposition 1 of the paper, for networks of which one part is shared.
+
+    The posterior over shared parameters is approximated by a product of one factor for each client,
+    $s(\theta) = \prod_i s_i(\theta)$, that over private ones by $c_i(\phi_i)$; all are mean-field
+    Gaussians. A refinement of client i trains $s^{new} = s_i^{new}\, s / s_i$ and $c_i$ on the free
+    energy (3),
+
+    $$
+    D_{KL}\big(s^{new} \,\|\, p_i\, s / s_i\big) + D_{KL}\big(c_i \,\|\, p(\phi_i)\big)
+    - E\big[\log p(D_i \mid \theta, \phi_i)\big],
+    $$
+
+    by gradient descent on Monte-Carlo estimates (reparametrisation trick), and sends $s^{new}$ to the server.
+    A round is one refinement, of clients in the given order; with ``parallel=True`` all clients are refined at once
+    from the same s, and every factor goes a part of its way,
+    $s_i \leftarrow s_i^{1-\delta} (s_i^{new})^{\delta}$,
+    so that $\prod_i s_i = s$ holds at all times.
+
+    **Precisions are positive by construction.** What is trained is the logarithm of the precision of
+    $s_i^{new}$, to which that of $s / s_i$, a sum of positive numbers, is added; damping mixes positive
+    numbers. No cavity and no posterior can therefore lose its density, as quotients of freely trained Gaussians do.
+
+    **The prior counts once.** In (3) the paper puts $p(\theta)$ into every refinement, so that its fixed point
+    has $p^K$ where (1) divides $K - 1$ of them out again. With ``prior="once"`` (default)
+    $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, the
+    letter of (3).
+
+    **All clients begin with the same private parameters**, as in FedAvg all begin with the same network: shared layers
+    then suit everybody from the first refinement.
+
+    Args:
+      model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.
+      client_optimizer: of means and logarithms of precisions, from optax; it begins anew in every refinement.
+      prior_scale: standard deviation of the prior of every parameter.
+      first_scale: standard deviation at which training begins: of private parameters, and of shared ones when all
+        clients have begun, each with 1/K of that precision.
+      temperature: weight T of both divergences; below 1 every sample counts 1 / T times, a "cold posterior". The free
+        energy of a network has far more parameters to pay for than samples to win by, and at T = 1 the prior can
+        silence its shared layers.
+      samples: draws of a Monte-Carlo estimate.
+      noise: ``"shared"``, matrices drawn once for all rows of a batch; ``"flipout"``, one draw with random signs for
+        every row (the paper's choice); ``"local"``, a draw for every row (Kingma et al. 2015). The latter two vary less
+        from step to step, and need a model that multiplies by matrices as those in `networks` do.
+      parallel: refine all clients in every round.
+      damping: delta, in (0, 1]. Default 1; with ``parallel=True`` one over the number of clients, because each moves
+        the posterior with the precision of all, and so many whole moves together can diverge.
+      sent: share of the changes of s, those of most standard deviations, that clients send; the others do not happen.
+      order: clients in the order of their refinements, again and again; default all, as they come.
+      prior: ``"once"`` or ``"each"``.
+      draws: networks that predictions average over.
+      local_epochs: passes of a client over its samples in a refinement.
+      batch_size: samples of a step; None for all of a client's.
+      rate: factor of the clients' updates, a learning rate to map over.
+      seed: of the first parameters.
+      at_once: clients trained together, see `Local`.
+
+    Examples:
+      >>> import jax, numpy as np, optax, mocha_jax as mj
+      >>> xs = np.random.default_rng(0).normal(size=(4, 30, 5))
+      >>> data = mj.pack_tasks(list(xs), [x[:, 0] > 0 for x in xs], dtype="float32")
+      >>> train, test = data.split(jax.random.key(1), 0.75)
+      >>> problem = mj.Prediction(train, test=test)
+      >>> model = mj.networks.Lateral(5, 2, (8,))
+      >>> algorithm = mj.Virtual(model, optax.adam(1e-2), local_epochs=5, samples=2)
+      >>> solution = mj.solve(problem, algorithm, tol=None, max_rounds=8)
+      >>> found = algorithm.predict(solution.state, problem, 0, test.x[0])
+      >>> found.mean.shape == (*test.y[0].shape, 2), bool((found.mutual_information >= 0).all())
+      (True, True)
+    """
+
+    carries = VirtualState
+
+    prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
+    first_scale: Hyperparameter = dataclasses.field(default=0.05, kw_only=True)
+    temperature: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
+    samples: int = static(default=5, kw_only=True)
+    noise: str = static(default="shared", kw_only=True)
+    parallel: bool = static(default=False, kw_only=True)
+    damping: Hyperparameter | None = dataclasses.field(default=None, kw_only=True)
+    sent: float = static(default=1.0, kw_only=True)
+    order: tuple[int, ...] | None = static(default=None, kw_only=True)
+    prior: str = static(default="once", kw_only=True)
+    draws: int = static(default=10, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.scalar("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale,
+                      temperature=self.temperature)  # fmt: skip
+        check.positive("Virtual", prior_scale=self.prior_scale, first_scale=self.first_scale)
+        check.nonnegative("Virtual", temperature=self.temperature)
+        check.integer("Virtual", 1, samples=self.samples, draws=self.draws)
+        check.flag("Virtual", parallel=self.parallel)
+        check.scalar("Virtual", sent=self.sent)
+        check.in_unit_interval("Virtual", open_left=True, sent=self.sent)
+        if self.damping is not None:
+            check.in_unit_interval("Virtual", open_left=True, damping=self.damping)
+        check.one_of("Virtual", "prior", self.prior, ("once", "each"))
+        check.one_of("Virtual", "noise", self.noise, NOISES)
+        if self.order is not None:
+            if self.parallel:
+                raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
+            check.integers("Virtual", 0, order=self.order)
+            if np.ndim(self.order) != 1 or not len(self.order):
+                raise ValueError(f"Virtual: order must name clients, such as (0, 2, 1); got {self.order!r}.")
+            object.__setattr__(self, "order", tuple(int(i) for i in self.order))
+
+    def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
+        """The first parameters, shared ``[p]`` and private ``[q]``."""
+        shared, private = _parts(self.start(problem))
+        return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
+
+    def _apart(self, problem: Prediction) -> tuple[Callable[[Array], Any], Callable[[Array], Any], Callable[..., Any]]:
+        """Return functions from vectors to shared and private parameters, and from both to the model's."""
+        shapes = jax.eval_shape(lambda: self.start(problem))
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+        shared, private = (ravel_pytree(part)[1] for part in _parts(zeros))
+        return shared, private, Parts if isinstance(shapes, Parts) else lambda shared, private: shared
+
+    def check(self, problem: Prediction) -> None:
+        super().check(problem)
+        if problem.data.loss_scaling != "sum":
+            raise ValueError("Virtual: likelihoods count every sample; pack the data with loss_scaling='sum'.")
+        if self.noise != "shared":
+            self.tried(problem, self._noisy, f" with noise={self.noise!r}, which wants h @ w of every matrix")
+
+    def _noisy(self, problem: Prediction) -> Params:
+        """A draw of the first parameters, to try the model on."""
+        *apart, join = self._apart(problem)
+        key = jax.random.key(0)
+        return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
+
+    def init(self, problem: Prediction) -> VirtualState:
+        """Factors that multiply to the prior."""
+        m, dtype = problem.data.num_nodes, problem.data.dtype
+        first, own = self._vectors(problem)
+        private = jnp.broadcast_to(own, (m, own.size))
+        real = (problem.data.sizes > 0).astype(dtype)[:, None]
+        factor = Gaussian.around_zero(self.prior_scale, first) ** self._each(problem)
+        factors = Gaussian(real * factor.precision[None, :], real * factor.shift[None, :])
+        precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
+        return VirtualState(
+            jnp.zeros((), jnp.int32), _product(factors), factors, Gaussian.of(private, precision), first,
+            jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
+        )  # fmt: skip
+
+    def resume(self, state: VirtualState, problem: Prediction) -> VirtualState:
+        return resumed("Virtual", state, self.init, problem)
+
+    def message(self, problem: Prediction) -> tuple[float, float]:
+        """Means and precisions of the client that is refined; of a part of them, with their places.
+
+        Algorithm 1 sends the posterior to all clients after every refinement; here one gets it when its turn comes.
+        """
+        count = len(jax.eval_shape(lambda: self._vectors(problem)[0]))
+        return 2.0 * count, 2.0 * count if self.sent == 1.0 else 3.0 * self.sent * count
+
+    def step_flops(self, problem: Prediction) -> Array:
+        return super().step_flops(problem) * self.samples * (1.0 if self.noise == "shared" else 2.0)
+
+    def request(self, problem: Prediction, round: Array | int = 0) -> Request:
+        """One client's refinement, or with ``parallel=True`` all clients'."""
+        request, data = super().request(problem, round), problem.data
+        if self.parallel:
+            return request
+        if self.order is None:  # those with data, in turn
+            real = data.sizes > 0
+            rank = jnp.cumsum(real, dtype=jnp.int32) - 1
+            turn = real & (rank == request.round % jnp.maximum(jnp.sum(real, dtype=jnp.int32), 1))
+        else:
+            if max(self.order) >= data.num_nodes:
+                raise ValueError(f"Virtual: order names client {max(self.order)}, but there are {data.num_nodes}.")
+            order = jnp.asarray(self.order, jnp.int32)
+            turn = jnp.arange(data.num_nodes, dtype=jnp.int32) == order[request.round % len(order)]
+        return request.replace(steps=jnp.where(turn, request.steps, 0))
+
+    def step(self, key: Array, state: VirtualState, problem: Prediction, work: Work) -> tuple[VirtualState, Info]:
+        data, dtype = problem.data, problem.data.dtype
+        budget = work.budget(self.request(problem, state.round).steps)
+        share = self._each(problem) if self.prior == "once" else jnp.ones((), dtype)
+        shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
+        private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
+        to_shared, to_private, join = self._apart(problem)
+        first = self._each(problem) * jnp.asarray(self.first_scale, dtype) ** -2
+        damping = self.damping
+        if damping is None:
+            damping = self._each(problem) if self.parallel else 1.0
+
+        def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
+            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first, temperature, rate = given
+            factor, private, before = own
+            refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
+            total = jnp.sum(data.weight[place])
+
+            def loss(v: Trained, batch: Batch, key: Array) -> Array:
+                scale, own_scale = refinement.posterior(v).scale, refinement.own(v).scale
+
+                def one(key: Array) -> Array:
+                    keys = jax.random.split(key, 3)
+                    params = join(
+                        draw(keys[0], v.mean, scale, to_shared, self.noise),
+                        draw(keys[1], v.own_mean, own_scale, to_private, self.noise),
+                    )
+                    return mean_loss(self.model, likelihood, params, batch, keys[2])
+
+                expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
+                return expected + temperature * refinement.divergences(v) / total
+
+            start = refinement.begin(begin, factor, private, first, jnp.isinf(before))
+            done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
+                         loss, start, self.client_optimizer.init(start), rate)  # fmt: skip
+            new_private = refinement.own(done.params)
+            new = factor ** (1.0 - damping) * refinement.factor(done.params) ** damping
+            if self.sent < 1.0:
+                new = most_of(self.sent, factor, new, posterior)
+            finite = all_finite((new, new_private, done.loss))
+            new, new_private, value = jax.tree.map(
+                partial(jnp.where, finite), (new, new_private, done.loss), (factor, private, before)
+            )
+            return (new, new_private, value), (new / factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
+
+        given = (key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior,
+                 *(jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate)))  # fmt: skip
+        own = state.factors, state.private, state.losses
+        zero = jax.tree.map(jnp.zeros_like, state.posterior), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        (factors, private, losses), (change, good, bad) = over_clients(
+            data, budget, at_once(self.at_once), client, given, own, zero
+        )
+        round = state.round + 1
+        posterior = lax.cond(round % _REFRESH_EVERY == 0, lambda: _product(factors), lambda: state.posterior * change)
+        failed = failures(state.failed, good, bad)
+        after = VirtualState(round, posterior, factors, private, state.first, losses, state.diverged + bad, failed)
+        return after, info(self, problem, budget)
+
+    @on_purpose
+    def predict(
+        self, state: VirtualState, problem: Prediction, node: Array | int, x: Array, key: Array | None = None
+    ) -> Predicted:
+        """A client's predictions, averaged over draws of its network, and their uncertainty.
+
+        Args:
+          state: e.g. ``solution.state``.
+          problem: of the solve.
+          node: which client.
+          x: samples ``[b, d]``.
+          key: of the draws; default one that depends on `seed`.
+        """
+        self.expect_both(state, problem)
+        if key is not None:
+            check.key("Virtual", key)
+        values = self._draws(state, problem, known_client(self, problem, node), samples(self, problem, x), key)
+        return Predicted.of(problem.likelihood, values)
+
+    def _draws(self, state: VirtualState, problem: Prediction, node: Array, x: Array, key: Array | None) -> Array:
+        """Return the predictions of every draw that may be averaged, ``[draws, b, c]``."""
+        if key is None:
+            key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _PREDICTING)
+        own = _row(state.private, node)
+        to_shared, to_private, join = self._apart(problem)
+
+        def one(i: Array) -> Array:
+            keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), node))
+            shared = draw(keys[0], state.mean, state.posterior.scale, to_shared)
+            params = join(shared, draw(keys[1], own.mean, own.scale, to_private))
+            return problem.likelihood.predictive(outputs(self.model, params, x))
+
+        return jax.vmap(one)(jnp.arange(self.draws, dtype=jnp.uint32))
+
+    def judge(self, state: VirtualState, problem: Prediction) -> Judge:
+        def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
+            return problem.likelihood.mixed(jnp.mean(self._draws(state, problem, client, x, None), axis=0), y)
+
+        return judged
+
+    def weights(self, state: VirtualState) -> Parts:
+        """Means of the shared parameters ``[p]`` and of every client's own ``[m, q]``, see `parameters`."""
+        return Parts(state.posterior.mean, state.private.mean)
+
+    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Params:
+        """The means as the model wants them, for one client."""
+        to_shared, to_private, join = self._apart(problem)
+        own = _row(state.private, known_client(self, problem, node))
+        return join(to_shared(state.mean), to_private(own.mean))
+
+    def _each(self, problem: Prediction) -> Array:
+        """1 / K."""
+        count = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32).astype(problem.data.dtype)
+        return 1.0 / jnp.maximum(count, 1.0)
+
+
+def _row(gaussian: Gaussian, client: Array) -> Gaussian:
+    return Gaussian(gaussian.precision[client], gaussian.shift[client])
+
+
+def _parts(params: Params) -> Parts:
+    return params if isinstance(params, Parts) else Parts(params, ())
+
+
+def _product(factors: Gaussian) -> Gaussian:
+    return Gaussian(jnp.sum(factors.precision, axis=0), jnp.sum(factors.shift, axis=0))

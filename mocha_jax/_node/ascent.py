@@ -1,0 +1,230 @@
+r"""The local solver: dual coordinate ascent on every node's subproblem at once.
+
+Node k, on task t with $q = \sigma'_t \bar M_{tt}$, improves its share of eq. (4),
+
+$$
+\min_{\delta}\; \sum_i c_i\,\ell^*(-(\beta_i+\delta_i)) + \langle w, u\rangle
++ \tfrac{q}{2}\|u\|^2, \qquad u = \sum_i c_i\delta_i x_i ,
+$$
+
+one coordinate after another, each exactly. Divided by c the coordinate problem is
+`Loss.dual_step` with $g = x^\top(w + q u)$ and $\kappa = q c \|x\|^2$.
+
+Speed. All nodes visit their rows in one common random order, so a step takes row i of every
+node: stored in that order (`mocha_jax._node.layout`) it is one contiguous slice, and the whole step is two
+fused loops. What a step needs to know of budgets is worked out before the loop, and the new duals
+leave the loop as outputs; state carried through the loop costs more than the arithmetic. On an
+accelerator a pass is one kernel (`mocha_jax._node.kernel`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._core.devices import each_device
+from mocha_jax._core.platform import platform_dependent
+from mocha_jax._node.layout import Bucket, TimeMajor
+from mocha_jax._numerics.math import matmul, uniform_bits
+from mocha_jax.losses import Loss
+
+Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done
+
+# Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
+STEP_FLOPS = 6.0
+
+
+def visiting_order(key: Array, count: int) -> Array:
+    """A random permutation of ``0..count-1``; more padding does not reorder what was there."""
+    bits = uniform_bits(key, count)
+    if count > 2**16:
+        return jnp.argsort(bits)
+    # Numbers sort several times faster than pairs of them, so a row's place is the lower half of its number. The few
+    # rows that tie in the upper half are visited in their order.
+    place = jnp.arange(count, dtype=bits.dtype)
+    return (jnp.sort(bits >> 16 << 16 | place) & 0xFFFF).astype(int)
+
+
+def ascend(
+    key: Array,
+    loss: Loss,
+    rows: TimeMajor,
+    beta: Array,
+    w: Array,
+    q: Array,
+    steps: Array,
+    *,
+    passes: int,
+    share: Array | float = 1.0,
+) -> Result:
+    """Run up to `passes` passes over the rows; node k stops after ``steps[k]`` coordinate steps.
+
+    Args:
+      key: a JAX random key; the key is consumed.
+      loss: gives the coordinate step.
+      rows: the samples, from `time_major`.
+      beta: dual variables ``[m, n]``.
+      w: each node's weights at the start of the round ``[m, d]``.
+      q: each node's curvature ``[m]``.
+      steps: each node's budget ``[m]`` int32.
+      passes: static bound on the passes over the rows.
+      share: how far to go from the old duals to what was found, in (0, 1].
+
+    Returns:
+      The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
+      steps each node did ``[m]``.
+    """
+    keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
+    return each_device(rows.sharding, _ascend, (keys, loss, jnp.asarray(share, w.dtype)), rows, beta, w, q, steps)
+
+
+def _ascend(
+    shared: tuple[Array, Loss, Array], rows: TimeMajor, beta: Array, w: Array, q: Array, steps: Array
+) -> Result:
+    """All nodes of a device."""
+    keys, loss, share = shared
+    new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
+    for bucket in rows.buckets:
+        group = bucket.group
+        orders = jax.vmap(partial(visiting_order, count=bucket.y.shape[1]))(keys)
+        # From the new duals: to read them from the old ones, which others overwrite, were a copy.
+        (old,), rest = bucket.take_rows(new), map(group.take, (w, q, steps))
+        found, change, did = _ascend_bucket(orders, loss, bucket, old, *rest, backend=rows.backend)
+        between = part_way(loss, share, old, found, jnp.swapaxes(bucket.y, 1, 2))
+        new, u, done = group.put(new, between), group.put(u, share * change), group.put(done, did)
+    return new, u, done
+
+
+def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Array:
+    """Duals a share of the way from old to new ones, feasible to the last bit."""
+    return loss.project(old + share * (new - old), y)
+
+
+def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:
+    """All nodes of a bucket: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
+    precise = backend == "auto" and state[0].dtype != jnp.float32
+    if backend == "xla" or precise or not loss.in_kernel:
+        return _by_xla(orders, loss, bucket, *state)
+    return _by_machine(backend, orders, loss, bucket, *state)
+
+
+def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
+    """Run a pass as loops over the rows, one block of nodes after the other."""
+    _, _, width, d = bucket.x.shape
+    step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
+
+    def one_block(block: tuple[Array, ...]) -> Result:
+        j, y, weight, norm2, beta, w, q, steps = block
+
+        def one_pass(carry: Result, order: Array) -> Result:
+            beta, u, done = carry
+            done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
+
+            def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+                i, visit = at
+                # Straight from the whole array: a block of it would be a copy.
+                x = lax.dynamic_slice(bucket.x, (j, i, 0, 0), (1, 1, width, d))[0, 0]
+                return step(x, *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
+
+            u, new = lax.scan(one_step, u, (order, visit))
+            return beta.at[order].set(new, unique_indices=True), u, done
+
+        return _passes(one_pass, (beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders, steps)
+
+    blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
+    beta, u, done = lax.map(one_block, blocks)
+    return jnp.swapaxes(beta, 1, 2), u, done
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_machine(backend: str, *given: Any) -> Result:
+    """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
+    *_, beta, w, _, steps = given
+    other = _interpreted if backend == "pallas" else _by_xla
+    found = platform_dependent((beta, w, steps), *given, cuda=_on_gpu, rocm=_on_gpu, tpu=_on_tpu, default=other)
+    return cast(Result, found)
+
+
+@_by_machine.defjvp
+def _derivative(backend: str, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Result, Result]:
+    """A kernel has no derivative of its own; that of the loops is that of the same function."""
+    del backend
+    return jax.jvp(_by_xla, primals, tangents)
+
+
+def _on_gpu(*given: Any) -> Result:
+    return _by_kernel("gpu", *given)
+
+
+def _on_tpu(*given: Any) -> Result:
+    return _by_kernel("tpu", *given)
+
+
+def _interpreted(*given: Any) -> Result:
+    return _by_kernel("gpu", *given, interpret=True)
+
+
+def _by_kernel(
+    machine: str, orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
+    interpret: bool = False,
+) -> Result:  # fmt: skip
+    """Run one kernel a pass where this version of JAX has one for the machine that takes such rows, else the loops."""
+    try:
+        kernel = importlib.import_module(f"mocha_jax._node.kernel_{machine}")
+    except ImportError as error:
+        if (error.name or "").startswith("mocha_jax"):
+            raise
+        return _by_xla(orders, loss, bucket, beta, w, q, steps)
+    if not kernel.fits(orders.shape[1], bucket.x.shape[-1]):
+        return _by_xla(orders, loss, bucket, beta, w, q, steps)
+
+    def one_pass(carry: Result, order: Array) -> Result:
+        beta, u, done = carry
+
+        def blocks(*block: Array) -> Result:
+            x, y, weight, norm2, beta, w, q, u, done, steps = block
+            found = kernel.epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order, interpret=interpret)
+            return cast(Result, found)
+
+        return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, u, done, steps)
+
+    start = jnp.swapaxes(beta, 1, 2), jnp.zeros_like(w), jnp.zeros_like(steps)
+    beta, u, done = _passes(one_pass, start, orders.astype(jnp.int32), steps)
+    return jnp.swapaxes(beta, 1, 2), u, done
+
+
+def _passes(one_pass: Callable[[Result, Array], Result], start: Result, orders: Array, steps: Array) -> Result:
+    """A pass for each order, as long as anybody has steps left to do."""
+
+    def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
+        return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: carry, carry, order), None
+
+    first = one_pass(start, orders[0])
+    return lax.scan(next_pass, first, orders[1:])[0] if len(orders) > 1 else first
+
+
+def _step_one_node(
+    loss: Loss, x: Array, y: Array, weight: Array, norm2: Array, beta: Array, visit: Array, w: Array, q: Array, u: Array
+) -> tuple[Array, Array]:
+    """One coordinate of one node: x ``[d]``, w ``[d]``, u ``[d]``, the rest scalars."""
+    x = x.astype(u.dtype)
+    # A product with ones is a vectorised sum; XLA's own reduction over the last axis is not.
+    g = matmul(x * (w + q * u), jnp.ones_like(u))
+    new = jnp.where(visit, loss.dual_step(beta, g, y, q * weight * norm2), beta)
+    return u + (weight * (new - beta)) * x, new
+
+
+def _spend(done: Array, weight: Array, steps: Array) -> tuple[Array, Array]:
+    """Tell which nodes visit this row: real there, and with budget left."""
+    visit = (weight > 0) & (done < steps)
+    return done + visit.astype(done.dtype), visit
+
+
+def _row(array: Array, i: Array) -> Array:
+    return lax.dynamic_index_in_dim(array, i, axis=0, keepdims=False)

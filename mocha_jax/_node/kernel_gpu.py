@@ -1,0 +1,127 @@
+"""A pass over the rows as one kernel on a GPU, by Triton."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from mocha_jax._node.kernel import Result, per_node, step
+from mocha_jax.losses import Loss
+
+_LONGEST = 4096  # features that a program holds without spilling registers
+
+# Short rows are put together until a thread has four of their numbers, long ones divided until it has eight: it also
+# holds as many of w, of u and of every row in flight. More nodes of a warp exchange theirs through shared memory.
+_NUMBERS_TOGETHER, _NUMBERS_OF_A_WARP = 2**7, 2**8
+_NODES_OF_A_WARP = 2**3
+_WARPS = 2**4  # of a program at most; they share 2**16 registers
+
+
+def fits(n: int, d: int) -> bool:
+    """Tell whether the kernel takes n rows of d features."""
+    del n
+    return d <= _LONGEST
+
+
+def epoch(
+    loss: Loss,
+    *arrays: Array,
+    nodes: int | None = None,
+    warps: int | None = None,
+    depth: int = 4,
+    interpret: bool = False,
+) -> Result:
+    """One pass over the rows of every node.
+
+    Args:
+      loss: see `mocha_jax._node.kernel`.
+      *arrays: the other arguments, see there.
+      nodes: nodes of one program, a power of two.
+      warps: warps of one program, a power of two; several meet in shared memory at every step.
+      depth: rows in flight.
+      interpret: run as plain JAX.
+    """
+    x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
+    _, m, d = x.shape
+    width = pl.next_power_of_2(d)  # Triton's arrays have no other sizes; what is beyond d is masked
+    nodes = nodes or max(min(_NUMBERS_TOGETHER // width, _NODES_OF_A_WARP), 1)
+    warps = warps or max(min(nodes * width // _NUMBERS_OF_A_WARP, _WARPS), 1)
+    inputs = order, x, y, weight, norm2, beta, w, q, u, done, steps, *per_node(loss, w)
+    return pl.pallas_call(
+        partial(_kernel, jax.tree.structure(loss), nodes, width, depth),
+        out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, u, done)),
+        grid=(pl.cdiv(m, nodes),),
+        input_output_aliases={5: 0},  # the duals of rows that are not visited stay as they are
+        compiler_params=pltriton.CompilerParams(num_warps=warps),
+        interpret=interpret,
+        name="epoch_on_gpu",
+    )(*inputs)
+
+
+def _kernel(structure: Any, nodes: int, width: int, depth: int, order: Any, x: Any, *refs: Any) -> None:
+    """A pass of a few nodes; the arguments are references to whole arrays.
+
+    Each of `depth` slots holds one row. As soon as a row is used its slot is filled again, with the row that will
+    be used `depth` steps later: a load has that long to arrive, and, since a slot is never copied, stays in the same
+    registers. The row's number and weight came one turn before, so that no load waits for another one, and rows
+    that will not be visited (padding, or the budget spent) are not read at all.
+    """
+    y, weight, norm2, beta, w, q, u, done, steps, *hyperparameters, beta_out, u_out, done_out = refs
+    n, m, d = x.shape
+
+    # Numbers of the nodes have one axis and are widened where they meet features, no sooner.
+    def wide(numbers: Array) -> Array:
+        return numbers[:, None]
+
+    def total(matrix: Array) -> Array:
+        return jnp.sum(matrix, axis=1)
+
+    node = pl.program_id(0) * nodes + lax.iota(jnp.int32, nodes)
+    feature = lax.iota(jnp.int32, width)[None]
+    real = node < m
+    inside = wide(real) & (feature < d)
+
+    def of_node(ref: Any) -> Array:
+        return pltriton.load(ref.at[node], mask=real, other=0)
+
+    def matrix(ref: Any) -> Array:
+        return pltriton.load(ref.at[wide(node), feature], mask=inside, other=0)
+
+    def look_up(k: Array) -> tuple[Array, Array]:
+        i = pltriton.load(order.at[k], mask=k < n, other=0)
+        return i, pltriton.load(weight.at[i, node], mask=real & (k < n), other=0)
+
+    def fetch(found: tuple[Array, Array], done: Array) -> tuple[Array, ...]:
+        i, c_i = found
+        wanted = (c_i > 0) & (done < budget)
+        numbers = (pltriton.load(ref.at[i, node], mask=wanted, other=0) for ref in (y, norm2, beta))
+        return pltriton.load(x.at[i, wide(node), feature], mask=wide(wanted) & inside, other=0), *numbers
+
+    def turn(t: Array, carry: Any) -> Any:
+        u, done, slots = carry
+        filled = []
+        for j, ((i, c_i), (x_i, y_i, norm2_i, beta_i), upcoming) in enumerate(slots):
+            before = done
+            beta_i, u, done = step(loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start, curvature, u, done, budget)
+            pltriton.store(beta_out.at[i, node], beta_i, mask=done > before)
+            filled.append((upcoming, fetch(upcoming, done), look_up((t + 2) * depth + j)))
+        return u, done, tuple(filled)
+
+    start, curvature, budget = matrix(w), of_node(q), of_node(steps)
+    loss = jax.tree.unflatten(structure, [of_node(h) for h in hyperparameters])
+    spent = of_node(done)
+    slots = []
+    for j in range(depth):
+        first = look_up(jnp.int32(j))
+        slots.append((first, fetch(first, spent), look_up(jnp.int32(depth + j))))
+    turns = pl.cdiv(n, depth)
+    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (matrix(u), spent, tuple(slots)))
+    pltriton.store(u_out.at[wide(node), feature], moved, mask=inside)
+    pltriton.store(done_out.at[node], spent, mask=real)

@@ -1,0 +1,117 @@
+r"""MINRES (Paige and Saunders 1975): symmetric linear systems, also indefinite and singular ones, on pytrees.
+
+Of all points of the Krylov space it takes the one of least residual. Where the system is singular but has solutions,
+it finds one all the same; where it has none, it stops before what rounding makes of the missing direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._numerics.math import EXACT, safe_ratio
+
+Operator = Callable[[Any], Any]
+
+# A residual that A takes to less than this power of the rounding unit, relative to both, is what no x can mend. Smaller
+# than rounding alone would have it: once it is there, it grows again within a few steps.
+_SINGULAR = 0.6
+
+
+class Solved(Pytree):
+    """A solution of a linear system, from `minres`."""
+
+    x: Any
+    residual: Array  # [] |b - A x| / |b|, measured at the end and not as the recurrence has it
+    steps: Array  # [] int32
+
+
+class _At(Pytree):
+    """The Lanczos process and the QR factorisation of its tridiagonal matrix, both a step at a time."""
+
+    x: Any
+    lanczos: tuple[Any, Any, Any]  # the last two residual vectors, and the last one preconditioned
+    directions: tuple[Any, Any]
+    off: tuple[Array, Array]  # the last two entries beside the diagonal
+    bar: tuple[Array, Array]  # what the rotations leave for the next column
+    rotation: tuple[Array, Array]
+    phi: Array  # [] size of the residual in the preconditioner's norm
+    largest: Array  # [] of the columns of the tridiagonal matrix: about the norm of A
+    open: Array  # [] bool whether A times the residual is not 0 yet, so that a smaller one exists
+    steps: Array
+
+
+def inner(a: Any, b: Any) -> Array:
+    """The inner product of two pytrees."""
+    products = [jnp.vdot(p, q, precision=EXACT) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return jnp.sum(jnp.stack(products))
+
+
+def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_steps: int) -> Solved:
+    r"""Solve A x = b.
+
+    Args:
+      apply: x to A x, A symmetric.
+      b: the right side, a pytree; the solution has its shapes.
+      precondition: an approximation of the inverse of |A|, symmetric positive definite.
+      tol: residual to stop at, relative to b, in the norm of the preconditioner.
+      max_steps: applications of A at most.
+    """
+
+    def size(r: Any, y: Any) -> Array:
+        square = inner(r, y)
+        nothing = square <= 0  # what is no number stays so
+        return jnp.where(nothing, 0.0, jnp.sqrt(jnp.where(nothing, 1.0, square)))
+
+    def plus(a: Any, s: Array, c: Any) -> Any:
+        return jax.tree.map(lambda p, q: p + s * q, a, c)
+
+    def scaled(s: Array, a: Any) -> Any:
+        return jax.tree.map(lambda p: s * p, a)
+
+    # Of ordinary size, so that squares neither overflow nor vanish.
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(b)]))
+    unit = jnp.where(largest == 0, jnp.ones_like(largest), largest)
+    b = jax.tree.map(lambda leaf: leaf / unit, b)
+    nothing = jax.tree.map(jnp.zeros_like, b)
+    first = precondition(b)
+    start = size(b, first)
+    zero = jnp.zeros_like(start)
+    tiny, singular = jnp.finfo(start.dtype).tiny, jnp.finfo(start.dtype).eps ** _SINGULAR
+
+    def unfinished(at: _At) -> Array:
+        return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0) & at.open
+
+    def step(at: _At) -> _At:
+        (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = at.lanczos, at.off, at.rotation, at.bar
+        v = scaled(safe_ratio(jnp.ones_like(old), old), y)
+        image = plus(apply(v), -safe_ratio(old, older), r1)
+        alfa = inner(v, image)
+        image = plus(image, -safe_ratio(alfa, old), r2)
+        y = precondition(image)
+        off = size(image, y)
+        delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)
+        gamma = jnp.maximum(jnp.sqrt(gbar**2 + off**2), tiny)
+        largest = jnp.maximum(at.largest, jnp.sqrt(old**2 + alfa**2 + off**2))
+        open = jnp.sqrt(gbar**2 + bar[0] ** 2) > singular * largest  # times phi it is the size of A r
+        w1, w2 = at.directions
+        w = scaled(1.0 / gamma, plus(plus(v, -eps, w1), -delta, w2))
+        cs, sn = gbar / gamma, off / gamma
+        x = plus(at.x, jnp.where(open, cs * at.phi, 0.0), w)
+        phi = sn * at.phi
+        return _At(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, at.steps + 1)
+
+    begin = _At(
+        nothing, (nothing, b, first), (nothing, nothing), (zero, start), (zero, zero), (zero - 1.0, zero), start,
+        zero, jnp.ones((), bool), jnp.zeros((), jnp.int32),
+    )  # fmt: skip
+    end = lax.while_loop(unfinished, step, begin)
+    left = jax.tree.map(jnp.subtract, b, apply(end.x))
+    rest = size(left, precondition(left))
+    residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
+    return Solved(scaled(unit, end.x), jnp.where(jnp.isfinite(largest), residual, jnp.nan), end.steps)

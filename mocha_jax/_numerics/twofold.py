@@ -1,0 +1,206 @@
+r"""Products and sums in twice the working precision, with a bound on what rounding is left.
+
+A number is kept as an unevaluated sum of two floats. The sum and the product of two floats are such pairs exactly
+(Knuth's two-sum, Dekker's split product), so that the compensated inner product below is as good as one computed in
+twice the precision and rounded once (Ogita, Rump and Oishi 2005): with u the unit of rounding,
+
+$$
+|\tilde s - \sum_j a_j b_j| \le u\,|\tilde s| + 2 (n u)^2 \sum_j |a_j b_j| ,
+$$
+
+and the first of the two errors is known.
+
+No wider float type is needed: a GPU or TPU has none worth the name, and JAX hides float64 unless asked for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._numerics import products
+
+Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
+
+# Features that are read at a time: a cache line of samples.
+_TOGETHER = 16
+
+
+def two_sum(a: Array, b: Array) -> Pair:
+    """``a + b`` and its rounding error, exactly."""
+    s = a + b
+    of_b = s - a
+    return s, (a - (s - of_b)) + (b - of_b)
+
+
+def exact_products(a: Array, b: Array) -> tuple[Array, Array, Array, Array]:
+    """Four products that no rounding touches (but for underflow) and that add up to ``a * b``, the largest first.
+
+    A compiler may fuse a product with the addition that follows, and then rounds once where the program rounds twice.
+    Of an exact product that makes no difference.
+    """
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return a_high * b_high, a_high * b_low, a_low * b_high, a_low * b_low
+
+
+class Inner(Pytree):
+    r"""$\sum_j a_j b_j$, term by term; many sums side by side."""
+
+    high: Array  # [...]
+    low: Array  # [...] what its rounding left out
+    size: Array  # [...] about the sum of |a_j b_j|
+
+    def add(self, a: Array, b: Array) -> Inner:
+        """Add one more term; both broadcast to the shape of the sums."""
+        *large, low = exact_products(*jnp.broadcast_arrays(a, b))
+        high, info = self.high, jnp.finfo(self.high.dtype)
+        for product in large:
+            high, lost = two_sum(high, product)
+            low = low + lost
+        # The lower half of a number may be too small to be kept, and is then missing as often as it is multiplied.
+        missing = 2.0 * info.tiny / info.eps**2 * (jnp.abs(a) + jnp.abs(b))
+        return Inner(high, self.low + low, self.size + jnp.abs(large[0]) + missing)
+
+    def plus(self, other: Inner) -> Inner:
+        """Add the terms of another sum."""
+        high, lost = two_sum(self.high, other.high)
+        return Inner(high, self.low + (other.low + lost), self.size + other.size)
+
+    def total(self, count: int) -> Pair:
+        """The sum, rounded, and a bound on its error; of `count` additions of whatever kind one after the other."""
+        info = jnp.finfo(self.high.dtype)
+        total, rest = two_sum(self.high, self.low)
+        # Twice what is proven of the second order, for the bound is rounded too; and each term may have underflowed.
+        second = 2.0 * (count + 1.0) ** 2 * info.eps**2
+        return total, (1.0 + 4.0 * info.eps) * jnp.abs(rest) + second * self.size + 8.0 * count**2 * info.tiny
+
+
+@jax.custom_jvp
+def times(x: Array, weights: Array) -> Pair:
+    """Samples ``[m, n, d]`` times their nodes' weights ``[m, d]`` with a bound on the error, each ``[m, n]``."""
+    like, d = jnp.zeros(x.shape[:2], weights.dtype), x.shape[2]
+
+    def some(start: Array | int, count: int) -> Inner:
+        features = lax.dynamic_slice_in_dim(x, start, count, axis=2).astype(weights.dtype)
+        at = jnp.moveaxis(features, 2, 0), lax.dynamic_slice_in_dim(weights, start, count, axis=1).T[:, :, None]
+        return lax.scan(lambda sums, ab: (sums.add(*ab), None), Inner(like, like, like), at)[0]
+
+    return _in_blocks(some, Inner(like, like, like), d)
+
+
+@jax.custom_jvp
+def combine(x: Array, factors: Array) -> Pair:
+    """Samples ``[m, n, d]`` combined by ``[m, n]`` with a bound on the error, each ``[m, d]``."""
+    m, n, d = x.shape
+    like = jnp.zeros((m, d), factors.dtype)
+
+    def some(start: Array | int, count: int) -> Inner:
+        def add(i: Array, sums: Inner) -> Inner:
+            row, factor = (lax.dynamic_index_in_dim(a, start + i, axis=1, keepdims=False) for a in (x, factors))
+            return sums.add(row.astype(factors.dtype), factor[:, None])
+
+        return lax.fori_loop(0, count, add, Inner(like, like, like))
+
+    return _in_blocks(some, Inner(like, like, like), n)
+
+
+def _in_blocks(some: Callable[[Array | int, int], Inner], nothing: Inner, count: int) -> Pair:
+    """A sum over blocks of sums: roundings of the second order add up over twice the root of the terms, not over all.
+
+    Feature by feature a cache line of samples would be read once for every number in it.
+    """
+    size = _TOGETHER * max(round(math.sqrt(count) / _TOGETHER), 1)
+    whole, rest = divmod(count, size)
+    sums = nothing
+    if whole:
+        sums = lax.fori_loop(0, whole, lambda k, sums: sums.plus(some(k * size, size)), sums)
+    if rest:
+        sums = sums.plus(some(count - rest, rest))
+    return sums.total(min(size, count) + whole + 1)
+
+
+def added(a: Array, to_tasks: Callable[[Array], Array], to_nodes: Callable[[Array], Array]) -> Pair:
+    """Sums ``[num_tasks, ...]`` of the entries ``[m, ...]`` of a task's nodes, and a bound on their error.
+
+    The upper digits of all entries of a sum, cut off at one place, add up without rounding (Rump, Ogita and Oishi
+    2008); the rest is small.
+    """
+    eps = jnp.finfo(a.dtype).eps
+    at = _power_of_two(4.0 * to_nodes(to_tasks(jnp.abs(a))))  # above every partial sum
+    high = (at + a) - at
+    low = a - high
+    total, rest = two_sum(to_tasks(high), to_tasks(low))
+    return total, jnp.abs(rest) + eps * len(a) * to_tasks(jnp.abs(low))
+
+
+@jax.custom_jvp
+def product(a: Array, b: Array) -> Pair:
+    """``a * b`` rounded, and what rounding left out, but for a rounding of that."""
+    one = Inner(*(jnp.zeros(jnp.broadcast_shapes(a.shape, b.shape), a.dtype) for _ in range(3))).add(a, b)
+    return two_sum(one.high, one.low)
+
+
+@times.defjvp
+def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(times, products.times, primals, tangents)
+
+
+@combine.defjvp
+def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(combine, products.combine, primals, tangents)
+
+
+@product.defjvp
+def _product_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+    return _as_rounded(product, jnp.multiply, primals, tangents)
+
+
+def _as_rounded(exact: Any, plain: Any, primals: Any, tangents: Any) -> tuple[Pair, Pair]:
+    """Halves of digits have no derivative; the product has that of the same one in floats, its error none."""
+    found = exact(*primals)
+    return found, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(found[1]))
+
+
+def total(a: Array) -> Array:
+    """The sum of all entries by halves: its error is that of log2(n) additions, not of n."""
+    a = a.ravel()
+    while len(a) > 1:
+        half = len(a) // 2
+        a = jnp.concatenate([a[:half] + a[half : 2 * half], a[2 * half :]])
+    return a[0]
+
+
+def additions(count: int) -> float:
+    """Count the roundings of a term in `total` at most, and in `jnp.sum`, which adds up windows of 32 of windows."""
+    return 32.0 * max(math.ceil(math.log(max(count, 1), 32)), 1)
+
+
+def _halves(a: Array) -> Pair:
+    """The upper half of the digits, rounded to the nearest, and the rest, exactly.
+
+    Of float64's 53 digits the upper ones are 26; the others are 26 too, for they have a sign.
+    """
+    bits, integer = _bits(a)
+    cut = (jnp.finfo(a.dtype).nmant + 2) // 2
+    mask = np.array((1 << 8 * a.dtype.itemsize) - (1 << cut), integer)
+    high = lax.bitcast_convert_type((bits + np.array(1 << (cut - 1), integer)) & mask, a.dtype)
+    return high, a - high
+
+
+def _power_of_two(a: Array) -> Array:
+    """The largest one that is at most ``a >= 0``."""
+    bits, integer = _bits(a)
+    digits = np.array((1 << jnp.finfo(a.dtype).nmant) - 1, integer)
+    return lax.bitcast_convert_type(bits & ~digits, a.dtype)
+
+
+def _bits(a: Array) -> tuple[Array, Any]:
+    integer = {4: jnp.uint32, 8: jnp.uint64}[a.dtype.itemsize]
+    return lax.bitcast_convert_type(a, integer), integer

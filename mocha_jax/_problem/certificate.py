@@ -1,0 +1,244 @@
+"""The objective and its certificate, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.quality import Quality
+from mocha_jax.coupling import Coupling
+from mocha_jax.losses import Loss
+
+
+class Certificate(Quality):
+    r"""Bounds on the distance of weights and a dual point from the optimum.
+
+    For the Omega at hand ``dual <= optimum <= P(W) <= optimum + gap``. Where Omega is learned and the problem convex in
+    W and Omega together, the ``joint`` numbers say the same of the optimum over both. Where Omega is given they repeat
+    the others; where the problem is not jointly convex, nothing bounds that optimum: ``joint_gap`` is infinite,
+    ``joint_dual`` minus infinity. ``residual`` is the relative joint gap where there is one.
+
+    In a history these numbers are as floats give them. In a `Solution`, and from `mocha_jax.certificate`, all that
+    rounding may hide is counted (see `certificate`), and `rounding` says how far ``primal`` may be from P(W).
+    """
+
+    primal: Array  # [] P(W, Omega)
+    dual: Array  # [] -D(beta) in the paper's sign, a lower bound on the optimum for this Omega
+    gap: Array  # [] primal - dual less the rounding, >= 0
+    relative_gap: Array  # [] gap / max(|primal|, |dual|)
+    task_gaps: Array  # [num_tasks] each task's share of the data terms of the gap, >= 0, eq. (20)
+    joint_primal: Array  # [] min over Omega of P(W, Omega)
+    joint_dual: Array  # [] a lower bound on the optimum over W and Omega
+    joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
+    relative_joint_gap: Array  # []
+    gap_before: Array  # [] the gap just before Omega was last replaced; infinite where it was not
+    rounding: Array | None = None  # [] bound on the distance of primal from P(W, Omega); None in a history
+
+    @property
+    def finite(self) -> Array:
+        return jnp.isfinite(self.gap)
+
+    @property
+    def bound(self) -> Array:
+        return self.joint_dual
+
+    def with_bound(self, problem: Problem, bound: Array) -> Certificate:
+        """Tighten with a joint dual bound from an earlier round, where that is better: each bound is valid alone."""
+        if not problem.regularizer.learned:
+            return self
+        better = bound > self.joint_dual
+        lost = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(self.joint_primal)
+        rounding = lost if self.rounding is None else lost + self.rounding
+        gap = jnp.where(better, jnp.maximum(self.joint_primal - bound, 0.0) + rounding, self.joint_gap)
+        relative = jnp.where(better, gap / _scale(self.joint_primal, gap), self.relative_joint_gap)
+        return self.replace(
+            joint_dual=jnp.where(better, bound, self.joint_dual),
+            joint_gap=gap,
+            relative_joint_gap=relative,
+            residual=jnp.where(better, relative, self.residual),
+        )
+
+    def summary(self) -> Certificate:
+        return self.replace(task_gaps=None)
+
+
+@on_purpose
+def objective(problem: Problem, weights: Array, relation: Any = None) -> Array:
+    """P(W, Omega) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
+
+    Where Omega is learned and left out, it is minimised over: the joint objective of W.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> data = mj.pack_tasks([np.ones((2, 3), "f")], [np.ones(2)])
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+      >>> float(mj.objective(problem, np.zeros((1, 3), "f")))
+      2.0
+    """
+    check.instance("objective", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    data, loss = problem.data, problem.loss
+    weights = check.floats("objective", "weights", weights, (data.num_tasks, data.num_features))
+    problem.regularizer.check_relation("objective", relation, data.num_tasks, data.num_features)
+    losses = loss.value(data.predictions(weights), data.y)
+    return jnp.sum(data.weighted(losses)) + problem.regularizer.value(weights, relation)
+
+
+def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
+    r"""$\sum_i c_{ki}\,\ell^*(-\beta_{ki})$ of every node: duals ``[m, n]`` to ``[m]``."""
+    return jnp.sum(data.weighted(loss.conjugate(beta, data.y)), axis=1)
+
+
+def jointly_bounded(problem: Problem) -> bool:
+    """Tell whether every dual point bounds the optimum over W and a learned Omega."""
+    return problem.regularizer.learned and problem.regularizer.jointly_convex
+
+
+def certify_implied(
+    problem: Problem,
+    beta: Array,
+    v: Array,
+    relation: Any,
+    coupling: Coupling,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    r"""The certificate of the weights that V implies, $W = \nabla R^*(V)$."""
+    w = coupling.apply(v)
+    offset = problem.regularizer.offset(relation, problem.data.num_features)
+    return certify(problem, beta, v, w, coupling.value(v, w), coupling.slack(v, w), offset, change, gap_before)
+
+
+def certify(
+    problem: Problem,
+    beta: Array,
+    v: Array,
+    w: Array,
+    value: Array,
+    slack: Array | float,
+    offset: Array | float = 0.0,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    r"""The certificate of a dual point and weights.
+
+    The gap is a sum of Fenchel-Young terms, of the losses and of the regularizer:
+
+    $$
+    \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
+    + \left[R(W) + R^*(V) - \langle V, W\rangle\right].
+    $$
+
+    Each bracket is non-negative. Those of the losses are computed so, without a difference of large numbers;
+    so is the last one where the weights follow from V, and it is rounded up where they do not. The dual is
+    reported as primal minus gap. The joint gap has the same data terms, and in the last bracket R minimised
+    over Omega and its conjugate.
+
+    Args:
+      problem: the problem.
+      beta: dual variables ``[m, n]``.
+      v: the dual vectors of `beta` ``[num_tasks, d]``.
+      w: the weights ``[num_tasks, d]``.
+      value: R(W, Omega), without `offset`.
+      slack: the last bracket for this Omega, 0 where $W = \nabla R^*(V)$.
+      offset: the terms of R that do not depend on W; they count in the objective, not in relative gaps.
+      change: by how much Omega last lowered the objective; part of the residual where there is no joint gap.
+      gap_before: the gap just before that.
+    """
+    data, regularizer = problem.data, problem.regularizer
+    node_gaps, values = data.sum_over_rows(_gap_and_value, problem.loss, data.to_nodes(w), beta)
+    task_gaps, joint = data.to_tasks(node_gaps), None
+    if jointly_bounded(problem):
+        least, conjugate = regularizer.value(w), regularizer.conjugate(v)
+        # In exact arithmetic never below the bracket for one Omega.
+        bracket = jnp.maximum(fenchel_young(least, conjugate, v, w), slack)
+        joint = least, bracket, _lower_bound(problem, beta, conjugate)
+    return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
+
+
+def assembled(
+    problem: Problem,
+    task_gaps: Array,
+    empirical: Array,
+    here: tuple[Array, Array | float],
+    joint: tuple[Array, Array, Array | None] | None,
+    offset: Array | float,
+    change: Array | float,
+    gap_before: Array | float,
+    rounding: Array | None = None,
+) -> Certificate:
+    """A certificate from its parts.
+
+    Args:
+      problem: the problem; outside of the domain of its hyperparameters there is no certificate.
+      task_gaps: each task's share of the data terms ``[num_tasks]``.
+      empirical: the data term of the objective.
+      here: R(W, Omega) without `offset`, and the last bracket.
+      joint: the same minimised over Omega, on jointly convex problems that learn it, and a lower bound on the optimum;
+        default what follows from the rest.
+      offset: see `certify`.
+      change: see `certify`.
+      gap_before: see `certify`.
+      rounding: bound on the error of the objective, where it is known.
+    """
+    regularizer, (value, slack) = problem.regularizer, here
+    gap = jnp.where(problem.admissible, jnp.sum(task_gaps) + slack, jnp.nan)
+    primal, scale = empirical + value + offset, _scale(empirical + value, gap)
+    if not regularizer.learned:
+        joint_primal, joint_gap = primal, gap
+    elif joint is not None:
+        joint_primal, joint_gap = empirical + joint[0], jnp.sum(task_gaps) + joint[1]
+    else:
+        joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.inf)
+    joint_gap = jnp.where(problem.admissible, joint_gap, jnp.nan)
+    relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), joint_gap)
+    lost = jnp.zeros_like(gap) if rounding is None else rounding
+    joint_dual = joint_primal - joint_gap - lost
+    if regularizer.learned:  # it may be compared with other rounds' numbers: nothing may be gained by rounding
+        joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
+    if joint is not None and joint[2] is not None:
+        joint_dual = jnp.where(problem.admissible, joint[2], jnp.nan)
+    return Certificate(
+        relative if regularizer.jointly_convex else (gap + change) / scale,
+        primal, primal - gap - lost, gap, gap / scale, task_gaps,
+        joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype), rounding,
+    )  # fmt: skip
+
+
+def _lower_bound(problem: Problem, beta: Array, conjugate: Array) -> Array:
+    r"""A lower bound on the joint optimum, $-\sum c\,\ell^*(-\beta) - R^*(V)$, less what rounding may have added.
+
+    It is kept for later rounds, so that it must hold by itself: each entry of V may have n roundings.
+    """
+    data, regularizer = problem.data, problem.regularizer
+    eps, terms = jnp.finfo(beta.dtype).eps, data.weighted(problem.loss.conjugate_bound(beta, data.y))
+    size = data.to_tasks(data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1))
+    norm = 0.5 * eps * (2.0 + beta.shape[1]) * jnp.sqrt(jnp.sum(size**2))
+    of_error = regularizer.conjugate_bound(norm, data.num_tasks, data.num_features)
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error
+    roundings = 8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features))
+    return -jnp.sum(terms) - conjugate - moved - eps * roundings * (jnp.sum(jnp.abs(terms)) + conjugate)
+
+
+def _gap_and_value(loss: Loss, z: Array, y: Array, beta: Array) -> tuple[Array, Array]:
+    """Return the Fenchel-Young term and the loss of every sample."""
+    feasible = loss.project(beta, y) == beta
+    return jnp.where(feasible, loss.fenchel_young(z, beta, y), jnp.inf), loss.value(z, y)
+
+
+def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:
+    r"""$R(W) + R^*(V) - \langle V, W\rangle \ge 0$, rounded up by what its three terms may have lost."""
+    inner = jnp.sum(v * w)
+    rounding = 8.0 * jnp.finfo(inner.dtype).eps * (jnp.abs(value) + jnp.abs(conjugate) + jnp.abs(inner))
+    return jnp.maximum(value + conjugate - inner, 0.0) + rounding
+
+
+def _scale(primal: Array, gap: Array) -> Array:
+    """Return the size that a gap is measured against."""
+    return jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(primal - gap)), jnp.finfo(gap.dtype).tiny)

@@ -1,0 +1,156 @@
+"""Problems: data, loss and regularizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.devices import NodeSharding
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
+
+
+class Federated(Pytree):
+    """Base class of problems: all that `run`, `solve` and `shard` ask of one."""
+
+    data: TaskData
+
+    convex: ClassVar[bool] = False  # whether its optimum is certified and has derivatives
+    solvers: ClassVar[str] = ""  # the algorithms for it, to be named in an error
+
+    @property
+    @abstractmethod
+    def criterion_name(self) -> str:
+        """The name of what a solve compares with its tolerance."""
+
+    @property
+    @abstractmethod
+    def objective_name(self) -> str:
+        """The name of what must stay finite."""
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model."""
+        return type(self).__name__
+
+    @property
+    def jointly_convex(self) -> bool:
+        """Tell whether it is convex in W and Omega together. Default: no."""
+        return False
+
+    def relationship(self, num_tasks: int, relation: Any) -> Array:
+        """Write out Omega, ``[num_tasks, num_tasks]``, where the problem has one."""
+        raise AttributeError(f"a {type(self).__name__} has no matrix Omega")
+
+    def covariance(self, num_tasks: int, relation: Any) -> Array:
+        """Write out the tasks' covariance, ``[num_tasks, num_tasks]``, where the problem has one."""
+        raise AttributeError(f"a {type(self).__name__} has no covariance of tasks")
+
+    def placement(self, sharding: NodeSharding) -> NodeSharding:
+        """Say what of the server's work is divided among devices. Default: nothing."""
+        return sharding
+
+    def remarks(self, quality: Any) -> str:
+        """Return what a solve's message adds about an answer; empty where there is nothing."""
+        return ""
+
+    def aim(self, tol: Array) -> Array:
+        """The recorded residual at which rounds end, so that the answer is within `tol` when everything is counted."""
+        return tol
+
+
+class Problem(Federated):
+    r"""The convex problem $\min_W \sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W)$.
+
+    Hyperparameters are cast to the data's dtype here, once, so that a Python number and an
+    array of any float type compile to the same program.
+
+    Args:
+      data: from `pack_tasks`.
+      loss: from `mocha_jax.losses`.
+      regularizer: from `mocha_jax.regularizers`.
+    """
+
+    loss: Loss
+    regularizer: Regularizer
+
+    convex = True
+    solvers = "Mocha, Cocoa, MiniBatchSdca and MiniBatchSgd"
+
+    @property
+    def criterion_name(self) -> str:
+        if not self.regularizer.jointly_convex:
+            return "residual"
+        return "relative joint gap" if self.regularizer.learned else "relative gap"
+
+    @property
+    def objective_name(self) -> str:
+        return "gap"
+
+    @property
+    def model_name(self) -> str:
+        return type(self.regularizer).__name__
+
+    @property
+    def jointly_convex(self) -> bool:
+        return self.regularizer.jointly_convex
+
+    def relationship(self, num_tasks: int, relation: Any) -> Array:
+        return self.regularizer.relationship(num_tasks, relation)
+
+    def covariance(self, num_tasks: int, relation: Any) -> Array:
+        return self.regularizer.covariance(num_tasks, relation)
+
+    def placement(self, sharding: NodeSharding) -> NodeSharding:
+        # What couples all pairs of tasks is applied on every device; anything else where tasks can be dealt out evenly.
+        m, d = self.data.num_tasks, self.data.num_features
+        coupling = self.regularizer.coupling(m, self.regularizer.initial_relation(m, d))
+        return dataclasses.replace(sharding, split_tasks=not coupling.dense and m % sharding.devices == 0)
+
+    def aim(self, tol: Array) -> Array:
+        # Some roundings of the objective may be hidden from a recorded gap; most of a tiny tolerance is not for them.
+        return jnp.maximum(tol - 32.0 * jnp.finfo(tol.dtype).eps, 0.5 * tol)
+
+    @property
+    def admissible(self) -> Array:
+        """True where all hyperparameters lie in their domain, [] bool; without that nothing is certified."""
+        return self.loss.admissible & self.regularizer.admissible & self.regularizer.fits(self.data.num_tasks)
+
+    @on_purpose
+    def __post_init__(self) -> None:
+        check.instance("Problem", "data", self.data, TaskData, "pack_tasks(xs, ys)")
+        check.instance("Problem", "loss", self.loss, Loss, "Hinge()")
+        check.instance("Problem", "regularizer", self.regularizer, Regularizer, "Independent(0.1)")
+        dtype = self.data.dtype
+        for name in ("loss", "regularizer"):
+            given = getattr(self, name)
+            check.representable(type(given).__name__, given, dtype)
+            object.__setattr__(self, name, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given))
+        self.loss.check_numbers()
+        self.regularizer.check_tasks(self.data.num_tasks)
+        if self.loss.binary:
+            _check_signs(self.data, type(self.loss).__name__)
+
+
+def _check_signs(data: TaskData, loss: str) -> None:
+    y, weight = check.concrete(data.y), check.concrete(data.weight)
+    if y is None or weight is None:
+        return
+    wrong = (np.abs(y) != 1) & (weight > 0)
+    if wrong.any():
+        node, row = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"task {int(data.task[node])}{f' (node {node})' if data.shared else ''}: "
+            f"has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
+            f"np.where(y == positive_class, 1, -1)."
+        )

@@ -1,0 +1,167 @@
+r"""Certificates that hold for the numbers as they are: with everything that rounding may hide.
+
+Of weights W and duals $\beta$, both as they are stored, the gap is a sum of non-negative terms,
+
+$$
+P(W) - D(\beta) = \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
++ \left[R(W) + R^*(V) - \langle V, W\rangle\right], \qquad z_{ti} = w_t^\top x_{ti},\quad
+v_t = \sum_i c_{ti}\beta_{ti}x_{ti},
+$$
+
+and each is bounded from above. Predictions z and dual vectors V are computed in two floats
+(`mocha_jax._numerics.twofold`) and come with a bound on their error. A term of the first kind is convex in z, hence
+largest at one end of the interval in which z lies. The last bracket is a squared distance, for which the regularizer
+answers (`Regularizer.bracket`): of a given relationship by a bound on every operation, of a learned one by the usual
+estimates for singular values.
+
+Rounding matters where the optimum is tiny beside the terms of the gap, as on separable data with a small
+$\lambda$: a margin that floats round to 1 costs nothing there, and the true one does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._numerics import twofold
+from mocha_jax._numerics.twofold import Pair, additions
+from mocha_jax._problem.certificate import Certificate, assembled, jointly_bounded
+from mocha_jax._problem.problem import Problem
+from mocha_jax.losses import Loss
+
+
+@on_purpose
+def certificate(problem: Problem, beta: Array, relation: Any = None, weights: Array | None = None) -> Certificate:
+    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
+
+    Derives V from `beta` and, unless there are weights to certify, $W = \bar M V$ from V. Then adds up the
+    Fenchel-Young terms and what rounding may hide of them.
+
+    Args:
+      problem: the problem.
+      beta: dual variables; where infeasible the gap is infinite.
+      relation: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
+      weights: what to certify ``[num_tasks, d]``; default the weights that `beta` implies.
+    """
+    check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    data, regularizer = problem.data, problem.regularizer
+    beta = check.floats("certificate", "beta", beta, data.y.shape)
+    regularizer.check_relation("certificate", relation, data.num_tasks, data.num_features)
+    if relation is None:
+        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    vectors = _dual_vectors(problem, beta)
+    if weights is None:
+        weights = regularizer.coupling(data.num_tasks, relation).apply(vectors[0])
+    else:
+        weights = check.floats("certificate", "weights", weights, (data.num_tasks, data.num_features))
+    return _certified(problem, beta, vectors, weights, relation)
+
+
+def proven(
+    problem: Problem,
+    beta: Array,
+    weights: Array,
+    relation: Any,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    """Certify any weights by any dual point.
+
+    Args:
+      problem: the problem.
+      beta: dual variables ``[m, n]``.
+      weights: ``[num_tasks, d]``.
+      relation: Omega where it is learned, as the regularizer keeps it.
+      change: see `certify`.
+      gap_before: see `certify`.
+    """
+    return _certified(problem, beta, _dual_vectors(problem, beta), weights, relation, change, gap_before)
+
+
+def _dual_vectors(problem: Problem, beta: Array) -> Pair:
+    """V of the duals and a bound on its error, each ``[num_tasks, d]``."""
+    data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
+    limits = jnp.finfo(beta.dtype)
+    factors, lost = twofold.product(data.weight, beta)
+    v, error = twofold.combine(data.x, factors)
+    v, rest = twofold.two_sum(v, data.weighted_sums(lost))
+    # What is lost of a factor may itself be lost, being too small.
+    error = error + jnp.abs(rest) + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
+    v, added = _sums(problem, v)
+    # Errors are squared in what follows, and the squares must be numbers.
+    return v, data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added + 2.0 * limits.tiny**0.5
+
+
+def _sums(problem: Problem, by_node: Array) -> Pair:
+    """Add up the nodes of every task, with a bound on the error."""
+    data = problem.data
+    if not data.shared:
+        return data.to_tasks(by_node), jnp.zeros((), by_node.dtype)
+    return twofold.added(by_node, data.to_tasks, data.to_nodes)
+
+
+def _certified(
+    problem: Problem,
+    beta: Array,
+    vectors: Pair,
+    weights: Array,
+    relation: Any,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+) -> Certificate:
+    data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
+    z, error = twofold.times(data.x, data.to_nodes(weights))
+    terms, losses, moved = _of_samples(problem.loss, z, error, data.y, beta)
+    # The terms are not negative, so that adding them up costs a few roundings of the result.
+    more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
+    task_gaps, added = _sums(problem, jnp.sum(data.weighted(terms), axis=1))
+    task_gaps = jnp.where(_admissible(problem), more * (task_gaps + added), jnp.nan)
+    empirical = jnp.sum(data.weighted(losses))
+    of_data = more * jnp.sum(data.weighted(moved)) + (more - 1.0) * empirical
+    offset = regularizer.offset(relation, data.num_features)
+    value = regularizer.penalty(weights, relation)
+    vanished = _vanished(problem, relation)
+    of_data = of_data + vanished + 4.0 * unit * (empirical + jnp.abs(value) + jnp.abs(offset))
+    rounding = of_data + regularizer.value_error(weights, relation)
+    joint = None
+    if jointly_bounded(problem):
+        least = regularizer.value(weights)
+        joint = least, vanished + regularizer.joint_bracket(*vectors, weights), None
+        of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * jnp.abs(least)
+        rounding = jnp.maximum(rounding, of_joint)
+    here = value, vanished + regularizer.bracket(*vectors, weights, relation)
+    return assembled(problem, task_gaps, empirical, here, joint, offset, change, gap_before, rounding)
+
+
+def _admissible(problem: Problem) -> Array:
+    """Tell whether samples are weighed and labelled as they must be, [] bool: of traced ones nobody else could."""
+    data = problem.data
+    fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
+    if problem.loss.binary:
+        fine = fine & ((jnp.abs(data.y) == 1) | (data.weight == 0))
+    return jnp.all(fine)
+
+
+def _vanished(problem: Problem, relation: Any) -> Array:
+    """Bound what is lost of numbers too small to be kept: a few of that size in every term, with its factors."""
+    data, tiny = problem.data, jnp.finfo(problem.data.dtype).tiny
+    of_losses = 1.0 + (0.0 if problem.loss.smoothness is None else jnp.asarray(problem.loss.smoothness))
+    terms = jnp.sum(data.weight) * of_losses + data.weight.size
+    steep, flat = problem.regularizer.curvatures(data.num_tasks, relation)
+    return 32.0 * tiny * (terms + data.num_tasks * data.num_features * (1.0 + steep + flat))
+
+
+def _of_samples(loss: Loss, z: Array, error: Array, y: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """Return a bound on every sample's term, its loss, and a bound on that loss's rounding."""
+    eps = jnp.finfo(z.dtype).eps
+    feasible = loss.project(beta, y) == beta
+    value = loss.value(z, y)
+    # A convex function differs within the interval from its value in the middle by at most as much as at the ends.
+    moved = jnp.maximum(*(loss.value(end, y) for end in loss.ends(z, error, beta, y))) - value
+    terms = jnp.where(feasible, loss.fenchel_young_bound(z, error, beta, y), jnp.inf)
+    return terms, value, moved + 8.0 * eps * jnp.abs(value)

@@ -1,0 +1,168 @@
+"""Solutions along a list of hyperparameters, each begun from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.solution import Solution
+from mocha_jax._driver.solve import solve
+from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
+from mocha_jax.regularizers import Regularizer
+
+
+class SolveOptions(Pytree):
+    """Options of the solves of a search."""
+
+    algorithm: Algorithm[Any]
+    tol: float = static()
+    max_rounds: int = static()
+    record_every: int = static()
+
+    def solve(self, key: Array, problem: Problem, state: Any) -> Solution:
+        """Solve from a state, or from the beginning."""
+        return solve(
+            problem, self.algorithm, key=key, tol=self.tol, max_rounds=self.max_rounds,
+            record_every=self.record_every, state=state,
+        )  # fmt: skip
+
+
+class Path(Pytree):
+    """Solutions along a list of hyperparameters; every field has a leading axis, one entry for each."""
+
+    regularizer: Regularizer
+    weights: Array  # [c, num_tasks, d]
+    relation: Any  # Omega as the regularizer keeps it; None where it is given
+    certificate: Certificate
+    rounds: Array  # [c] int32
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int | slice) -> Path:
+        """One of them, without the leading axis; or several."""
+        if not isinstance(i, slice):
+            if (number := check.whole(i)) is None:
+                raise ValueError(f"Path: i must be an integer or a slice, got {check.shown(i)}.")
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"a path of {len(self)} candidates has none with number {number}")
+            i = number
+        return jax.tree.map(lambda leaf: leaf[i], self)
+
+
+@on_purpose
+def lambda_path(
+    problem: Problem,
+    candidates: Regularizer,
+    algorithm: Algorithm[Any] | None = None,
+    *,
+    key: Array | None = None,
+    tol: float = 1e-4,
+    max_rounds: int = 1000,
+    record_every: int = 5,
+) -> Path:
+    """Solve for one regularizer after the other, each from where the last one ended; one compiled call.
+
+    Args:
+      problem: data and loss; its own regularizer does not matter.
+      candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
+      algorithm: default `Mocha()`.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap at which to go on to the next.
+      max_rounds: for each at most.
+      record_every: rounds between looks at the gap.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+      >>> path = mj.lambda_path(problem, mj.grid(mj.regularizers.Probabilistic, lam=[1.0, 0.1, 0.01]), tol=1e-3)
+      >>> path.weights.shape, bool((path.certificate.relative_joint_gap <= 1e-3).all())
+      ((3, 4, 3), True)
+    """
+    budget, _ = solve_options("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
+    key = jax.random.key(0) if key is None else key
+    check.key("lambda_path", key)
+    return or_by_loops(
+        problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
+    )
+
+
+@jax.jit
+def _path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions) -> Path:
+    def entry(regularizer: Regularizer, s: Solution) -> Path:
+        return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
+
+    return scan_candidates(key, problem, candidates, budget, entry)
+
+
+def scan_candidates(
+    key: Array,
+    problem: Problem,
+    candidates: Regularizer,
+    budget: SolveOptions,
+    entry: Callable[[Regularizer, Solution], Any],
+) -> Any:
+    """Something of the solution for every candidate, each begun from the one before."""
+
+    def at(regularizer: Regularizer) -> Problem:
+        return Problem(problem.data, problem.loss, regularizer)
+
+    def one(state: Any, regularizer: Regularizer) -> tuple[Any, Any]:
+        problem = at(regularizer)
+        solution = budget.solve(key, problem, warm_started(budget.algorithm, state, problem))
+        return solution.state, entry(regularizer, solution)
+
+    first = at(jax.tree.map(lambda leaf: leaf[0], candidates))
+    return lax.scan(one, budget.algorithm.init(first), candidates)[1]
+
+
+@jax.jit
+def warm_started(algorithm: Algorithm[Any], state: Any, problem: Problem) -> Any:
+    """Return the state from which the next solve begins; a new one where the last was not finite."""
+    sound = jnp.all(jnp.isfinite(algorithm.weights(state)))
+    return lax.cond(sound, lambda: algorithm.warm_start(state, problem), lambda: algorithm.init(problem))
+
+
+def solve_options(
+    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Any] | None, tol: float,
+    max_rounds: int, record_every: int,
+) -> tuple[SolveOptions, int]:  # fmt: skip
+    """Collect the options of each solve, and count the candidates."""
+    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
+    check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
+    check.scalar(owner, tol=tol)
+    check.nonnegative(owner, tol=tol)
+    if algorithm is not None:
+        check.instance(owner, "algorithm", algorithm, Algorithm, "Mocha()")
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            f"{owner}: all numbers of the candidates need one leading axis, as those of grid(...) have; "
+            f"got {candidates}."
+        )
+    count = int(sizes.pop()[0])
+    for i in range(count):
+        candidate = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
+        check.representable(f"{owner}: candidate {i}", candidate, problem.data.dtype)
+        candidate.check_tasks(problem.data.num_tasks)
+    algorithm = Mocha() if algorithm is None else algorithm
+    return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every)), count

@@ -1,0 +1,241 @@
+r"""The central node that needs no safe $\sigma'$: it recombines what the nodes have found.
+
+The nodes work on subproblems whose curvature $\sigma'_t\bar M_{tt}$ is far below the safe one, so they find
+points far from where they stand, and the central node goes as far towards each as the dual allows
+(`mocha_jax._server.bundle`). How far below is learned on the way: where new points get large weights the nodes were too
+timid, where they get almost none too bold. It is one factor for all nodes, for what they find fits together or does
+not, times one for each that stays close to 1, for some are nearer to their optimum than others or answer less often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._core.devices import NodeSharding, on_every_device
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
+from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server
+from mocha_jax._server.bundle import Point, best_mixture, expand, mixed, slopes
+from mocha_jax._server.dual import DualServer, DualState
+from mocha_jax.coupling import Coupling
+from mocha_jax.losses import Loss
+from mocha_jax.systems._work import Request
+
+# The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it
+# pays to be bold even if little is coupled: the point found is farther away, and the mixture takes what is good of it.
+_SMALLEST_SIGMA = 1e-3
+
+# The mean weight of new points that sigma' is steered to, on a log scale by this share of the way, and no more than
+# that factor is seen; and a node's weight to the mean of all.
+_TARGET_WEIGHT, _RATE, _NODE_RATE, _MAX_FACTOR = 0.1, 0.3, 0.1, 4.0
+
+# Within that factor of what is common a node's own sigma' stays.
+_NODE_RANGE = 2.0
+
+
+class AdaptiveState(Pytree):
+    """The recombining server between rounds."""
+
+    dual: DualState  # its sigma is a safe one
+    scale: Array  # [] sigma' of the next round, where that is below the safe one
+    node_scale: Array  # [m] times this
+    own: Array  # [m, d] each node's dual vector
+    memory: tuple[Point, ...]  # older points of every node
+    newest: Array  # [m] int32 which of them was found in the last round, -1 for nodes that did not answer
+
+    @property
+    def relation(self) -> Any:
+        return self.dual.relation
+
+    @property
+    def coupling(self) -> Coupling:
+        return self.dual.coupling
+
+    @property
+    def gap_before(self) -> Array:
+        """The gap just before Omega was last replaced, []."""
+        return self.dual.gap_before
+
+    @property
+    def model(self) -> Array:
+        """W, ``[num_tasks, d]``."""
+        return self.dual.model
+
+    @property
+    def broadcast(self) -> Array:
+        """The weights that the nodes start their round from."""
+        return self.dual.model
+
+
+def _recombined(
+    data: TaskData, coupling: Coupling, task: Array, v: Sequence[Array], slope: Array, answered: Array
+) -> tuple[Array, Array]:
+    """On one device: the weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
+    data = data.replace(sharding=None, task=task, num_tasks=data.num_tasks)
+
+    def apply(u: Array) -> Array:
+        return data.to_nodes(coupling.apply(data.to_tasks(u)))
+
+    weights = best_mixture(v, slope, apply, data.to_nodes(coupling.diagonal()), answered)
+    return weights, mixed(weights, v)
+
+
+def _mixed_duals(loss: Loss, weights: tuple[Array, ...], *rows: Array) -> Array:
+    """Every node's mixture of its dual points, feasible to the last bit; the labels come last."""
+    *betas, y = rows
+    return loss.project(mixed(weights, betas), y)
+
+
+def _exchanged(_: tuple[()], put: tuple[Array], old: Array, new: Array) -> Array:
+    """The new dual point where it was put."""
+    return jnp.where(expand(*put, old), new, old)
+
+
+def _steered(ratio: Array, share: Array | float) -> Array:
+    """A factor that goes a share of the way, on a log scale."""
+    return jnp.clip(ratio, 1.0 / _MAX_FACTOR, _MAX_FACTOR) ** share
+
+
+class AdaptiveServer(Server):
+    """Recombine the points that the nodes have found, as the dual of Algorithm 1 likes it best.
+
+    Args:
+      dual: what becomes of W and Omega afterwards.
+      memory: older points that a node keeps, >= 1.
+    """
+
+    dual: DualServer
+    memory: int = static()
+
+    def can_resume(self, state: Any) -> bool:
+        return self.dual.can_resume(state)
+
+    def init(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        return self._blank(problem, self.dual.init(problem, beta, v), beta)
+
+    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        fresh = self._blank(problem, self.dual.resume(state, problem, beta, v), beta)
+        if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
+            return fresh
+        betas = (problem.loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
+        memory = tuple(self._known(problem.data, b) for b in betas)
+        scale, node_scale = state.scale.astype(v.dtype), state.node_scale.astype(v.dtype)
+        return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
+
+    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+        return self._blank(problem, self.dual.add_tasks(state, problem, beta, v), beta)
+
+    def _known(self, data: TaskData, beta: Array) -> Point:
+        """A point of every node and its dual vector."""
+        return Point(beta, data.replicated(data.node_vectors(beta)))
+
+    def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
+        """Nothing remembered but where the nodes stand."""
+        point = self._known(problem.data, beta)
+        nobody = jnp.full((len(beta),), -1, jnp.int32)
+        one = jnp.ones_like(beta[:, 0])
+        return AdaptiveState(dual, jnp.ones((), beta.dtype), one, point.v, (point,) * self.memory, nobody)
+
+    def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
+        safe, own = data.to_nodes(state.dual.sigma), data.to_nodes(state.dual.coupling.diagonal())
+        return jnp.minimum(state.scale * state.node_scale, safe) * own
+
+    def aggregate(
+        self, problem: Problem, state: AdaptiveState, round: Array, before: Array, update: NodeUpdate, v: Array
+    ) -> tuple[Array, Array, AdaptiveState]:
+        data, loss, memory = problem.data, problem.loss, state.memory
+        betas = before, update.beta, *(point.beta for point in memory)
+        # What the nodes send, in one message.
+        slope = slopes(problem, state.model, betas)
+        answers = jnp.where(update.share > 0, 1.0, jnp.where(data.sizes > 0, 0.0, -1.0)).astype(slope.dtype)
+        sent = data.replicated(jnp.concatenate([update.dv, slope.T, answers[:, None]], axis=1))
+        dv, slope, answers = sent[:, : -len(betas)], sent[:, -len(betas) : -1].T, sent[:, -1]
+        answered, real = answers > 0, jnp.sum(answers >= 0).astype(slope.dtype)
+        server = partial(_recombined, data)
+        points = state.own, state.own + dv, *(point.v for point in memory)
+        given = state.dual.coupling.quadratic_majorizer(), data.task, points, slope, answered
+        weights, mixture = on_every_device(data.sharding, server, *given)
+        beta = data.map_rows(_mixed_duals, loss, tuple(weights), *betas, data.y)
+        own = lax.cond(
+            round % REFRESH_EVERY == 0,
+            lambda: data.replicated(data.node_vectors(beta)),
+            lambda: mixture,
+        )
+        # A new point takes the place of the one that counts least; what rounding makes of no weight is none.
+        older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.75, weights[2:], 0.0)
+        slot = jnp.argmin(older, axis=0).astype(jnp.int32)
+        memory = tuple(
+            Point(
+                data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
+                jnp.where(put[:, None], points[1], point.v),
+            )
+            for put, point in ((answered & (slot == j), point) for j, point in enumerate(memory))
+        )
+        count = jnp.sum(answered).astype(own.dtype)
+        weight = safe_ratio(jnp.sum(jnp.where(answered, weights[1], 0.0)), count)
+        # Those that did not answer have not shown anything.
+        share = _RATE * safe_ratio(count, real)
+        scale, most = (
+            state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share),
+            jnp.max(state.dual.sigma),
+        )
+        node_scale = state.node_scale * _steered(weight / jnp.maximum(weights[1], 1e-2), _NODE_RATE)
+        v = data.to_tasks(own)
+        return (
+            beta,
+            v,
+            AdaptiveState(
+                dual=self.dual.update_model(problem, state.dual, round, beta, v),
+                scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),
+                node_scale=jnp.where(answered, jnp.clip(node_scale, 1.0 / _NODE_RANGE, _NODE_RANGE), state.node_scale),
+                own=own,
+                memory=memory,
+                newest=jnp.where(answered, slot, -1),
+            ),
+        )
+
+    def local_duals(self, state: AdaptiveState, before: Array, after: Array) -> Array:
+        for j, point in enumerate(state.memory):
+            before = jnp.where(state.newest[:, None] == j, point.beta, before)
+        return before
+
+    def certify(self, problem: Problem, state: AdaptiveState, beta: Array, v: Array) -> Certificate:
+        return self.dual.certify(problem, state.dual, beta, v)
+
+    def omega_updates(self, state: AdaptiveState) -> tuple[Array, Array]:
+        return self.dual.omega_updates(state.dual)
+
+    def relation(self, problem: Problem, state: AdaptiveState) -> Any:
+        return state.dual.relation
+
+    def node_flops(self, problem: Problem) -> Array:
+        # The predictions of all rows, for the slopes.
+        return 2.0 * problem.data.num_features * problem.data.sizes.astype(problem.data.dtype)
+
+    def message(self, request: Request) -> Request:
+        # Down come sigma' and a weight for every point, up go the slopes of all but the one where the node stands.
+        return request.replace(down=request.down + self.memory + 3.0, up=request.up + self.memory + 1.0)
+
+    def placement(self, sharding: NodeSharding) -> NodeSharding:
+        # The weighing goes back and forth between all tasks: every device does all of it.
+        return dataclasses.replace(sharding, split_tasks=False)
+
+    def differentiated(self, state: AdaptiveState) -> tuple[Server, DualState]:
+        """A round of Algorithm 1 with a safe sigma' from the same point.
+
+        Both have the same fixed point, but only that one is a contraction: once the duals stand still the weights of
+        points that hardly differ are arbitrary, and derivatives of rounds with too small a sigma' grow without bound.
+        """
+        return self.dual, state.dual
+
+    def tangent(self, still: AdaptiveState, change: DualState, d_vectors: Array) -> AdaptiveState:
+        return still.replace(dual=change, own=d_vectors)

@@ -1,0 +1,165 @@
+r"""The contract of servers, and what all of them need."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core.devices import NodeSharding
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
+from mocha_jax.systems._work import Info, Request
+
+# Rounds between two recomputations of V from beta. Adding a round's change to V costs one rounding error; this keeps
+# their sum below what a certificate in float32 can see, also where the weights are V over a tiny lambda (after 64
+# rounds it did not), for a fiftieth of a local epoch a round.
+REFRESH_EVERY = 8
+
+
+def cast(record: Any, dtype: Any) -> Any:
+    """Every real number in the given precision."""
+    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, record)
+
+
+def same_kind(a: Any, b: Any) -> bool:
+    return str(jax.tree.structure(a)) == str(jax.tree.structure(b))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Tell whether two records are of the same kind and shapes."""
+    x, y = jax.tree.leaves(a), jax.tree.leaves(b)
+    return same_kind(a, b) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
+
+
+def keep_relation(problem: Problem, relation: Any) -> Any:
+    """A record of Omega for this problem: a given one as far as it fits, otherwise the initial one."""
+    data, regularizer = problem.data, problem.regularizer
+    initial = regularizer.initial_relation(data.num_tasks, data.num_features)
+    # Of another kind of regularizer, nothing of Omega can be kept.
+    return regularizer.restart_relation(cast(relation, data.dtype)) if _alike(relation, initial) else initial
+
+
+def gain_of_updating(problem: Problem, w: Array, relation: Any) -> Array:
+    """By how much the best Omega for these weights lowers the objective; infinite where the joint gap says more."""
+    regularizer = problem.regularizer
+    if not regularizer.learned or regularizer.jointly_convex:
+        return jnp.full((), jnp.inf, w.dtype)
+    better = regularizer.value(w, regularizer.update_relation(relation, w))
+    return jnp.maximum(regularizer.value(w, relation) - better, 0.0)
+
+
+class ServerState(Protocol):
+    """The fields that every server's state has; besides that it is whatever the server needs."""
+
+    @property
+    def model(self) -> Array:
+        """W, ``[num_tasks, d]``."""
+
+    @property
+    def broadcast(self) -> Array:
+        """The weights that the nodes start their next round from, ``[num_tasks, d]``."""
+
+
+class NodeUpdate(Pytree):
+    """The message of the nodes after their local work of a round."""
+
+    beta: Array  # [m, n] duals, feasible
+    dv: Array  # [m, d] change of each node's dual vector
+    share: Array  # [m] how much of its full work each node did, 0 to 1
+    info: Info
+
+
+class Server(Pytree):
+    r"""Base class of servers: what the central node does in a dual method.
+
+    A node's work is the same for every server: it improves a quadratic model of R* around the current V, whose gradient
+    is ``state.broadcast`` and whose curvature is `curvature`. All methods are pure. Of the arguments, `beta` are the
+    duals of all nodes ``[m, n]`` and `v` the dual vectors that belong to them, ``[num_tasks, d]``.
+    """
+
+    @abstractmethod
+    def init(self, problem: Problem, beta: Array, v: Array) -> Any:
+        """Return the state before the first round."""
+
+    @abstractmethod
+    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> Any:
+        """Continue a state, perhaps of another problem of the same shape: keep what was learned, derive the rest."""
+
+    @abstractmethod
+    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> Any:
+        """Continue a state on a problem with new tasks after the old ones."""
+
+    @abstractmethod
+    def curvature(self, state: Any, data: TaskData) -> Array:
+        """Return the curvature q of every node's subproblem in the next round, ``[m]``."""
+
+    @abstractmethod
+    def aggregate(
+        self, problem: Problem, state: Any, round: Array, before: Array, update: NodeUpdate, v: Array
+    ) -> tuple[Array, Array, Any]:
+        """Combine the nodes' updates into the next duals, dual vectors and state.
+
+        Args:
+          problem: the problem.
+          state: the state that the nodes started from.
+          round: the number of this round, from 1, [] int32.
+          before: the duals that the nodes started from ``[m, n]``.
+          update: what the nodes send.
+          v: the dual vectors of ``update.beta`` ``[num_tasks, d]``.
+        """
+
+    @abstractmethod
+    def certify(self, problem: Problem, state: Any, beta: Array, v: Array) -> Certificate:
+        """Certify the state's model by these duals, as floats give it."""
+
+    @abstractmethod
+    def relation(self, problem: Problem, state: Any) -> Any:
+        """Return Omega as the regularizer keeps it; None where it is given."""
+
+    def can_resume(self, state: Any) -> bool:
+        """Tell whether a state is one that `resume` and `add_tasks` take. Default: any."""
+        return True
+
+    def omega_updates(self, state: Any) -> tuple[Array | float, Array | float]:
+        """Return by how much the last update of Omega lowered the objective, and the gap just before it.
+
+        Default: Omega is not updated now and then, but part of every round or given.
+        """
+        return 0.0, math.inf
+
+    def local_duals(self, state: Any, before: Array, after: Array) -> Array:
+        """Return the duals that the nodes found themselves in the last round. Default: the ones there are."""
+        return after
+
+    def node_flops(self, problem: Problem) -> Array | float:
+        """Count what a round costs a node for the server's sake, [] or ``[m]``. Default: nothing."""
+        return 0.0
+
+    def message(self, request: Request) -> Request:
+        """Add the numbers that go down and up besides one vector of d each. Default: none."""
+        return request
+
+    def placement(self, sharding: NodeSharding) -> NodeSharding:
+        """Say how the server's own work is divided among devices. Default: as the problem says."""
+        return sharding
+
+    def differentiated(self, state: Any) -> tuple[Server, Any]:
+        """Return the server and state whose round has the derivative that this one is given. Default: itself."""
+        return self, state
+
+    def tangent(self, still: Any, change: Any, d_vectors: Array) -> Any:
+        """Return the state's tangent from that of the state of `differentiated`; needed where that is another server.
+
+        Args:
+          still: a tangent of zeros.
+          change: the tangent of the other server's state.
+          d_vectors: the tangent of the nodes' dual vectors ``[m, d]``.
+        """
+        return change

@@ -1,0 +1,120 @@
+r"""The server of Algorithm 1.
+
+$W = \bar M V$ for an $\Omega$ that is held for some rounds and then replaced by the best one for W. The
+nodes' subproblems have curvature $\sigma'_t \bar M_{tt}$, safe for the coupling $\bar M$ of that Omega.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._core.pytree import Hyperparameter, Pytree, static
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._problem.certificate import Certificate, certify_implied
+from mocha_jax._problem.problem import Problem
+from mocha_jax._server.base import NodeUpdate, Server, cast, gain_of_updating, keep_relation, same_kind
+from mocha_jax.coupling import Coupling
+
+
+class DualState(Pytree):
+    """The server of Algorithm 1 between rounds."""
+
+    relation: Any  # as the regularizer keeps it; None where Omega is given
+    coupling: Coupling
+    sigma: Array  # [num_tasks] sigma'_t
+    model: Array  # [num_tasks, d] W = coupling.apply(V)
+    gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
+    change: Array  # [] by how much replacing it lowered the objective, infinite before that
+
+    @property
+    def broadcast(self) -> Array:
+        """The weights that the nodes start their round from."""
+        return self.model
+
+
+def alternating(state: Any) -> Any:
+    """Return the part of a state that belongs to Algorithm 1: a `DualState` is one, and others may hold one."""
+    return getattr(state, "dual", state)
+
+
+class DualServer(Server):
+    """Alternate between W, which follows V, and Omega, which follows W every `omega_every` rounds.
+
+    Args:
+      sigma_prime: a safe rule, see `Coupling.sigma_prime`.
+      omega_every: rounds between updates of Omega.
+      gamma: aggregation parameter.
+      smoothing: epsilon, see `Mocha`.
+    """
+
+    sigma_prime: str = static()
+    omega_every: int = static()
+    gamma: Hyperparameter
+    smoothing: Hyperparameter
+
+    def can_resume(self, state: Any) -> bool:
+        return isinstance(alternating(state), DualState)
+
+    def init(self, problem: Problem, beta: Array, v: Array) -> DualState:
+        data = problem.data
+        relation = problem.regularizer.initial_relation(data.num_tasks, data.num_features)
+        nothing = jnp.zeros((), v.dtype)
+        return self._with(problem, relation, v, nothing + jnp.inf, nothing + jnp.inf)
+
+    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> DualState:
+        state = alternating(state)
+        return self._settled(problem, keep_relation(problem, state.relation), v, state.gap_before)
+
+    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> DualState:
+        state, regularizer = alternating(state), problem.regularizer
+        initial = regularizer.initial_relation(*v.shape)
+        grown = regularizer.extend_relation(state.relation, *v.shape) if same_kind(state.relation, initial) else initial
+        return self._settled(problem, cast(grown, v.dtype), v, state.gap_before)
+
+    def _settled(self, problem: Problem, relation: Any, v: Array, gap_before: Array) -> DualState:
+        """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
+        state = self._with(problem, relation, v, gap_before.astype(v.dtype), jnp.full((), jnp.inf, v.dtype))
+        return state.replace(change=gain_of_updating(problem, state.model, relation))
+
+    def _with(self, problem: Problem, relation: Any, v: Array, gap_before: Array, change: Array) -> DualState:
+        """Everything that follows from Omega and V."""
+        data = problem.data
+        coupling = data.constrain_tasks(problem.regularizer.coupling(data.num_tasks, relation))
+        sigma = coupling.sigma_prime(self.sigma_prime, jnp.asarray(self.gamma, v.dtype), data.nodes_per_task)
+        return DualState(relation, coupling, sigma, coupling.apply(v), gap_before, change)
+
+    def curvature(self, state: DualState, data: TaskData) -> Array:
+        return data.to_nodes(state.sigma * state.coupling.diagonal())
+
+    def aggregate(
+        self, problem: Problem, state: DualState, round: Array, before: Array, update: NodeUpdate, v: Array
+    ) -> tuple[Array, Array, DualState]:
+        return update.beta, v, self.update_model(problem, state, round, update.beta, v)
+
+    def update_model(self, problem: Problem, state: DualState, round: Array, beta: Array, v: Array) -> DualState:
+        """W follows V, and when it is due Omega follows W."""
+        state = state.replace(model=state.coupling.apply(v))
+        if not problem.regularizer.learned:
+            return state
+        due = round % self.omega_every == 0
+        return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)
+
+    def _relearn(self, problem: Problem, state: DualState, beta: Array, v: Array) -> DualState:
+        regularizer, w = problem.regularizer, state.model
+        before = self.certify(problem, state, beta, v).gap
+        relation = regularizer.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
+        held = state.coupling.value(v, w) + regularizer.offset(state.relation, w.shape[1])
+        least = regularizer.value(w) if regularizer.jointly_convex else regularizer.value(w, relation)
+        return self._with(problem, relation, v, before, jnp.maximum(held - least, 0.0))
+
+    def certify(self, problem: Problem, state: DualState, beta: Array, v: Array) -> Certificate:
+        return certify_implied(problem, beta, v, state.relation, state.coupling, state.change, state.gap_before)
+
+    def omega_updates(self, state: DualState) -> tuple[Array, Array]:
+        return state.change, state.gap_before
+
+    def relation(self, problem: Problem, state: DualState) -> Any:
+        return state.relation

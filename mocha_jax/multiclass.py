@@ -1,0 +1,126 @@
+"""More than two classes with models for two: one against the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.solve import solve
+from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
+from mocha_jax.metrics import mean_over_tasks, predicted
+
+__all__ = [
+    "one_vs_rest",
+    "OneVsRest",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class OneVsRest(Pytree):
+    """A model for every class; the class whose model says most is predicted."""
+
+    weights: Array  # [classes, num_tasks, d]
+    relation: Any  # Omega of each, as the regularizer keeps it; None where it is given
+    certificate: Certificate  # of each, [classes, ...]
+    rounds: Array  # [classes] int32
+
+    def predict(self, data: TaskData) -> Array:
+        """The class of every sample, ``[m, n]`` int32."""
+        return jnp.argmax(self._says(data), axis=0).astype(jnp.int32)
+
+    def error_rate(self, data: TaskData, *, per_task: bool = False) -> Array:
+        """Share of wrong classes, mean over tasks; of every task with `per_task`.
+
+        NaN without samples, or where a model predicts NaN.
+        """
+        says = self._says(data)
+        wrong = (jnp.argmax(says, axis=0).astype(jnp.int32) != data.y.astype(jnp.int32)).astype(data.dtype)
+        return mean_over_tasks(jnp.where(jnp.isnan(says).any(0), jnp.nan, wrong), data, per_task)
+
+    def _says(self, data: TaskData) -> Array:
+        """Predict every sample by every model, ``[classes, m, n]``."""
+        return lax.map(lambda w: predicted(w, data), self.weights)
+
+
+@on_purpose
+def one_vs_rest(
+    data: TaskData,
+    make: Callable[[TaskData], Problem],
+    algorithm: Algorithm[Any] | None = None,
+    *,
+    classes: int | None = None,
+    key: Array | None = None,
+    tol: float = 1e-3,
+    max_rounds: int = 500,
+    record_every: int = 5,
+) -> OneVsRest:
+    """Train a model for each class against all others; one compiled call for all classes.
+
+    Args:
+      data: samples with labels 0, 1, ..., classes - 1.
+      make: the problem for labels -1 and +1.
+      algorithm: default `Mocha()`.
+      classes: how many; default one more than the largest label.
+      key: a JAX random key; default ``jax.random.key(0)``.
+      tol: relative gap at which to stop.
+      max_rounds: of each model.
+      record_every: rounds between looks at the gap.
+
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(60, 3)).astype("f") for _ in range(4)]
+      >>> data = mj.pack_tasks(xs, [x.argmax(1) for x in xs], loss_scaling="task_mean")
+      >>> def hinge(data):
+      ...     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(1e-3))
+      >>> found = mj.one_vs_rest(data, hinge)
+      >>> found.weights.shape, bool(found.error_rate(data) < 0.1)
+      ((3, 4, 3), True)
+    """
+    check.instance("one_vs_rest", "data", data, TaskData, "pack_tasks(xs, ys)")
+    check.function("one_vs_rest", "make", make, "lambda data: Problem(data, loss, regularizer)")
+    if algorithm is not None:
+        check.instance("one_vs_rest", "algorithm", algorithm, Algorithm, "Mocha()")
+    check.integer("one_vs_rest", 1, max_rounds=max_rounds, record_every=record_every)
+    max_rounds, record_every = int(max_rounds), int(record_every)
+    check.scalar("one_vs_rest", tol=tol)
+    check.nonnegative("one_vs_rest", tol=tol)
+    real = np.asarray(data.weight) > 0
+    y = np.where(real, np.asarray(data.y), 0.0)
+    if (y != np.round(y)).any() or y.min() < 0:
+        raise ValueError("one_vs_rest: labels must be 0, 1, ...; map yours with np.unique(y, return_inverse=True)[1].")
+    count = int(y.max()) + 1 if classes is None else classes
+    check.integer("one_vs_rest", int(y.max()) + 1, classes=count)
+    key = jax.random.key(0) if key is None else key
+    check.key("one_vs_rest", key)
+    labels = jnp.asarray(np.where(y[None] == np.arange(count)[:, None, None], 1.0, -1.0), data.dtype)
+
+    @jax.jit
+    def train(algorithm: Algorithm[Any], data: TaskData, labels: Array) -> OneVsRest:
+        def one(y: Array) -> OneVsRest:
+            problem = make(data.replace(y=y))
+            check.instance("one_vs_rest", "what make returns", problem, Problem, "Problem(data, loss, regularizer)")
+            s = solve(problem, algorithm, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every)
+            return OneVsRest(s.weights, s.relation, s.certificate, jnp.asarray(s.rounds, jnp.int32))
+
+        return lax.map(one, labels)
+
+    algorithm = Mocha() if algorithm is None else algorithm
+    first = make(data.replace(y=labels[0]))
+    return or_by_loops(first, algorithm, lambda by: train(by, data, labels))
