@@ -14,10 +14,17 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 def test_the_code_in_the_readme_runs():
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL))
     assert "mj.solve" in code
-    code += "\nassert learned.status == mj.Status.CONVERGED and learned.relative_joint_gap <= 1e-3"
-    code += "\nassert solution.status == mj.Status.CONVERGED\nassert (path[2:] < 1e-3).all()\n"
+    code += "\nassert solution.status == mj.Status.CONVERGED and solution.relative_joint_gap <= 1e-3\n"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=README.parent, check=False
     )
     assert result.returncode == 0, result.stderr
     assert "Solution(converged" in result.stdout
+
+
+@pytest.mark.skipif(not README.exists(), reason="the tests are running away from the repository")
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 110
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (README.parent / target).exists(), target

@@ -1,0 +1,53 @@
+"""Every page of the documentation runs, and the pages for extenders do with public names alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the tests are running away from the repository")
+PAGES = sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text())
+
+
+def code(page):
+    """Return the code blocks of a page, one after the other."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S))
+
+
+@pytest.mark.parametrize("folder", [".", "extending"])
+def test_pages_run(folder, tmp_path):
+    """As a reader runs them: one after the other, in a process with JAX as it is."""
+    pages = [page for page in PAGES if page.parent == DOCS / folder]
+    assert pages
+    source = "import traceback, sys\n" + "".join(
+        f"try:\n    exec(compile({code(page)!r}, {page.name!r}, 'exec'), {{}})\n"
+        f"except BaseException:\n    print({page.name!r}, file=sys.stderr); traceback.print_exc(); sys.exit(1)\n"
+        for page in pages
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::UserWarning", "-c", source], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("extending/*.md")), ids=lambda p: p.stem)
+def test_extenders_need_public_names_only(page):
+    assert not re.findall(r"^(?:from|import) \S*\._\w+|mj\._\w+|mocha_jax\._\w+", code(page), flags=re.M)
+
+
+def test_no_page_is_left_out_of_the_site():
+    nav = (DOCS.parent / "mkdocs.yml").read_text()
+    missing = [str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if str(p.relative_to(DOCS)) not in nav]
+    assert missing == []
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|py))", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
