@@ -651,3 +651,18 @@ def test_models_that_do_not_fit_are_named(key):
         local(MODEL, optax.sgd(0.1), rate=[0.1, 0.2])
     with pytest.raises(ValueError, match="Prediction is for FedAvg, Local and Virtual"):
         mj.solve(problem)
+
+
+LISTED = mj.networks.Model(
+    lambda key: [0.1 * jax.random.normal(key, (4, 3)), jnp.zeros(3)], lambda params, x: x @ params[0] + params[1]
+)
+
+
+@pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, mj.Virtual])
+def test_parameters_may_be_a_list(make):
+    found = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=2)
+    again = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1)
+    more = mj.solve(
+        make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1, state=again.state
+    )
+    chex.assert_trees_all_close(more.weights, found.weights)

@@ -29,7 +29,12 @@ def static(**kwargs: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def tree(**kwargs: Any) -> Any:
+    """A field that holds a pytree of arrays, such as a network's parameters: lists in it are what they are."""
+    return dataclasses.field(metadata={"tree": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, tree, dataclasses.field))
 class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstract methods)
     """Base class: subclasses become frozen dataclasses registered with JAX.
 
@@ -59,8 +64,11 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
             return node
 
         given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
+        trees = {f.name for f in fields if f.metadata.get("tree")}
 
         def plain(name: str, value: Any) -> Any:
+            if name in trees:
+                return value
             # A list would be a subtree of numbers, where an array leaf is meant.
             return check.leaf(cls.__name__, name, value) if name in data else check.fixed(value)
 

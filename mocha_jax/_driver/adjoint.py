@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.chunk import allocate, finalize, run_chunk
@@ -32,8 +32,8 @@ from mocha_jax._problem.problem import Problem
 class Found(Pytree):
     """The outcome of a solve without a host."""
 
-    state: Any
-    weights: Array
+    state: Any = tree()
+    weights: Array = tree()
     relation: Any
     certificate: Certificate
     progress: Progress

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.history import History
 from mocha_jax._problem.certificate import Certificate
@@ -44,8 +44,8 @@ class Solution(Pytree):
     """
 
     problem: Any  # a `Federated`: `Problem` or `Prediction`
-    weights: Array  # [num_tasks, d]; of networks their parameters
-    state: Any
+    weights: Array = tree()  # [num_tasks, d]; of networks their parameters
+    state: Any = tree()
     relation: Any  # Omega as the regularizer keeps it, e.g. factored; None where it is given
     quality: Quality  # how good the answer is: a `Certificate`, of networks an `Evaluation`
     history: History  # of NumPy arrays, one entry per recorded round

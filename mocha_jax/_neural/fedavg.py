@@ -13,7 +13,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.prediction import Prediction
@@ -28,8 +28,8 @@ from mocha_jax.systems._work import Info, Work
 class FedAvgState(State):
     """All that federated averaging carries from round to round."""
 
-    params: Any  # of the model
-    server: Any  # state of the server's optimizer
+    params: Any = tree()  # of the model
+    server: Any = tree()  # state of the server's optimizer
     loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 updates left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
@@ -166,8 +166,8 @@ class FedAvg(Trainer):
 class LocalState(State):
     """All that separate training carries from round to round."""
 
-    params: Any  # of every client, ``[m, ...]``
-    optimizer: Any  # of every client, ``[m, ...]``
+    params: Any = tree()  # of every client, ``[m, ...]``
+    optimizer: Any = tree()  # of every client, ``[m, ...]``
     losses: Array  # [m] mean over its last training; infinite before any
     diverged: Array  # [] int32 trainings left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
