@@ -225,3 +225,49 @@ def test_drops_do_not_move_the_optimum(p, key):
 def test_bad_settings_are_refused(make):
     with pytest.raises(ValueError, match="Mocha: .* must be"):
         make()
+
+
+class Charging(mj.Server):
+    """Another server, that asks nodes for 1,000 operations more and 5 numbers more a round."""
+
+    inner: mj.Server
+
+    def init(self, *given):
+        return self.inner.init(*given)
+
+    def resume(self, *given):
+        return self.inner.resume(*given)
+
+    def add_tasks(self, *given):
+        return self.inner.add_tasks(*given)
+
+    def curvature(self, *given):
+        return self.inner.curvature(*given)
+
+    def aggregate(self, *given):
+        return self.inner.aggregate(*given)
+
+    def certify(self, *given):
+        return self.inner.certify(*given)
+
+    def relation(self, *given):
+        return self.inner.relation(*given)
+
+    def node_flops(self, problem):
+        return 1000.0
+
+    def message(self, request):
+        return request.replace(up=request.up + 5.0)
+
+
+@pytest.mark.parametrize("algorithm", [MOCHAS["mocha"], mj.Cocoa(0.2)], ids=["mocha", "cocoa"])
+def test_what_a_server_costs_is_charged(algorithm, key):
+    problem = make_problem()
+    own = algorithm.replace(custom_server=Charging(algorithm.server_for(problem)))
+    for name, more in (("fixed_flops", 1000.0), ("up", 5.0), ("down", 0.0)):
+        asked = [np.asarray(getattr(a.request(problem), name)) for a in (own, algorithm)]
+        np.testing.assert_allclose(asked[0] - asked[1], more, err_msg=name)
+    after, info = one_step(own, problem, own.init(problem), key)
+    plain, without = one_step(algorithm, problem, algorithm.init(problem), key)
+    np.testing.assert_array_equal(after.beta, plain.beta)
+    np.testing.assert_allclose(info.flops - without.flops, np.where(info.steps > 0, 1000.0, 0.0))

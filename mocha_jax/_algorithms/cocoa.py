@@ -88,6 +88,7 @@ class Cocoa(SubproblemMethod):
         took_part = (budget > 0) & (problem.data.sizes > 0)
         checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)
+        flops = flops + jnp.where(took_part, server.node_flops(problem), 0.0)
         info = Info(found.steps, flops, took_part & ~found.reached(theta))
         gamma = self._gamma(problem)
         beta = part_way(sub.loss, gamma, sub.beta, found.beta, sub.data.y)

@@ -94,7 +94,7 @@ class DualMethod(Algorithm[Problem]):
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.resume(state.server, problem, beta, v))
 
-    def _server_of(self, state: Any, problem: Problem) -> Any:
+    def _server_of(self, state: Any, problem: Problem) -> Server:
         """The server for this problem, which a state of the same kind can be given to."""
         self.expect(problem)
         name, server = type(self).__name__, self.server_for(problem)

@@ -22,7 +22,6 @@ from mocha_jax.coupling import SIGMA_PRIME_RULES
 
 SERVERS = ("proximal", "dual")
 
-
 # Passes after which a measurement of theta reports the bound that it has reached.
 _THETA_PASSES = 5000
 

@@ -57,15 +57,6 @@ class AdaptiveState(Pytree):
         return self.dual.relation
 
     @property
-    def coupling(self) -> Coupling:
-        return self.dual.coupling
-
-    @property
-    def gap_before(self) -> Array:
-        """The gap just before Omega was last replaced, []."""
-        return self.dual.gap_before
-
-    @property
     def model(self) -> Array:
         """W, ``[num_tasks, d]``."""
         return self.dual.model
