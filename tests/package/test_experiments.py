@@ -9,7 +9,7 @@ import pytest
 
 import mocha_jax as mj
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the tests run away from the repository")
 
 

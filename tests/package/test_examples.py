@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("_"))
 
 pytestmark = pytest.mark.skipif(not SCRIPTS, reason="the tests are running away from the repository")

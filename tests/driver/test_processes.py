@@ -60,7 +60,7 @@ def start_two(folder, *, kill):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
 
     def start(process):
         settings = json.dumps([port, process, str(folder / "run.npz"), kill, str(folder / "out.npz")])

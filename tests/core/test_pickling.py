@@ -81,7 +81,7 @@ def test_a_trainer_goes_to_another_process_as_it_is(tmp_path):
     )
     said = subprocess.run(
         [sys.executable, "-c", code, *(str(tmp_path / name) for name in TRAINERS)], capture_output=True, text=True,
-        check=True, cwd=Path(__file__).parents[1],
+        check=True, cwd=Path(__file__).parents[2],
     ).stdout  # fmt: skip
     assert said.split() == [fingerprint(trainer) for trainer in TRAINERS.values()]
 

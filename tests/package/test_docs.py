@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the tests are running away from the repository")
 PAGES = sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text())

@@ -17,7 +17,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax._driver import checkpoint, owned_file
 from tests import zoo
-from tests.test_solve import SYSTEMS, same
+from tests.driver.test_solve import SYSTEMS, same
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""What every trainer of networks does: charge its work, name what does not fit."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mocha_jax as mj
+from mocha_jax._neural.flops import flops
+from tests import zoo
+from tests.neural.problems import MODEL, make_problem
+
+
+def test_operations_are_counted():
+    problem, model = make_problem(), mj.networks.MLP(4, 3, (6,))
+    algorithm = mj.FedAvg(model, optax.sgd(0.1), batch_size=5)
+    products = 2 * (4 * 6 + 6 * 3)
+    sizes = np.asarray(problem.data.sizes)
+    each = np.asarray(algorithm.step_flops(problem)) * np.asarray(algorithm.full_work(problem)) / sizes  # of a sample
+    assert len(set(sizes % 5)) > 1
+    assert ((3 * products <= each) & (each <= 3 * (products + 40))).all()
+    np.testing.assert_allclose(each, each[0])
+    # A convolution of 5 x 5 on 8 x 8 pictures of 2 channels to 3, padded.
+    layer = mj.networks.convolution(jax.random.key(0), 5, 2, 3)
+    picture = jnp.ones((1, 8, 8, 2), layer.w.dtype)
+    counted = flops(
+        lambda h: jax.lax.conv_general_dilated(h, layer.w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        picture,
+    )
+    assert counted == 2 * 64 * 3 * 25 * 2
+    assert flops(lambda a: jax.lax.scan(lambda c, _: (c @ c, None), a, length=7)[0], jnp.ones((3, 3))) == 7 * 54
+
+
+def test_what_does_not_fit_is_said(key):
+    problem = make_problem()
+    convex = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
+    fed = mj.FedAvg(MODEL, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="FedAvg solves a Prediction, got a Problem"):
+        mj.run(convex, fed, key, num_rounds=1)
+    with pytest.raises(ValueError, match="Mocha solves a Problem, got a Prediction"):
+        mj.solve(problem, mj.Mocha())
+    with pytest.raises(ValueError, match="must be of optax"):
+        mj.FedAvg(MODEL, 0.1)
+    with pytest.raises(ValueError, match="model must be a Network"):
+        mj.FedAvg(lambda x: x, optax.sgd(0.1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1"):
+        mj.FedAvg(MODEL, optax.sgd(0.1), batch_size=0)
+    with pytest.raises(ValueError, match="belongs to another algorithm"):
+        mj.run(problem, fed, key, num_rounds=1, state=mj.FedAvg(mj.networks.MLP(4, 3), optax.sgd(0.1)).init(problem))
+    with pytest.raises(ValueError, match="test samples have 3 features"):
+        mj.Prediction(problem.data, test=zoo.data(d=3))
+
+
+def test_training_alone_costs_no_message(key):
+    algorithm, problem = mj.Local(MODEL, optax.sgd(0.1)), make_problem(test=False)
+    history = mj.run(problem, algorithm, key, num_rounds=2)[1]
+    work = algorithm.request(problem)
+    seconds = float((np.asarray(work.steps) * np.asarray(work.step_flops)).max()) / 1e9
+    np.testing.assert_allclose(history.simulated_time, seconds * np.arange(1, 3), rtol=1e-9)
+
+
+def test_updates_left_out_are_told_of(key):
+    problem = make_problem()
+    x = np.asarray(problem.data.x).copy()
+    x[1] = np.finfo(x.dtype).max  # finite, but no product with it is
+    broken = problem.replace(data=problem.data.replace(x=jnp.asarray(x)))
+    solution = mj.solve(broken, mj.FedAvg(MODEL, optax.sgd(0.1)), key=key, tol=None, max_rounds=3)
+    assert "3 update(s) of clients were not finite" in solution.message
+    assert "not finite" not in mj.solve(problem, mj.FedAvg(MODEL, optax.sgd(0.1)), tol=None, max_rounds=1).message
+
+
+def test_optimizers_that_ask_for_the_loss(key):
+    problem = make_problem()
+    for optimizer in (optax.polyak_sgd(0.5), optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2))):
+        _, history = mj.run(problem, mj.Local(MODEL, optimizer, batch_size=None), key, num_rounds=5)
+        assert history.loss[-1] < history.loss[0]
+
+
+def test_a_step_costs_what_its_samples_do():
+    xs = [np.ones((n, 4)) for n in (4, 400)]
+    problem = mj.Prediction(mj.pack_tasks(xs, [np.zeros(len(x), int) for x in xs]))
+    price = np.asarray(mj.FedAvg(MODEL, optax.sgd(0.1), batch_size=None).step_flops(problem))
+    np.testing.assert_allclose(price[1] / price[0], 100.0)
+
+
+def test_models_that_do_not_fit_are_named(key):
+    problem = make_problem()
+    networks: Any = mj.networks
+    local: Any = mj.Local
+    with pytest.raises(ValueError, match="Local: the model MLP cannot predict samples of 4 features"):
+        mj.run(problem, mj.Local(mj.networks.MLP(5, 3), optax.sgd(0.1)), key, num_rounds=1)
+    two = networks.Model(lambda key: jnp.zeros((4, 3)), lambda w, x: (x @ w, 0))
+    with pytest.raises(ValueError, match=r"must be \[2, c\], got a tuple"):
+        mj.run(problem, mj.Local(two, optax.sgd(0.1)), key, num_rounds=1)
+    turned = networks.Model(lambda key: jnp.zeros((3, 4)), lambda w, x: x @ w.T)
+    with pytest.raises(ValueError, match="noise='local', which wants h @ w"):
+        mj.run(problem, mj.Virtual(turned, optax.sgd(0.1), noise="local"), key, num_rounds=1)
+    with pytest.raises(ValueError, match="hidden must be a tuple such as"):
+        networks.MLP(4, 3, 16)
+    with pytest.raises(ValueError, match="hidden must be an integer >= 1, got 16.7"):
+        networks.MLP(4, 3, (16.7,))
+    with pytest.raises(ValueError, match="two convolutions"):
+        networks.CNN(channels=(8, 8, 8))
+    with pytest.raises(ValueError, match="initialise must be a function"):
+        networks.Model(jnp.zeros(3), lambda w, x: x)
+    with pytest.raises(ValueError, match="seed must be an integer from 0"):
+        local(MODEL, optax.sgd(0.1), seed=1.5)
+    with pytest.raises(ValueError, match="rate must be a single number"):
+        local(MODEL, optax.sgd(0.1), rate=[0.1, 0.2])
+    with pytest.raises(ValueError, match="Prediction is for FedAvg, Local and Virtual"):
+        mj.solve(problem)
+
+
+LISTED = mj.networks.Model(
+    lambda key: [0.1 * jax.random.normal(key, (4, 3)), jnp.zeros(3)], lambda params, x: x @ params[0] + params[1]
+)
+
+
+@pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, mj.Virtual])
+def test_parameters_may_be_a_list(make):
+    found = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=2)
+    again = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1)
+    more = mj.solve(
+        make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1, state=again.state
+    )
+    chex.assert_trees_all_close(more.weights, found.weights)
