@@ -1,4 +1,4 @@
-"""What every algorithm must do. A new algorithm joins by a line in ALGORITHMS."""
+"""What every algorithm must do. A new one joins by a line: in ALGORITHMS, or in NETWORKS if it trains them."""
 
 from typing import Any
 
@@ -6,11 +6,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 import mocha_jax as mj
 from tests import zoo
+from tests.neural import problems as networks
 
 MOCHAS: dict[str, Any] = {
     "mocha": mj.Mocha(sigma_prime="per_task"),
@@ -23,6 +25,16 @@ ALGORITHMS = MOCHAS | {
     "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
     "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),
 }
+NETWORKS = {
+    "fedavg": mj.FedAvg(networks.MODEL, optax.sgd(0.1, momentum=0.9), local_epochs=2, batch_size=4),
+    "fedadam": mj.FedAvg(networks.MODEL, optax.sgd(0.1), batch_size=4, server_optimizer=optax.adam(0.01)),
+    "fedprox": mj.FedAvg(networks.MODEL, optax.sgd(0.1), batch_size=4, proximal=0.5),
+    "fedsgd": mj.FedAvg(networks.MODEL, optax.sgd(0.3), batch_size=None),
+    "local": mj.Local(networks.MODEL, optax.adam(0.01), batch_size=4),
+    "virtual": mj.Virtual(networks.MODEL, optax.adam(0.01), batch_size=4),
+}
+ALL = ALGORITHMS | NETWORKS
+every_algorithm = pytest.mark.parametrize("name", ALL)
 each_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 each_mocha = pytest.mark.parametrize("name", MOCHAS)
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.3, 1.0)
@@ -32,16 +44,24 @@ def make_problem(lam=0.1, **kwargs):
     return mj.Problem(zoo.data(**kwargs), mj.losses.Hinge(), mj.regularizers.MeanRegularized(lam, 0.5 * lam))
 
 
+def problem_of(name, **kwargs):
+    """Return the problem that the algorithm of that name is tried on."""
+    return networks.make_problem(**kwargs) if name in NETWORKS else make_problem(**kwargs)
+
+
 def one_step(algorithm, problem, state, key):
     work = SYSTEMS.work(key, problem.data, algorithm.request(problem, state.round))
     return algorithm.step(key, state, problem, work)
 
 
-@each_algorithm
+@every_algorithm
 def test_a_step_keeps_the_structure_of_the_state(name, key):
-    algorithm, problem = ALGORITHMS[name], make_problem()
+    algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
+    assert isinstance(state, mj.State)
+    assert state.round == 0
     after, _ = one_step(algorithm, problem, state, key)
+    assert after.round == 1
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
     chosen = lax.cond(True, lambda s: one_step(algorithm, problem, s, key)[0], lambda s: s, state)
     chex.assert_trees_all_close(chosen, after, rtol=1e-12)
@@ -49,24 +69,59 @@ def test_a_step_keeps_the_structure_of_the_state(name, key):
         assert leaf.dtype in (jnp.float64, jnp.int32)
 
 
-@each_algorithm
+@every_algorithm
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.slow
 def test_the_data_sets_the_dtype(name, dtype, key):
-    problem = make_problem(dtype=dtype)
-    state, history = mj.run(problem, ALGORITHMS[name], key, num_rounds=2, systems=SYSTEMS)
-    assert {leaf.dtype for leaf in jax.tree.leaves((state, history))} == {np.dtype(dtype), np.dtype(np.int32)}
+    problem = problem_of(name, dtype=dtype)
+    state, history = mj.run(problem, ALL[name], key, num_rounds=2, systems=SYSTEMS)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((state, history))}
+    assert dtypes - {np.dtype(bool)} == {np.dtype(dtype), np.dtype(np.int32)}
 
 
-@each_algorithm
+@every_algorithm
 def test_jit_changes_nothing(name, key):
-    algorithm, problem = ALGORITHMS[name], make_problem()
+    algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
     plain, _ = one_step(algorithm, problem, state, key)
     compiled, _ = jax.jit(one_step)(algorithm, problem, state, key)
     chex.assert_trees_all_close(plain, compiled, rtol=1e-10, atol=1e-13)
     prepared, _ = one_step(algorithm, algorithm.prepare(problem), state, key)
     chex.assert_trees_all_close(plain, prepared, rtol=1e-12, atol=1e-14)
+
+
+@every_algorithm
+def test_a_continued_run_is_one_run(name, key):
+    algorithm, problem = ALL[name], problem_of(name)
+    whole, history = mj.run(problem, algorithm, key, num_rounds=4, systems=SYSTEMS)
+    half, _ = mj.run(problem, algorithm, key, num_rounds=2, systems=SYSTEMS)
+    end, rest = mj.run(problem, algorithm, key, num_rounds=2, systems=SYSTEMS, state=half)
+    chex.assert_trees_all_close(algorithm.weights(end), algorithm.weights(whole), rtol=1e-10, atol=1e-13)
+    np.testing.assert_array_equal(rest.steps, history.steps[2:])
+
+
+@every_algorithm
+def test_a_round_that_nobody_answers_leaves_the_model_as_it_is(name, key):
+    algorithm, problem = ALL[name], problem_of(name)
+    state, _ = mj.run(problem, algorithm, key, num_rounds=1)
+    nobody = mj.systems.Dropout(1.0).work(key, problem.data, algorithm.request(problem, state.round))
+    after, info = jax.jit(algorithm.step)(key, state, problem, nobody)
+    assert (np.asarray(info.steps) == 0).all()
+    chex.assert_trees_all_close(algorithm.weights(after), algorithm.weights(state), rtol=1e-12, atol=1e-14)
+
+
+@every_algorithm
+def test_what_a_round_asks_of_nodes_is_counted(name):
+    algorithm, problem = ALL[name], problem_of(name)
+    request = algorithm.request(problem)
+    assert request.steps.shape == (problem.data.num_nodes,)
+    assert request.steps.dtype == jnp.int32
+    assert (request.steps >= 0).all()
+    assert (request.steps > 0).any()  # of VIRTUAL's clients one is refined in a round
+    assert (np.asarray(request.step_flops) > 0).all()
+    assert all(len(np.shape(a)) <= 1 for a in (request.step_flops, request.fixed_flops))
+    messages = (request.down, request.up)
+    assert all(a == 0 for a in messages) if name == "local" else all(a > 0 for a in messages)
 
 
 @pytest.mark.parametrize("name", ["mocha_gamma", "cocoa", "sgd"])

@@ -10,13 +10,13 @@ from tests import zoo
 MODEL = mj.networks.MLP(4, 3, (6,))
 
 
-def make_problem(m=5, seed=0, low=6, high=15, test=True):
+def make_problem(m=5, seed=0, low=6, high=15, test=True, dtype=np.float64):
     """Three classes from real-valued labels."""
-    xs, ys = zoo.ragged(seed=seed, m=m, low=low, high=high, regression=True)
+    xs, ys = zoo.ragged(seed=seed, m=m, low=low, high=high, regression=True, dtype=dtype)
     cuts = np.quantile(np.concatenate(ys), [1 / 3, 2 / 3])
     labels = [np.digitize(y, cuts) for y in ys]
-    held = mj.pack_tasks([x[::2] for x in xs], [y[::2] for y in labels]) if test else None
-    return mj.Prediction(mj.pack_tasks(xs, labels), test=held)
+    held = mj.pack_tasks([x[::2] for x in xs], [y[::2] for y in labels], dtype=dtype) if test else None
+    return mj.Prediction(mj.pack_tasks(xs, labels, dtype=dtype), test=held)
 
 
 def rows(data, k):
