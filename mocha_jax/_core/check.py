@@ -7,29 +7,33 @@ one; of large arrays on a device, where a check says no more than "numbers", typ
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Iterable
+from typing import SupportsIndex, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+Value = TypeVar("Value")
 
 # What counts rows, rounds and nodes is an int32 on the device.
 _MOST = 2**31 - 1
 
 
-def concrete(value: Any) -> np.ndarray | None:
+def concrete(value: object) -> np.ndarray | None:
     """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
     return None if hidden(value) else _array(value)
 
 
-def hidden(value: Any) -> bool:
+def hidden(value: object) -> bool:
     """Tell whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
     if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
         return True
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 
 
-def _array(value: Any) -> np.ndarray | None:
+def _array(value: object) -> np.ndarray | None:
     """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked."""
     if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
         return None
@@ -42,19 +46,19 @@ def _array(value: Any) -> np.ndarray | None:
     return None if array.dtype == object else array
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
+def _shape(value: object) -> tuple[int, ...] | None:
     """The shape of an array or of what makes one; None where nothing does."""
     if isinstance(shape := getattr(value, "shape", None), tuple):
         return shape
     return getattr(_array(value), "shape", None)
 
 
-def _real(dtype: Any) -> bool:
+def _real(dtype: DTypeLike) -> bool:
     """Tell whether a type is one of real numbers, bfloat16 and its like included."""
     return getattr(dtype, "kind", "?") in "fiu" or jnp.issubdtype(dtype, jnp.floating)
 
 
-def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
+def _numbers(owner: str, name: str, value: object) -> np.ndarray | None:
     """The value as an array of numbers, or None where it cannot be looked at."""
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
@@ -65,7 +69,7 @@ def _numbers(owner: str, name: str, value: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "fiu" else array.astype(np.float64)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Describe what was given, in a few words on one line."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is not None and shape != () and isinstance(shape, tuple):
@@ -81,46 +85,48 @@ def _cut(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:100]}..."
 
 
-def leaf(owner: str, name: str, value: Any) -> Any:
+def leaf(owner: str, name: str, value: Value) -> Value | np.ndarray | float:
     """A list, tuple or range of numbers as the array that it stands for, an array as JAX takes it; else as it is."""
-    if type(value) in (tuple, range) and all(
-        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in value
+    given: object = value
+    if (type(given) is tuple or type(given) is range) and all(
+        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in given
     ):
         found = _array(value)
         return found if found is not None and found.size else value
     if isinstance(value, list) and _array(value) is None:
         raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
     odd = isinstance(value, np.ndarray) and not (type(value) is np.ndarray and value.dtype.isnative)
-    wide = type(value) is int and value.bit_length() > 31
+    wide = type(given) is int and given.bit_length() > 31
     if not (isinstance(value, list) or odd or wide) or (found := _array(value)) is None:
         return value
     return float(found) if wide else found.astype(found.dtype.newbyteorder("="))
 
 
-def fixed(value: Any) -> Any:
+def fixed(value: Value) -> Value | float:
     """An array without axes as the number that it is, which can be hashed; anything else as it is."""
-    known = isinstance(value, np.ndarray | jax.Array) and not hidden(value) and value.shape == ()
-    return value.item() if known and getattr(value.dtype, "kind", "?") in "biuf" else value
+    if not isinstance(value, np.ndarray | jax.Array) or hidden(value) or value.shape != ():
+        return value
+    return value.item() if getattr(value.dtype, "kind", "?") in "biuf" else value
 
 
-def number(owner: str, name: str, value: Any) -> Any:
+def number(owner: str, name: str, value: Value) -> Value:
     """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
     return _as_jax_takes_it(owner, name, value, "fiu")
 
 
-def leaves(owner: str, name: str, tree: Any) -> Any:
+def leaves(owner: str, name: str, tree: Value) -> Value:
     """Every leaf of a tree a number or an array of numbers or booleans, as JAX takes it."""
     return jax.tree.map(lambda value: _as_jax_takes_it(owner, name, value, "fiub"), tree)
 
 
-def _as_jax_takes_it(owner: str, name: str, value: Any, kinds: str) -> Any:
+def _as_jax_takes_it(owner: str, name: str, value: Value, kinds: str) -> Value:
     _not_abstract(owner, name, value)
     _of_kinds(owner, name, value, kinds)
     plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
-    return leaf(owner, name, value if plain else _array(value))
+    return cast(Value, leaf(owner, name, value if plain else _array(value)))
 
 
-def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
+def array(owner: str, name: str, value: object, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
     """An array of that shape; an axis of any length from 1 has a letter. Of numbers, or of other `kinds` of NumPy."""
     found = _shape(value)
     fits = found is not None and len(found) == len(shape)
@@ -131,22 +137,22 @@ def array(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds
     _of_kinds(owner, name, value, kinds)
 
 
-def _not_abstract(owner: str, name: str, value: Any) -> None:
+def _not_abstract(owner: str, name: str, value: object) -> None:
     if isinstance(value, jax.ShapeDtypeStruct):
         raise ValueError(f"{owner}: {name} must hold numbers, got {shown(value)}.")
 
 
-def _of_kinds(owner: str, name: str, value: Any, kinds: str) -> None:
+def _of_kinds(owner: str, name: str, value: object, kinds: str) -> None:
     """The values of some kinds; of an array no more is looked at than its type."""
     plain = isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
     known = value if plain and not isinstance(value, np.ma.MaskedArray) else _array(value)
-    dtype = None if known is None else known.dtype
+    dtype = getattr(known, "dtype", None)
     if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and _real(dtype))):
         words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
         raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
 
 
-def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
+def arrays(owner: str, name: str, values: object) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
     given = sequence(owner, name, values)
     found = [array for value in given if (array := _array(value)) is not None]
@@ -155,22 +161,22 @@ def arrays(owner: str, name: str, values: Any) -> list[np.ndarray]:
     return found
 
 
-def sequence(owner: str, name: str, values: Any) -> list[Any]:
+def sequence(owner: str, name: str, values: object) -> list[object]:
     """Whatever gives one thing after the other, as a list."""
     try:
-        return list(values)
+        return list(cast(Iterable[object], values))
     except Exception as error:  # whatever keeps it from being gone through
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.") from error
 
 
-def marks(owner: str, name: str, value: Any, shape: tuple[int | str, ...]) -> jax.Array:
+def marks(owner: str, name: str, value: ArrayLike, shape: tuple[int | str, ...]) -> jax.Array:
     """An array of True and False of that shape; nothing abstract."""
     _not_abstract(owner, name, value)
     array(owner, name, value, shape, "b")
     return jnp.asarray(leaf(owner, name, value))
 
 
-def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> None:
+def integer(owner: str, least: int, most: float = _MOST, /, **values: object) -> None:
     """Every value a whole number of Python or NumPy from `least` to `most`, by default what an int32 can hold."""
     for name, value in values.items():
         number = whole(value)
@@ -180,15 +186,15 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: Any) -> No
             raise ValueError(f"{owner}: {name} must be an integer >= {least} and below 2**31, got {number}.")
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """The whole number that a value is; None where it is none."""
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        return None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
     except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
         return None
 
 
-def integers(owner: str, least: int, /, **values: Any) -> None:
+def integers(owner: str, least: int, /, **values: object) -> None:
     """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
     for name, value in values.items():
         if isinstance(value, jax.ShapeDtypeStruct) or not hidden(value):
@@ -199,20 +205,20 @@ def integers(owner: str, least: int, /, **values: Any) -> None:
                 )
 
 
-def flag(owner: str, **values: Any) -> None:
+def flag(owner: str, **values: object) -> None:
     """Every value True or False."""
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{owner}: {name} must be True or False, got {shown(value)}.")
 
 
-def function(owner: str, name: str, value: Any, example: str) -> None:
+def function(owner: str, name: str, value: object, example: str) -> None:
     """Something to call."""
     if not callable(value):
         raise ValueError(f"{owner}: {name} must be a function such as {example}, got {shown(value)}.")
 
 
-def key(owner: str, value: Any) -> None:
+def key(owner: str, value: object) -> None:
     """One random key of JAX, of either kind."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
@@ -222,7 +228,7 @@ def key(owner: str, value: Any) -> None:
     raise ValueError(f"{owner}: key must be one JAX random key such as jax.random.key(0), got {shown(value)}.")
 
 
-def seed(owner: str, value: Any) -> None:
+def seed(owner: str, value: object) -> None:
     """An integer that a random key can be made of, or an array of them."""
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
@@ -232,7 +238,7 @@ def seed(owner: str, value: Any) -> None:
         raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 
-def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
+def widths(owner: str, name: str, value: object, example: str) -> tuple[int, ...]:
     """A sequence of integers from 1, as a tuple."""
     if not isinstance(value, tuple | list | np.ndarray) or len(_shape(value) or ()) != 1:
         raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {shown(value)}.")
@@ -241,7 +247,7 @@ def widths(owner: str, name: str, value: Any, example: str) -> tuple[int, ...]:
     return tuple(int(one) for one in value)
 
 
-def scalar(owner: str, **values: Any) -> None:
+def scalar(owner: str, **values: object) -> None:
     """Every value a single number."""
     for name, value in values.items():
         if (shape := _shape(value)) != ():
@@ -249,7 +255,7 @@ def scalar(owner: str, **values: Any) -> None:
             raise ValueError(f"{owner}: {name} must be a single number, got {got}.")
 
 
-def instance(owner: str, name: str, value: Any, kind: type, example: str) -> None:
+def instance(owner: str, name: str, value: object, kind: type, example: str) -> None:
     """The value an object of that class, not the class itself."""
     if not isinstance(value, kind):
         raise ValueError(f"{owner}: {name} must be a {kind.__name__} such as {example}, got {shown(value)}.")
@@ -261,26 +267,26 @@ def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> N
         raise ValueError(f"{owner}: {name} must be {rule}, got {_cut(got)}.")
 
 
-def positive(owner: str, **values: Any) -> None:
+def positive(owner: str, **values: object) -> None:
     """Every value finite and > 0."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
 
 
-def positive_or_infinite(owner: str, **values: Any) -> None:
+def positive_or_infinite(owner: str, **values: object) -> None:
     """Every value > 0; infinity is a value."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(v > 0)), owner, name, v, "> 0 (infinity is allowed)")
 
 
-def nonnegative(owner: str, **values: Any) -> None:
+def nonnegative(owner: str, **values: object) -> None:
     """Every value finite and >= 0."""
     at_least(owner, 0.0, **values)
 
 
-def representable(owner: str, tree: Any, dtype: Any) -> None:
+def representable(owner: str, tree: object, dtype: DTypeLike) -> None:
     """No number too large or too small for that float type; small entries of a matrix may well be 0."""
     limits = jnp.finfo(dtype)
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
@@ -297,14 +303,14 @@ def representable(owner: str, tree: Any, dtype: Any) -> None:
             )
 
 
-def at_least(owner: str, least: float, **values: Any) -> None:
+def at_least(owner: str, least: float, **values: object) -> None:
     """Every value finite and at least `least`."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v >= least))), owner, name, v, f"finite and >= {least:g}")
 
 
-def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: Any) -> None:
+def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: object) -> None:
     """Every value in [0, 1]; either end can be left out."""
     rule = f"in {'(' if open_left else '['}0, 1{')' if open_right else ']'}"
     for name, value in values.items():
@@ -314,7 +320,7 @@ def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = 
             _require(bool(np.all(low & high)), owner, name, v, rule)
 
 
-def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kinds: str = "fiu") -> jax.Array:
+def floats(owner: str, name: str, value: ArrayLike, shape: tuple[int | str, ...], kinds: str = "fiu") -> jax.Array:
     """An array of that shape, in JAX's default float where it was of integers or of 16 bits; nothing abstract."""
     _not_abstract(owner, name, value)
     array(owner, name, value, shape, kinds)
@@ -323,7 +329,7 @@ def floats(owner: str, name: str, value: Any, shape: tuple[int | str, ...], kind
     return found if wide else found.astype(float)
 
 
-def square(owner: str, name: str, value: Any) -> jax.Array:
+def square(owner: str, name: str, value: ArrayLike) -> jax.Array:
     """A square matrix, in a float type where it was of integers."""
     found = floats(owner, name, value, ("m", "m"))
     if found.shape[0] != found.shape[1]:
@@ -331,7 +337,7 @@ def square(owner: str, name: str, value: Any) -> jax.Array:
     return found
 
 
-def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
+def positive_semidefinite(owner: str, name: str, matrix: object) -> None:
     """Square, finite, symmetric and without an eigenvalue below rounding."""
     shape = _shape(matrix)
     if shape is None or len(shape) != 2 or shape[0] != shape[1]:
@@ -356,7 +362,7 @@ def positive_semidefinite(owner: str, name: str, matrix: Any) -> None:
         )
 
 
-def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+def one_of(owner: str, name: str, value: object, choices: tuple[str, ...]) -> None:
     """The value is one of a few words."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}.")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.typing import ArrayLike
+
+
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
+Trees = TypeVarTuple("Trees")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +28,10 @@ class NodeSharding:
     split_tasks: bool
     nodes: int  # of the problem; those beyond were added to fill up the devices
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nowhere, ()  # devices are of one process; what is read back is on the default one
 
-    def __deepcopy__(self, _: dict[int, Any]) -> NodeSharding:
+    def __deepcopy__(self, _: dict[int, object]) -> NodeSharding:
         return self  # a copy in this process is on the same devices
 
     @property
@@ -53,7 +59,9 @@ def _nowhere() -> None:
     """Return what is left of a `NodeSharding` in a file or another process: None."""
 
 
-def each_device(sharding: NodeSharding | None, work: Callable[..., Any], shared: Any, *by_node: Any) -> Any:
+def each_device(
+    sharding: NodeSharding | None, work: Callable[[Shared, *Trees], Result], shared: Shared, *by_node: *Trees
+) -> Result:
     """``work(shared, *by_node)``, where every device sees its own nodes only, and so are the results.
 
     Args:
@@ -69,7 +77,7 @@ def each_device(sharding: NodeSharding | None, work: Callable[..., Any], shared:
     return jax.shard_map(work, mesh=sharding.mesh, in_specs=specs, out_specs=cut, check_vma=False)(shared, *by_node)
 
 
-def on_every_device(sharding: NodeSharding | None, work: Callable[..., Any], *whole: Any) -> Any:
+def on_every_device(sharding: NodeSharding | None, work: Callable[[*Trees], Result], *whole: *Trees) -> Result:
     """``work(*whole)``, done by every device for itself."""
     if sharding is None:
         return work(*whole)
@@ -77,7 +85,7 @@ def on_every_device(sharding: NodeSharding | None, work: Callable[..., Any], *wh
     return jax.shard_map(work, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)(*whole)
 
 
-def fetched(array: Any) -> np.ndarray:
+def fetched(array: ArrayLike) -> np.ndarray:
     """The whole array on the host; where processes share it, all of them have to ask for it together.
 
     Of random keys their numbers.
@@ -89,7 +97,7 @@ def fetched(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def place(array: Any, sharding: Sharding) -> jax.Array:
+def place(array: ArrayLike, sharding: Sharding) -> jax.Array:
     """The array on some devices; where processes share them, each puts its part of what all of them have."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

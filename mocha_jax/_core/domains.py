@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mocha_jax._core import check
 
@@ -16,10 +16,10 @@ class Domain(NamedTuple):
     """A set of numbers."""
 
     check: Callable[..., None]  # check(owner, name=value) raises
-    contains: Callable[[Any], Any]  # of an array of floats, entry by entry
+    contains: Callable[[Array], Array]  # of an array of floats, entry by entry
 
 
-def _normal(v: Any) -> Any:
+def _normal(v: Array) -> Array:
     """Positive as processors see it, which take numbers below the smallest normal one for 0, as those one over it."""
     return (v >= jnp.finfo(v.dtype).tiny) & ((v <= 0.125 / jnp.finfo(v.dtype).tiny) | (v == jnp.inf))
 
@@ -32,13 +32,13 @@ OPEN_UNIT_INTERVAL = Domain(
 )
 
 
-def require(record: Any, domains: Mapping[str, Domain]) -> None:
+def require(record: object, domains: Mapping[str, Domain]) -> None:
     """Raise where a named field of a record is outside of its domain."""
     for name, domain in domains.items():
         domain.check(type(record).__name__, **{name: getattr(record, name)})
 
 
-def contain(record: Any, domains: Mapping[str, Domain]) -> jax.Array:
+def contain(record: object, domains: Mapping[str, Domain]) -> Array:
     """Tell whether all numbers are inside, traced or not, [] bool."""
     found = [jnp.all(domain.contains(jnp.asarray(getattr(record, name)))) for name, domain in domains.items()]
     return jnp.all(jnp.stack(found)) if found else jnp.asarray(True)

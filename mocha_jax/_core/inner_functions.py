@@ -48,14 +48,14 @@ class _Written:
     def __call__(self) -> None:
         """Look like a function to `functools.partial`."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         function, code = self._function, self._function.__code__
         module, outer = function.__globals__["__name__"], code.co_qualname.partition(_INNER)[0]
         ways = [way for way, found in _within(_code_of(module, outer)) if found is code]
         if not ways:
             raise pickle.PicklingError(f"{module}.{code.co_qualname} is not written where its name says.")
 
-        def carried(value: Any) -> Any:
+        def carried(value: object) -> object:
             return portable(value, self._inside)
 
         cells = tuple(carried(_held(cell)) for cell in function.__closure__ or ())
@@ -64,8 +64,8 @@ class _Written:
 
 
 def _made(
-    module: str, outer: str, way: _Way, cells: tuple[tuple[Any, ...], ...], name: str, defaults: Any, keywords: Any,
-    attributes: dict[str, Any],
+    module: str, outer: str, way: _Way, cells: tuple[tuple[object, ...], ...], name: str,
+    defaults: tuple[object, ...] | None, keywords: dict[str, object] | None, attributes: dict[str, object],
 ) -> types.FunctionType:  # fmt: skip
     code = dict(_within(_code_of(module, outer))).get(way)
     if code is None or len(code.co_freevars) != len(cells):
@@ -97,7 +97,7 @@ def _within(code: types.CodeType, way: _Way = ()) -> Iterator[tuple[_Way, types.
             yield from _within(inner, here)
 
 
-def _held(cell: types.CellType) -> tuple[Any, ...]:
+def _held(cell: types.CellType) -> tuple[object, ...]:
     """Return the contents of a cell, if there are any."""
     try:
         return (cell.cell_contents,)

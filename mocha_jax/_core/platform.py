@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from mocha_jax._core.pytree import Tree
+
 PLATFORMS = ("cuda", "rocm", "tpu")  # those that may have a branch of their own
 
-Shapes = tuple[tuple[tuple[int, ...], Any], ...]  # shape and dtype of every result
+Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of every result
+
+Result = TypeVar("Result")
+Trees = TypeVarTuple("Trees")
 
 
-def platform_dependent(results: Any, *given: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+def platform_dependent(
+    results: Result, *given: *Trees, default: Callable[[*Trees], Result], **branches: Callable[[*Trees], Result]
+) -> Result:
     """``branch(*given)``, with the branch for the platform that the program is lowered for.
 
     It works under `jit`, `vmap`, `scan` and `shard_map` (with ``check_vma=False``) and has no derivative.
@@ -47,9 +55,9 @@ def platform_dependent(results: Any, *given: Any, default: Callable[..., Any], *
 class _Branches:
     """Functions of trees, as functions of their leaves."""
 
-    default: Callable[..., Any]
-    own: tuple[Callable[..., Any], ...]
-    structure: Any
+    default: Callable[..., Tree]
+    own: tuple[Callable[..., Tree], ...]
+    structure: jax.tree_util.PyTreeDef
 
     def __call__(self, platform: str | None, *arrays: Array) -> list[Array]:
         branch = self.default if platform is None else self.own[PLATFORMS.index(platform)]
@@ -67,7 +75,10 @@ class _Mapped:
         return jax.vmap(partial(self.work, platform), in_axes=self.axes)(*arrays)
 
 
-def _lowered(platform: str | None, ctx: Any, *arrays: Any, work: Callable[..., list[Array]], shapes: Shapes) -> Any:
+def _lowered(
+    platform: str | None, ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, work: Callable[..., list[Array]],
+    shapes: Shapes,
+) -> Sequence[mlir.ir.Value | Sequence[mlir.ir.Value]]:  # fmt: skip
     del shapes
     with warnings.catch_warnings():
         # Whoever lowers a program did not choose what its kernels are written in.

@@ -23,6 +23,12 @@ from mocha_jax._core.inner_functions import portable
 
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
+# A pytree of arrays of any structure, such as a network's parameters: handed on and mapped over, not looked into.
+Tree = object
+
+
+_Values = tuple[object, ...]
+
 
 def static(**kwargs: Any) -> Any:
     """A field that belongs to the structure of the record, not to its leaves."""
@@ -42,22 +48,22 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
     checks in `__post_init__`: those see only what a person wrote.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         meta = tuple(f.name for f in fields if f.metadata.get("static"))
         data = tuple(f.name for f in fields if not f.metadata.get("static"))
 
-        def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        def flatten(node: Pytree) -> tuple[_Values, _Values]:
             return tuple(getattr(node, k) for k in data), tuple(getattr(node, k) for k in meta)
 
-        def flatten_with_keys(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        def flatten_with_keys(node: Pytree) -> tuple[_Values, _Values]:
             leaves, aux = flatten(node)
             keys = (jax.tree_util.GetAttrKey(k) for k in data)
             return tuple(zip(keys, leaves, strict=True)), aux
 
-        def unflatten(aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> Any:
+        def unflatten(aux: _Values, leaves: _Values) -> Pytree:
             node = object.__new__(cls)
             for name, value in zip(data + meta, tuple(leaves) + tuple(aux), strict=True):
                 object.__setattr__(node, name, value)
@@ -66,13 +72,13 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
         trees = {f.name for f in fields if f.metadata.get("tree")}
 
-        def plain(name: str, value: Any) -> Any:
+        def plain(name: str, value: object) -> object:
             if name in trees:
                 return value
             # A list would be a subtree of numbers, where an array leaf is meant.
             return check.leaf(cls.__name__, name, value) if name in data else check.fixed(value)
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        def init(self: object, *args: object, **kwargs: object) -> None:
             first = (plain(name, value) for name, value in zip(names, args, strict=False))
             given(self, *first, *args[len(names) :], **{name: plain(name, value) for name, value in kwargs.items()})
 
@@ -80,11 +86,11 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         cls.__init__ = init  # type: ignore[method-assign]
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)  # type: ignore[arg-type]
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A copy with some fields changed; the checks of the constructor run again."""
         return type(self)(**{**fields_of(self), **changes})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: portable(value) for name, value in vars(self).items()}
 
     def __copy__(self) -> Self:
@@ -92,7 +98,7 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         vars(twin).update(vars(self))
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         twin = object.__new__(type(self))
         vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         return twin
@@ -107,7 +113,7 @@ def fields_of(record: Pytree) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape != ():
         return f"{value.dtype}{list(value.shape)}"
     return repr(value)
