@@ -106,6 +106,7 @@ def measure(m: int, method: str, repeats: int = 3) -> dict[str, Any]:
 def with_omega(problem: mj.Problem, algorithm: mj.Mocha) -> mj.MochaState:
     """No weights yet, but the Omega that the proximal server learns for this problem."""
     learned = mj.solve(problem, METHODS["proximal"], tol=1e-2, record_every=5)
+    assert isinstance(learned.relation, mj.coupling.LowRank)
     omega = mixed(learned.relation, jnp.asarray(0.01), jnp.asarray(1.0))
 
     @jax.jit

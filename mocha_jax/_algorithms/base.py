@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._node.layout import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax._problem.quality import Quality
 from mocha_jax.systems import System
 from mocha_jax.systems._work import Info, Request, Work
-
-Kind = TypeVar("Kind", bound=Federated)
 
 
 class State(Pytree):
@@ -30,18 +28,22 @@ class State(Pytree):
         return None
 
 
+Kind = TypeVar("Kind", bound=Federated)  # of problem
+
+
 class Algorithm(Pytree, Generic[Kind]):
     """`init` makes a state, `step` is one federated round; loops live in the drivers.
 
-    A state, a `State`, is whatever the next round needs. It has a field ``round``, the rounds done: the
-    drivers derive each round's randomness from it. All methods are pure and may be jitted, mapped
-    and, where no loop has an open end, differentiated; an algorithm's own settings are static fields or array
-    leaves. So a whole tuning grid is one call: `jax.vmap` over an algorithm whose leaves have a leading axis.
+    A state, a `State`, is whatever the next round needs; which one, a subclass says by the types of its methods. It
+    has a field ``round``, the rounds done: the drivers derive each round's randomness from it. All methods are pure
+    and may be jitted, mapped and, where no loop has an open end, differentiated; an algorithm's own settings are
+    static fields or array leaves. So a whole tuning grid is one call: `jax.vmap` over an algorithm whose leaves have
+    a leading axis.
     """
 
     solves: ClassVar[type[Federated]] = Problem  # the kind of problem
 
-    def expect(self, problem: Any) -> None:
+    def expect(self, problem: object) -> None:
         """Raise where that is no problem of the kind."""
         example = "Problem(data, loss, regularizer)" if self.solves is Problem else f"{self.solves.__name__}(data)"
         check.instance(type(self).__name__, "problem", problem, self.solves, example)
@@ -53,7 +55,7 @@ class Algorithm(Pytree, Generic[Kind]):
         """Select the nodes that the server asks, on top of how they behave. Default: all."""
         return systems
 
-    def by_loops(self, problem: Kind) -> Any:
+    def by_loops(self, problem: Kind) -> Self | None:
         """Return this algorithm without the kernel it would choose for the problem. Default: None, it has none."""
         return None
 
@@ -62,19 +64,19 @@ class Algorithm(Pytree, Generic[Kind]):
         return problem
 
     @abstractmethod
-    def init(self, problem: Kind) -> Any:
+    def init(self, problem: Kind) -> State:
         """The state before the first round."""
 
     @abstractmethod
-    def resume(self, state: Any, problem: Kind) -> Any:
+    def resume(self, state: Any, problem: Kind) -> State:
         """Continue a state, perhaps of another problem of the same shape, on this one."""
 
-    def warm_start(self, state: Any, problem: Kind) -> Any:
+    def warm_start(self, state: Any, problem: Kind) -> State:
         """Begin this problem from the solution of one with other hyperparameters."""
         return self.resume(state, problem)
 
     @abstractmethod
-    def step(self, key: Array, state: Any, problem: Kind, work: Work) -> tuple[Any, Info]:
+    def step(self, key: Array, state: Any, problem: Kind, work: Work) -> tuple[State, Info]:
         """One round; the key is consumed."""
 
     @abstractmethod
@@ -119,6 +121,6 @@ class Algorithm(Pytree, Generic[Kind]):
     def weights(self, state: Any) -> Any:
         """The model, ``[num_tasks, d]``; a network's parameters."""
 
-    def relation(self, state: Any, problem: Kind) -> Any:
+    def relation(self, state: Any, problem: Kind) -> Relation:
         """The regularizer's record of Omega; None where Omega is given."""
         return None

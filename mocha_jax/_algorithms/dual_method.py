@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._core.pytree import Hyperparameter, Relation, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._node.layout import BucketSizes
 from mocha_jax._numerics.math import zero_tangent
@@ -94,7 +94,7 @@ class DualMethod(Algorithm[Problem]):
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.resume(state.server, problem, beta, v))
 
-    def _server_of(self, state: Any, problem: Problem) -> Server:
+    def _server_of(self, state: object, problem: Problem) -> Server:
         """The server for this problem, which a state of the same kind can be given to."""
         self.expect(problem)
         name, server = type(self).__name__, self.server_for(problem)
@@ -195,7 +195,7 @@ class DualMethod(Algorithm[Problem]):
     def weights(self, state: MochaState) -> Array:
         return state.w
 
-    def relation(self, state: MochaState, problem: Problem) -> Any:
+    def relation(self, state: MochaState, problem: Problem) -> Relation:
         return self.server_for(problem).relation(problem, state.server)
 
 
@@ -226,7 +226,7 @@ def _round_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any
     algorithm, server, key, state, problem, work = primals
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 
-    def other(algorithm: DualMethod, server: Server, state: MochaState, problem: Problem) -> tuple[Any, Array]:
+    def other(algorithm: DualMethod, server: Server, state: MochaState, problem: Problem) -> tuple[MochaState, Array]:
         instead, held = server.differentiated(state.server)
         after, _ = _round(algorithm, instead, key, state.replace(server=held), problem, work)
         return after, problem.data.node_vectors(after.beta)

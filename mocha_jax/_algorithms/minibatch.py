@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ from jax import Array, lax
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree, static
+from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.ascent import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
@@ -60,7 +60,7 @@ def _draw(key: Array, data: TaskData, sizes: Array, limit: int) -> _Batch:
     return _Batch(rows, chosen, x.astype(data.dtype), y, jnp.where(chosen, weight, 0.0), count)
 
 
-def _limit(owner: str, batch: Any, limit: int | None) -> int | None:
+def _limit(owner: str, batch: object, limit: int | None) -> int | None:
     """The rows to make room for: the largest batch where that is known."""
     check.integers(owner, 1, batch=batch)
     sizes = check.concrete(batch)
@@ -84,7 +84,7 @@ def _batch_work(batch: Hyperparameter | int, limit: int | None, data: TaskData) 
 class _Batched(Algorithm[Problem]):
     """An algorithm with a batch and room for it."""
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A copy with some fields changed; the room follows a changed batch."""
         if "batch" in changes:
             changes = {"limit": None, **changes}
@@ -160,7 +160,7 @@ class SgdState(State):
     """All that mini-batch SGD carries from round to round."""
 
     w: Array  # [num_tasks, d] the model
-    relation: Any  # as the regularizer keeps it; None where Omega is given
+    relation: Relation  # as the regularizer keeps it; None where Omega is given
     coupling: Coupling
     gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
     change: Array  # [] by how much replacing it lowered the objective, infinite before that
@@ -237,7 +237,13 @@ class MiniBatchSgd(_Batched):
         return self._state(problem, state.round, w, relation, state.gap_before.astype(w.dtype), change)
 
     def _state(
-        self, problem: Problem, round: Array, w: Array, relation: Any, gap_before: Array | float, change: Array | float
+        self,
+        problem: Problem,
+        round: Array,
+        w: Array,
+        relation: Relation,
+        gap_before: Array | float,
+        change: Array | float,
     ) -> SgdState:
         coupling = problem.regularizer.coupling(problem.data.num_tasks, relation)
         gap_before, change = (jnp.asarray(a, w.dtype) for a in (gap_before, change))
@@ -295,5 +301,5 @@ class MiniBatchSgd(_Batched):
     def weights(self, state: SgdState) -> Array:
         return state.w
 
-    def relation(self, state: SgdState, problem: Problem) -> Any:
+    def relation(self, state: SgdState, problem: Problem) -> Relation:
         return state.relation

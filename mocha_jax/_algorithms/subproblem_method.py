@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -54,7 +54,7 @@ class SubproblemMethod(DualMethod):
                 f'{type(problem.loss).__name__} does not (see `Loss`, in_kernel=True); use "auto" or "xla".'
             )
 
-    def by_loops(self, problem: Problem) -> Any:
+    def by_loops(self, problem: Problem) -> Self | None:
         return self.replace(backend="xla") if self.backend == "auto" and problem.loss.in_kernel else None
 
     def _rules(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike
 
-
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 Trees = TypeVarTuple("Trees")

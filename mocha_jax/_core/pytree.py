@@ -108,6 +108,9 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         return f"{type(self).__name__}({inner})"
 
 
+Relation = Array | Pytree | None  # Omega as a regularizer keeps it: an array or a record; None where it is given
+
+
 def fields_of(record: Pytree) -> dict[str, Any]:
     """The fields of a record by name, in order (shallow)."""
     return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, static, tree
+from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.chunk import allocate, finalize, run_chunk
@@ -26,15 +27,17 @@ from mocha_jax._driver.run import RunConfig, advance
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.problem import Federated, Problem
+
+Answer = TypeVar("Answer")
 
 
 class Found(Pytree):
     """The outcome of a solve without a host."""
 
-    state: Any = tree()
+    state: State = tree()
     weights: Array = tree()
-    relation: Any
+    relation: Relation
     certificate: Certificate
     progress: Progress
     history: History  # of the last record
@@ -44,7 +47,9 @@ class Adjoint(Pytree):
     """Base class of derivatives of `solve`."""
 
     @abstractmethod
-    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+    def solve(
+        self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
+    ) -> Found:
         """All rounds in one compiled stretch."""
 
 
@@ -76,7 +81,9 @@ class Unrolled(Adjoint):
     def __post_init__(self) -> None:
         check.flag("Unrolled", checkpoint=self.checkpoint)
 
-    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+    def solve(
+        self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
+    ) -> Found:
         progress, prepared = config.start(state), config.prepared()
 
         def one(p: Progress, _: None) -> tuple[Progress, None]:
@@ -146,7 +153,9 @@ class Implicit(Adjoint):
         check.scalar("Implicit", worst=self.worst)
         check.positive("Implicit", worst=self.worst)
 
-    def solve(self, key: Array, config: RunConfig, state: Any, tol: Array, max_rounds: int, record_every: int) -> Found:
+    def solve(
+        self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
+    ) -> Found:
         held, state = lax.stop_gradient((config, state))
         progress, room = allocate(key, held, state, records=1)
         last = progress.state.round + max_rounds
@@ -183,7 +192,7 @@ class Hypergradient(Pytree):
 
 @on_purpose
 def hypergradient(
-    fn: Callable[[Array], Array], solution: Solution, *, adjoint: Implicit | None = None
+    fn: Callable[[Array], Array], solution: Solution[Problem], *, adjoint: Implicit | None = None
 ) -> Hypergradient:
     r"""The gradient of something learned with respect to everything given, and how exact it is.
 
@@ -229,7 +238,7 @@ def hypergradient(
     known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
     lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
 
-    def off(leaf: Any, a: Array, b: Array) -> Array:
+    def off(leaf: ArrayLike, a: Array, b: Array) -> Array:
         """Add what rounding makes of a change of the whole leaf, by a share of its size, to what the last step did."""
         if a.dtype == jax.dtypes.float0:
             return a
@@ -244,7 +253,7 @@ def hypergradient(
     return found
 
 
-def _where(known: Array, gradient: Any) -> Any:
+def _where(known: Array, gradient: Problem) -> Problem:
     """NaN where it is not known."""
     return jax.tree.map(lambda a: a if a.dtype == jax.dtypes.float0 else jnp.where(known, a, jnp.nan), gradient)
 
@@ -266,13 +275,13 @@ def _why(found: Hypergradient, adjoint: Implicit) -> str:
 
 
 @jax.custom_jvp
-def _without_duals(problem: Any, state: Any, found: Any) -> Any:
+def _without_duals(problem: Federated, state: State, found: Answer) -> Answer:
     """Return what was found; asked for its derivative with respect to the problem, raise."""
     return found
 
 
 @_without_duals.defjvp
-def _underivable(primals: Any, tangents: Any) -> Any:
+def _underivable(primals: tuple[Federated, State, Answer], tangents: object) -> Any:
     _duals(primals[1], "Implicit")
 
 

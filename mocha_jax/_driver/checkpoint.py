@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Saver:
     disk is full, costs a warning and not the solution: the file keeps what was saved before.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, key: Array, *config: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, key: Array, *config: object) -> None:
         # Where a link points: two solves by two names are two solves of one file, and a link stays one.
         self._file = None if path is None else OwnedFile(_target(path))
         self._fingerprint = "" if path is None else fingerprint(jax.random.key_data(key), *config)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._algorithms.base import State
+from mocha_jax._core.pytree import Relation
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.run import RunConfig, block
 from mocha_jax._problem.quality import Quality
 
 
 @partial(jax.jit, static_argnames="records")
-def allocate(key: Array, config: RunConfig, state: Any, *, records: int) -> tuple[Progress, History]:
+def allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
     """Nothing done yet, and room for the records of a stretch."""
     progress = config.start(state)
     shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
@@ -61,7 +62,7 @@ def run_chunk(
 
 
 @jax.jit
-def finalize(config: RunConfig, where: Progress) -> tuple[Any, Quality, Any]:
+def finalize(config: RunConfig, where: Progress) -> tuple[State, Quality, Relation]:
     """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
     state = config.algorithm.resume(where.state, config.problem)
     certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, where.bound)

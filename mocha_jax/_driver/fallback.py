@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 
+from mocha_jax._algorithms.base import Algorithm, Kind
+from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core.warnings import warn
-from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.problem import Federated, Problem
 
 if TYPE_CHECKING:
     from mocha_jax._driver.run import RunConfig
@@ -19,7 +21,7 @@ Result = TypeVar("Result")
 _refused: set[Hashable] = set()
 
 
-def or_by_loops(problem: Any, algorithm: Any, work: Callable[[Any], Result]) -> Result:
+def or_by_loops(problem: Kind, algorithm: Algorithm[Kind], work: Callable[[Algorithm[Kind]], Result]) -> Result:
     """``work(algorithm)``; where that fails on a GPU or TPU and the kernel was not asked for, with the loops.
 
     Compilers raise errors of many kinds, so all count, but only if the loops do better: what they raise is raised.
@@ -45,17 +47,17 @@ def or_by_loops(problem: Any, algorithm: Any, work: Callable[[Any], Result]) -> 
         return found
 
 
-def run_by(algorithm: Any, config: RunConfig) -> RunConfig:
+def run_by(algorithm: Algorithm[Any], config: RunConfig) -> RunConfig:
     """A run by an algorithm with the same state."""
     if algorithm is config.algorithm:
         return config
     data = config.problem.data
     if data.layout.by_rows:  # it says what works through it
-        data = data.replace(layout=data.layout.replace(backend=algorithm.backend))
+        data = data.replace(layout=data.layout.replace(backend=cast(SubproblemMethod, algorithm).backend))
     return config.replace(algorithm=algorithm, problem=config.problem.replace(data=data))
 
 
-def _on_accelerator(problem: Any) -> bool:
+def _on_accelerator(problem: Federated) -> bool:
     x = problem.data.x
     if isinstance(x, jax.core.Tracer):
         return False

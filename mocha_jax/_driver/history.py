@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree
 from mocha_jax._numerics.math import safe_ratio
@@ -39,8 +39,8 @@ class Nodes(Pytree):
     steps: Array  # [m] int32
     seconds: Array  # [m] simulated time spent computing and communicating
     answered: Array  # [m] int32 rounds in which the node took part
-    theta: Array | None  # [m] accuracy of its last round, eq. (5); NaN where there was nothing to gain
-    theta_error: Array | None  # [m] bound on the error of theta
+    theta: Array | Any  # [m] accuracy of its last round, eq. (5), NaN where there was nothing to gain; or None
+    theta_error: Array | Any  # [m] bound on the error of theta
 
 
 class History(Pytree):
@@ -55,7 +55,7 @@ class History(Pytree):
     """
 
     round: Array  # rounds done so far
-    quality: Any  # `Certificate`, without the shares of tasks, or `Evaluation`
+    quality: Quality  # `Certificate`, without the shares of tasks, or `Evaluation`
     simulated_time: Array  # seconds since the start, equation (30)
     bytes_down: Array  # received by all nodes since the start
     bytes_up: Array  # sent by all nodes since the start
@@ -63,7 +63,7 @@ class History(Pytree):
     steps: Array  # int32 steps of all nodes since the previous record
     active: Array  # int32 nodes that took part in the last round
     capped: Array  # int32 how often, since the previous record, a node ran out of work before the accuracy asked for
-    nodes: Any = None  # `Nodes` where `Watch` asked for it
+    nodes: Nodes | Any = None  # None unless `Watch` asked for it
 
     @property
     def primal(self) -> Array:
@@ -158,7 +158,9 @@ class Progress(Pytree):
     nodes: Nodes | None  # since the last record
 
 
-def start(algorithm: Algorithm[Any], problem: Federated, state: Any = None, watch: Watch | None = None) -> Progress:
+def start(
+    algorithm: Algorithm[Kind], problem: Kind, state: State | None = None, watch: Watch | None = None
+) -> Progress:
     """Nothing done yet, or nothing since `state`."""
     m, dtype = problem.data.num_nodes, problem.data.dtype
     zero, nothing = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)

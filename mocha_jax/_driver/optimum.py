@@ -9,13 +9,13 @@ the point to the optimum, and the size of the last one says how far the point ma
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._driver.sensitivity import Sensitivity, read, unknown_at
 from mocha_jax._numerics.minres import Solved
 from mocha_jax._problem.certificate import objective
@@ -28,10 +28,15 @@ _STEPS = 10
 _SETTLED = 2.0 / 3.0
 
 
+Reported = tuple[Array, Relation, Array]  # weights, Omega and objective
+Given = tuple[Problem, Reported, Array]  # with the duals
+Value = TypeVar("Value")
+
+
 class Point(Pytree):
     """A point at which the optimality conditions are evaluated."""
 
-    unknown: Any  # the regularizer's, see `OptimalityConditions`
+    unknown: Tree  # the regularizer's, see `OptimalityConditions`
     beta: Array  # [m, n]
     weights: Array  # [num_tasks, d] that belong to the unknown
 
@@ -47,7 +52,7 @@ class Refined(Pytree):
 
 @partial(jax.jit, static_argnames=("tol", "max_steps"))
 def refine(
-    problem: Problem, weights: Array, beta: Array, relation: Any, *, tol: float | None, max_steps: int
+    problem: Problem, weights: Array, beta: Array, relation: Relation, *, tol: float | None, max_steps: int
 ) -> Refined:
     """Newton steps until the point stays where it is, but only so many."""
     settled = jnp.finfo(beta.dtype).eps ** _SETTLED
@@ -75,12 +80,12 @@ def refine(
     return lax.while_loop(unfinished, step, Refined(start, start, far, none))
 
 
-def _point(problem: Problem, weights: Array, relation: Any, beta: Array) -> Point:
+def _point(problem: Problem, weights: Array, relation: Relation, beta: Array) -> Point:
     unknown = unknown_at(problem, weights, beta, relation)
     return Point(unknown, beta, read(problem, unknown)[0])
 
 
-def _plus(a: Any, b: Any) -> Any:
+def _plus(a: Tree, b: Tree) -> Tree:
     return jax.tree.map(jnp.add, a, b)
 
 
@@ -93,7 +98,7 @@ def _share(change: Array, old: Array, new: Array) -> Array:
 @partial(jax.jit, static_argnames=("tol", "max_steps"))
 def pulled_back(
     problem: Problem, point: Point, weights_bar: Array, *, tol: float | None, max_steps: int
-) -> tuple[Any, Solved, Array]:
+) -> tuple[Problem, Solved, Array]:
     """The gradient with respect to the problem of something with this gradient with respect to the weights.
 
     Returns:
@@ -109,20 +114,20 @@ def pulled_back(
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
 def optimum(
-    problem: Problem, found: tuple[Array, Any, Array], beta: Array, tol: float | None, max_steps: int, worst: float
-) -> tuple[Array, Any, Array]:
+    problem: Problem, found: Reported, beta: Array, tol: float | None, max_steps: int, worst: float
+) -> Reported:
     """Weights, Omega and objective as found; where a derivative is asked for, those of the optimum."""
     return found
 
 
 @jax.custom_jvp
-def _first_only(at: Any) -> Any:
+def _first_only(at: Value) -> Value:
     """Refuse to differentiate the derivative of an optimum again: the point would seem not to move."""
     return at
 
 
 @_first_only.defjvp
-def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
+def _first_only_jvp(primals: tuple[Value], tangents: tuple[Value]) -> NoReturn:
     raise NotImplementedError(
         "Implicit() has first derivatives only; for second ones differentiate the rounds, adjoint=Unrolled()."
     )
@@ -131,15 +136,15 @@ def _first_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> Any:
 @optimum.defjvp
 @partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
 def _optimum_jvp(
-    tol: float | None, max_steps: int, worst: float, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Any, Any]:
+    tol: float | None, max_steps: int, worst: float, primals: Given, tangents: Given
+) -> tuple[Reported, Reported]:
     problem, found, beta = _first_only(primals)
     at = refine(problem, found[0], beta, found[1], tol=tol, max_steps=max_steps)
     near = at.distance <= worst
     system = Sensitivity(problem, at.point.unknown, at.point.beta, tol=tol, max_steps=max_steps)
     change = system.tangent(tangents[0], jnp.where(near, worst, -jnp.inf))[0]
 
-    def reported(problem: Problem, unknown: Any) -> tuple[Array, Any, Array]:
+    def reported(problem: Problem, unknown: Tree) -> Reported:
         weights, relation = read(problem, unknown)
         # The best Omega for W may be left out: at an optimum its own change does not change the objective.
         return weights, relation, objective(problem, weights, None if problem.regularizer.jointly_convex else relation)

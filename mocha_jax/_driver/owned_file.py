@@ -18,7 +18,7 @@ import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 try:
     import fcntl
@@ -54,7 +54,7 @@ class OwnedFile:
             if taken:
                 raise self._contested()
 
-    def replace(self, write: Callable[[IO[bytes]], Any]) -> None:
+    def replace(self, write: Callable[[IO[bytes]], object]) -> None:
         """Write a new file and put it in place of the one we have."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial, file = self._begin()

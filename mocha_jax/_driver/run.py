@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._core.transfers import on_purpose
@@ -39,7 +40,7 @@ class RunConfig(Pytree):
         """Lay out the data for the algorithm."""
         return self.replace(problem=self.algorithm.prepare(self.problem, self.profile))
 
-    def start(self, state: Any) -> Progress:
+    def start(self, state: State | None) -> Progress:
         """Nothing done yet, or nothing since `state`."""
         return start(self.algorithm, self.problem, state, self.watch)
 
@@ -58,7 +59,7 @@ def advance(key: Array, config: RunConfig, progress: Progress) -> Progress:
     return count(progress.replace(state=state), problem, config.cost, request, work, info, theta)
 
 
-def block(key: Array, config: RunConfig, progress: Progress, rounds: Any) -> tuple[Progress, History]:
+def block(key: Array, config: RunConfig, progress: Progress, rounds: Array | int) -> tuple[Progress, History]:
     """Run `rounds` rounds and record the certificate."""
     progress = lax.fori_loop(0, rounds, lambda _, p: advance(key, config, p), progress)
     quality = config.algorithm.certify(progress.state, config.problem)
@@ -67,8 +68,8 @@ def block(key: Array, config: RunConfig, progress: Progress, rounds: Any) -> tup
 
 @on_purpose
 def run(
-    problem: Federated,
-    algorithm: Algorithm[Any],
+    problem: Kind,
+    algorithm: Algorithm[Kind],
     key: Array,
     *,
     num_rounds: int,
@@ -76,7 +77,7 @@ def run(
     cost: Cost | None = None,
     record_every: int = 1,
     watch: Watch | None = None,
-    state: Any = None,
+    state: State | None = None,
 ) -> tuple[Any, History]:
     """Run a fixed number of rounds as one `lax.scan`: pure, and it composes with every transformation.
 
@@ -112,13 +113,13 @@ def run(
       True
     """
     if isinstance(key, Federated):
-        problem, key = key, cast(Array, problem)
+        problem, key = cast(Kind, key), cast(Array, problem)
     check.key("run", key)
     check.integer("run", 1, num_rounds=num_rounds, record_every=record_every)
     check_state("run", state, num_rounds=num_rounds)
     config = make_config(algorithm, problem, systems, cost, watch, record_every)
 
-    def work(by: Any) -> tuple[Any, History]:
+    def work(by: Algorithm[Kind]) -> tuple[Any, History]:
         there = run_by(by, config)
         return _run(key, there, state, num_rounds=int(num_rounds), record_every=int(record_every))
 
@@ -126,14 +127,14 @@ def run(
 
 
 def make_config(
-    algorithm: Algorithm[Any], problem: Federated, systems: System | None, cost: Cost | None, watch: Watch | None,
+    algorithm: Algorithm[Kind], problem: Kind, systems: System | None, cost: Cost | None, watch: Watch | None,
     record_every: int,
 ) -> RunConfig:  # fmt: skip
     """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
 
-    def cast(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
-        return leaf.astype(problem.data.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    def cast(leaf: ArrayLike) -> Array:
+        array = jnp.asarray(leaf)
+        return array.astype(problem.data.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
     check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
     check.instance("solve or run", "problem", problem, Federated, "Problem(data, loss, regularizer)")
@@ -156,7 +157,7 @@ def make_config(
     return RunConfig(algorithm, problem, systems, cost, watch, bucket_sizes(problem.data))
 
 
-def check_state(owner: str, state: Any, **rounds: int) -> None:
+def check_state(owner: str, state: object, **rounds: int) -> None:
     """Something that has done a number of rounds, and can do so many more."""
     done: Any = None if state is None else getattr(state, "round", None)
     if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
@@ -175,7 +176,9 @@ def check_state(owner: str, state: Any, **rounds: int) -> None:
 
 
 @partial(jax.jit, static_argnames=("num_rounds", "record_every"))
-def _run(key: Array, config: RunConfig, state: Any, *, num_rounds: int, record_every: int) -> tuple[Any, History]:
+def _run(
+    key: Array, config: RunConfig, state: State | None, *, num_rounds: int, record_every: int
+) -> tuple[State, History]:
     config = config.prepared()
     whole, rest = divmod(num_rounds, record_every)
     progress, history = lax.scan(lambda p, _: block(key, config, p, record_every), config.start(state), length=whole)

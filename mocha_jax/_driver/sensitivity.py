@@ -21,6 +21,7 @@ eliminated). It is solved by `mocha_jax._numerics.minres`; no matrix is formed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,9 +30,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
+from mocha_jax._core.pytree import Relation, Tree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.minres import Solved, minres
 from mocha_jax._problem.problem import Problem
+from mocha_jax.regularizers import OptimalityConditions
 
 # A step that answers to less than this share of a change of its prediction is clipped, or as good as.
 _CLIPPED = 1e-12
@@ -40,10 +43,13 @@ _CLIPPED = 1e-12
 _LEAST_CURVATURE = 1e-6
 
 
+Unknowns = tuple[Tree, Array]  # the regularizer's, see `OptimalityConditions`, and the duals ``[m, n]``
+
+
 class Sensitivity:
     """The conditions at a point, linearised in the unknowns."""
 
-    def __init__(self, problem: Problem, unknown: Any, beta: Array, *, tol: float | None, max_steps: int) -> None:
+    def __init__(self, problem: Problem, unknown: Tree, beta: Array, *, tol: float | None, max_steps: int) -> None:
         data, loss = problem.data, problem.loss
         self._at = problem, unknown, beta
         self._tol = float(jnp.finfo(beta.dtype).eps ** 0.75) if tol is None else tol
@@ -60,31 +66,31 @@ class Sensitivity:
         self._stiffness = stationary.stiffness(unknown)
         self._moved = jax.linearize(partial(self._conditions, problem), unknown, beta)[1]
 
-    def _conditions(self, problem: Problem, unknown: Any, beta: Array) -> tuple[Any, Array]:
+    def _conditions(self, problem: Problem, unknown: Tree, beta: Array) -> Unknowns:
         """Return the residual of the regularizer's condition, and the step of each dual variable."""
         data, stationary = problem.data, _stationary(problem)
         z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
         residual = stationary.residual(unknown, data.dual_vectors(beta))
         return residual, problem.loss.dual_step(beta, z, data.y, self._kappa) - beta
 
-    def _apply(self, x: tuple[Any, Array]) -> tuple[Any, Array]:
+    def _apply(self, x: Unknowns) -> Unknowns:
         unknown, beta = x
         residual, step = self._moved(unknown, jnp.where(self.free, beta, 0.0))
         return residual, self._scale * step
 
-    def _precondition(self, r: tuple[Any, Array]) -> tuple[Any, Array]:
+    def _precondition(self, r: Unknowns) -> Unknowns:
         unknown = jax.tree.map(jnp.divide, r[0], self._stiffness)
         return unknown, r[1] / jnp.where(self.free, self._scale, 1.0)
 
-    def _solve(self, b: tuple[Any, Array]) -> Solved:
+    def _solve(self, b: Unknowns) -> Solved:
         return minres(self._apply, b, self._precondition, tol=self._tol, max_steps=self._max_steps)
 
-    def _pushed(self, fixed: Array) -> Any:
+    def _pushed(self, fixed: Array) -> Tree:
         """Return the change of the regularizer's condition with the fixed duals."""
         unknown = jax.tree.map(jnp.zeros_like, self._at[1])
         return self._moved(unknown, jnp.where(self._fixed, fixed, 0.0))[0]
 
-    def tangent(self, change: Any, worst: Array) -> tuple[Any, Array]:
+    def tangent(self, change: Problem, worst: Array) -> Unknowns:
         """The change of the unknowns with that of the problem; NaN where the system was solved worse than that."""
         problem, unknown, beta = self._at
 
@@ -95,13 +101,13 @@ class Sensitivity:
         def apply(x: Array) -> Array:
             return ravel_pytree(self._apply(apart(x)))[0]
 
-        def solve(_: Any, b: Array) -> Array:
+        def solve(_: Callable[[Array], Array], b: Array) -> Array:
             found = self._solve(apart(b))
             return jnp.where(found.residual <= worst, ravel_pytree(found.x)[0], jnp.nan)
 
         return self._with_fixed(apart(lax.custom_linear_solve(apply, right, solve, symmetric=True)), step)
 
-    def correction(self) -> tuple[tuple[Any, Array], tuple[Any, Array]]:
+    def correction(self) -> tuple[Unknowns, Unknowns]:
         """Newton's step, to where the linearised conditions hold; and a measure of what it leaves them short of."""
         problem, unknown, beta = self._at
         residual, step = self._conditions(problem, unknown, beta)
@@ -110,17 +116,17 @@ class Sensitivity:
         left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
         return self._with_fixed(found.x, step), left
 
-    def _against(self, residual: Any, step: Array) -> tuple[Any, Array]:
+    def _against(self, residual: Tree, step: Array) -> Unknowns:
         """The right side that answers a change of the conditions."""
         pushed = self._pushed(step)
         return jax.tree.map(lambda r, p: -r - p, residual, pushed), -self._scale * step
 
-    def _with_fixed(self, x: tuple[Any, Array], step: Array) -> tuple[Any, Array]:
+    def _with_fixed(self, x: Unknowns, step: Array) -> Unknowns:
         """A solution, with the movement of the duals that the system is not about."""
         unknown, beta = x
         return unknown, jnp.where(self.free, beta, jnp.where(self._fixed, step, 0.0))
 
-    def cotangent(self, unknown_bar: Any, beta_bar: Array) -> tuple[Any, Solved]:
+    def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, Solved]:
         """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
         problem, unknown, beta = self._at
         found = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))
@@ -131,22 +137,22 @@ class Sensitivity:
         return pull((jax.tree.map(jnp.negative, towards), of_fixed - self._scale * of_free))[0], found
 
 
-def unknown_at(problem: Problem, weights: Array, beta: Array, relation: Any) -> Any:
+def unknown_at(problem: Problem, weights: Array, beta: Array, relation: Relation) -> Tree:
     """The regularizer's unknown at an optimum."""
     return _stationary(problem).unknown(weights, problem.data.dual_vectors(beta), relation)
 
 
-def read(problem: Problem, unknown: Any) -> tuple[Array, Any]:
+def read(problem: Problem, unknown: Tree) -> tuple[Array, Relation]:
     """Weights and Omega, from the unknown."""
     stationary = _stationary(problem)
     return stationary.weights(unknown), stationary.relation(unknown)
 
 
-def _stationary(problem: Problem) -> Any:
+def _stationary(problem: Problem) -> OptimalityConditions[Any]:
     return problem.regularizer.optimality(problem.data.num_tasks, problem.data.num_features)
 
 
-def _curvatures(problem: Problem, relation: Any) -> Array:
+def _curvatures(problem: Problem, relation: Relation) -> Array:
     """A curvature for each coordinate, of the size that matters; the fixed point is the same for all."""
     data, regularizer = problem.data, problem.regularizer
     own = regularizer.coupling(data.num_tasks, relation).diagonal()

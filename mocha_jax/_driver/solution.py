@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.pytree import Pytree, static, tree
+from mocha_jax._algorithms.base import Kind
+from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.history import History
 from mocha_jax._problem.certificate import Certificate
@@ -36,17 +37,17 @@ class Status(enum.IntEnum):
     PRECISION = 4  # the rounds ended at the tolerance, but rounding may hide more than that
 
 
-class Solution(Pytree):
+class Solution(Pytree, Generic[Kind]):
     """The answer of `solve`, and how good it provably is.
 
     Inside a transformation its numbers are traced arrays, and `history` holds the last record alone. A mapped solve
     returns one `Solution` whose arrays have a leading axis.
     """
 
-    problem: Any  # a `Federated`: `Problem` or `Prediction`
+    problem: Kind
     weights: Array = tree()  # [num_tasks, d]; of networks their parameters
-    state: Any = tree()
-    relation: Any  # Omega as the regularizer keeps it, e.g. factored; None where it is given
+    state: Any = tree()  # a `State`, the algorithm's own
+    relation: Relation  # Omega, e.g. factored; None where it is given
     quality: Quality  # how good the answer is: a `Certificate`, of networks an `Evaluation`
     history: History  # of NumPy arrays, one entry per recorded round
     code: Array | int  # [] the status as a number

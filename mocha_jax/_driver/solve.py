@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
 from mocha_jax._core.devices import fetched
+from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
@@ -36,8 +37,8 @@ _CHUNK = 25
 
 @on_purpose
 def solve(
-    problem: Federated,
-    algorithm: Algorithm[Any] | None = None,
+    problem: Kind,
+    algorithm: Algorithm[Kind] | None = None,
     *,
     key: Array | None = None,
     tol: float | None = 1e-4,
@@ -49,11 +50,11 @@ def solve(
     chunk: int = _CHUNK,
     watch: Watch | None = None,
     progress: bool = False,
-    callback: Callable[[int, History], Any] | None = None,
+    callback: Callable[[int, History], object] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    state: Any = None,
+    state: State | None = None,
     adjoint: Adjoint | None = None,
-) -> Solution:
+) -> Solution[Kind]:
     """Run rounds until the relative duality gap is at most `tol`.
 
     Where the relationship of the tasks is learned, that is the joint gap, over weights and Omega; for
@@ -130,7 +131,8 @@ def solve(
     if adjoint is not None:
         check.instance("solve", "adjoint", adjoint, Adjoint, "Implicit()")
     check_state("solve", state, max_rounds=max_rounds)
-    config = make_config(Mocha() if algorithm is None else algorithm, problem, systems, cost, watch, record_every)
+    by: Algorithm[Any] = Mocha() if algorithm is None else algorithm
+    config = make_config(by, problem, systems, cost, watch, record_every)
 
     if _traced(key, config, state):
         if progress or callback is not None or checkpoint is not None:
@@ -154,7 +156,9 @@ def solve(
             while not _ended(history, where, within, last, stopped):
                 limit = min(int(where.state.round) // record_every * record_every + chunk, last)
 
-                def chunk_by(by: Any, where: Progress = where, limit: int = limit) -> tuple[Progress, History, Array]:
+                def chunk_by(
+                    by: Algorithm[Any], where: Progress = where, limit: int = limit
+                ) -> tuple[Progress, History, Array]:
                     return run_chunk(key, run_by(by, config), where, room, limit, within, record_every=record_every)
 
                 where, records, count = or_by_loops(config.problem, config.algorithm, chunk_by)
@@ -168,7 +172,7 @@ def solve(
     return solution
 
 
-def _check_host(progress: bool, callback: Any, checkpoint: Any) -> None:
+def _check_host(progress: bool, callback: object, checkpoint: object) -> None:
     """Check the arguments of what is done between chunks."""
     check.flag("solve", progress=progress)
     if callback is not None:
@@ -201,19 +205,19 @@ def _code(problem: Federated, recorded: Quality, found: Quality, tol: float | No
     return jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
 
 
-def _traced(*given: Any) -> bool:
+def _traced(*given: Tree) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given))
 
 
 def _solution(
-    problem: Federated,
+    problem: Kind,
     config: RunConfig,
     where: Progress,
     history: History,
     stopped: bool,
     tol: float | None,
     rounds: int,
-) -> Solution:
+) -> Solution[Kind]:
     state, certificate, relation = finalize(config, where)
     recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
     code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
@@ -233,7 +237,13 @@ def _of_nodes(where: Progress, problem: Federated) -> tuple[Array, Array, Array]
 
 
 def _within_a_transformation(
-    adjoint: Adjoint, key: Array, config: RunConfig, state: Any, tol: float | None, max_rounds: int, record_every: int
+    adjoint: Adjoint,
+    key: Array,
+    config: RunConfig,
+    state: State | None,
+    tol: float | None,
+    max_rounds: int,
+    record_every: int,
 ) -> Solution:
     """Solve under jit, vmap or grad: one compiled call without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ class Prediction(Federated):
     def objective_name(self) -> str:
         return "loss"
 
-    def remarks(self, quality: Any) -> str:
+    def remarks(self, quality: Evaluation) -> str:
         lost = int(quality.diverged)
         return f"; {lost} update(s) of clients were not finite and were left out" if lost else ""
 

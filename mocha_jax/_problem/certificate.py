@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
@@ -70,7 +70,7 @@ class Certificate(Quality):
 
 
 @on_purpose
-def objective(problem: Problem, weights: Array, relation: Any = None) -> Array:
+def objective(problem: Problem, weights: Array, relation: Relation = None) -> Array:
     """P(W, Omega) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
 
     Where Omega is learned and left out, it is minimised over: the joint objective of W.
@@ -104,7 +104,7 @@ def certify_implied(
     problem: Problem,
     beta: Array,
     v: Array,
-    relation: Any,
+    relation: Relation,
     coupling: Coupling,
     change: Array | float = 0.0,
     gap_before: Array | float = math.inf,

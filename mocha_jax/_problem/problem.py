@@ -13,7 +13,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.losses import Loss
@@ -48,11 +48,11 @@ class Federated(Pytree):
         """Tell whether it is convex in W and Omega together. Default: no."""
         return False
 
-    def relationship(self, num_tasks: int, relation: Any) -> Array:
+    def relationship(self, num_tasks: int, relation: Relation) -> Array:
         """Write out Omega, ``[num_tasks, num_tasks]``, where the problem has one."""
         raise AttributeError(f"a {type(self).__name__} has no matrix Omega")
 
-    def covariance(self, num_tasks: int, relation: Any) -> Array:
+    def covariance(self, num_tasks: int, relation: Relation) -> Array:
         """Write out the tasks' covariance, ``[num_tasks, num_tasks]``, where the problem has one."""
         raise AttributeError(f"a {type(self).__name__} has no covariance of tasks")
 
@@ -105,10 +105,10 @@ class Problem(Federated):
     def jointly_convex(self) -> bool:
         return self.regularizer.jointly_convex
 
-    def relationship(self, num_tasks: int, relation: Any) -> Array:
+    def relationship(self, num_tasks: int, relation: Relation) -> Array:
         return self.regularizer.relationship(num_tasks, relation)
 
-    def covariance(self, num_tasks: int, relation: Any) -> Array:
+    def covariance(self, num_tasks: int, relation: Relation) -> Array:
         return self.regularizer.covariance(num_tasks, relation)
 
     def placement(self, sharding: NodeSharding) -> NodeSharding:

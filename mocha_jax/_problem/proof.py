@@ -21,12 +21,12 @@ $\lambda$: a margin that floats round to 1 costs nothing there, and the true one
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics import twofold
 from mocha_jax._numerics.twofold import Pair, additions
@@ -36,7 +36,7 @@ from mocha_jax.losses import Loss
 
 
 @on_purpose
-def certificate(problem: Problem, beta: Array, relation: Any = None, weights: Array | None = None) -> Certificate:
+def certificate(problem: Problem, beta: Array, relation: Relation = None, weights: Array | None = None) -> Certificate:
     r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
 
     Derives V from `beta` and, unless there are weights to certify, $W = \bar M V$ from V. Then adds up the
@@ -66,7 +66,7 @@ def proven(
     problem: Problem,
     beta: Array,
     weights: Array,
-    relation: Any,
+    relation: Relation,
     change: Array | float = 0.0,
     gap_before: Array | float = math.inf,
 ) -> Certificate:
@@ -110,7 +110,7 @@ def _certified(
     beta: Array,
     vectors: Pair,
     weights: Array,
-    relation: Any,
+    relation: Relation,
     change: Array | float = 0.0,
     gap_before: Array | float = math.inf,
 ) -> Certificate:
@@ -147,7 +147,7 @@ def _admissible(problem: Problem) -> Array:
     return jnp.all(fine)
 
 
-def _vanished(problem: Problem, relation: Any) -> Array:
+def _vanished(problem: Problem, relation: Relation) -> Array:
     """Bound what is lost of numbers too small to be kept: a few of that size in every term, with its factors."""
     data, tiny = problem.data, jnp.finfo(problem.data.dtype).tiny
     of_losses = 1.0 + (0.0 if problem.loss.smoothness is None else jnp.asarray(problem.loss.smoothness))

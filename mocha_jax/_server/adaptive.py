@@ -12,18 +12,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core.devices import NodeSharding, on_every_device
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server
+from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server, ServerState
 from mocha_jax._server.bundle import Point, best_mixture, expand, mixed, slopes
 from mocha_jax._server.dual import DualServer, DualState
 from mocha_jax.coupling import Coupling
@@ -53,7 +52,7 @@ class AdaptiveState(Pytree):
     newest: Array  # [m] int32 which of them was found in the last round, -1 for nodes that did not answer
 
     @property
-    def relation(self) -> Any:
+    def relation(self) -> Relation:
         return self.dual.relation
 
     @property
@@ -107,13 +106,13 @@ class AdaptiveServer(Server):
     dual: DualServer
     memory: int = static()
 
-    def can_resume(self, state: Any) -> bool:
+    def can_resume(self, state: object) -> bool:
         return self.dual.can_resume(state)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         return self._blank(problem, self.dual.init(problem, beta, v), beta)
 
-    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+    def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         fresh = self._blank(problem, self.dual.resume(state, problem, beta, v), beta)
         if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
             return fresh
@@ -122,7 +121,7 @@ class AdaptiveServer(Server):
         scale, node_scale = state.scale.astype(v.dtype), state.node_scale.astype(v.dtype)
         return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
 
-    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
+    def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         return self._blank(problem, self.dual.add_tasks(state, problem, beta, v), beta)
 
     def _known(self, data: TaskData, beta: Array) -> Point:
@@ -205,7 +204,7 @@ class AdaptiveServer(Server):
     def omega_updates(self, state: AdaptiveState) -> tuple[Array, Array]:
         return self.dual.omega_updates(state.dual)
 
-    def relation(self, problem: Problem, state: AdaptiveState) -> Any:
+    def relation(self, problem: Problem, state: AdaptiveState) -> Relation:
         return state.dual.relation
 
     def node_flops(self, problem: Problem) -> Array:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
@@ -22,23 +23,25 @@ from mocha_jax.systems._work import Info, Request
 # rounds it did not), for a fiftieth of a local epoch a round.
 REFRESH_EVERY = 8
 
+Record = TypeVar("Record")
 
-def cast(record: Any, dtype: Any) -> Any:
+
+def cast(record: Record, dtype: DTypeLike) -> Record:
     """Every real number in the given precision."""
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, record)
 
 
-def same_kind(a: Any, b: Any) -> bool:
+def same_kind(a: object, b: object) -> bool:
     return str(jax.tree.structure(a)) == str(jax.tree.structure(b))
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: object, b: object) -> bool:
     """Tell whether two records are of the same kind and shapes."""
     x, y = jax.tree.leaves(a), jax.tree.leaves(b)
     return same_kind(a, b) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
 
 
-def keep_relation(problem: Problem, relation: Any) -> Any:
+def keep_relation(problem: Problem, relation: Relation) -> Relation:
     """A record of Omega for this problem: a given one as far as it fits, otherwise the initial one."""
     data, regularizer = problem.data, problem.regularizer
     initial = regularizer.initial_relation(data.num_tasks, data.num_features)
@@ -46,7 +49,7 @@ def keep_relation(problem: Problem, relation: Any) -> Any:
     return regularizer.restart_relation(cast(relation, data.dtype)) if _alike(relation, initial) else initial
 
 
-def gain_of_updating(problem: Problem, w: Array, relation: Any) -> Array:
+def gain_of_updating(problem: Problem, w: Array, relation: Relation) -> Array:
     """By how much the best Omega for these weights lowers the objective; infinite where the joint gap says more."""
     regularizer = problem.regularizer
     if not regularizer.learned or regularizer.jointly_convex:
@@ -80,20 +83,21 @@ class Server(Pytree):
     r"""Base class of servers: what the central node does in a dual method.
 
     A node's work is the same for every server: it improves a quadratic model of R* around the current V, whose gradient
-    is ``state.broadcast`` and whose curvature is `curvature`. All methods are pure. Of the arguments, `beta` are the
-    duals of all nodes ``[m, n]`` and `v` the dual vectors that belong to them, ``[num_tasks, d]``.
+    is ``state.broadcast`` and whose curvature is `curvature`. A state is whatever the server needs, with the fields of
+    `ServerState`; which one, a subclass says by the types of its methods. All methods are pure. Of the arguments,
+    `beta` are the duals of all nodes ``[m, n]`` and `v` the dual vectors that belong to them, ``[num_tasks, d]``.
     """
 
     @abstractmethod
-    def init(self, problem: Problem, beta: Array, v: Array) -> Any:
+    def init(self, problem: Problem, beta: Array, v: Array) -> ServerState:
         """Return the state before the first round."""
 
     @abstractmethod
-    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> Any:
+    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> ServerState:
         """Continue a state, perhaps of another problem of the same shape: keep what was learned, derive the rest."""
 
     @abstractmethod
-    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> Any:
+    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> ServerState:
         """Continue a state on a problem with new tasks after the old ones."""
 
     @abstractmethod
@@ -103,7 +107,7 @@ class Server(Pytree):
     @abstractmethod
     def aggregate(
         self, problem: Problem, state: Any, round: Array, before: Array, update: NodeUpdate, v: Array
-    ) -> tuple[Array, Array, Any]:
+    ) -> tuple[Array, Array, ServerState]:
         """Combine the nodes' updates into the next duals, dual vectors and state.
 
         Args:
@@ -120,10 +124,10 @@ class Server(Pytree):
         """Certify the state's model by these duals, as floats give it."""
 
     @abstractmethod
-    def relation(self, problem: Problem, state: Any) -> Any:
+    def relation(self, problem: Problem, state: Any) -> Relation:
         """Return Omega as the regularizer keeps it; None where it is given."""
 
-    def can_resume(self, state: Any) -> bool:
+    def can_resume(self, state: object) -> bool:
         """Tell whether a state is one that `resume` and `add_tasks` take. Default: any."""
         return True
 
@@ -150,11 +154,11 @@ class Server(Pytree):
         """Say how the server's own work is divided among devices. Default: as the problem says."""
         return sharding
 
-    def differentiated(self, state: Any) -> tuple[Server, Any]:
+    def differentiated(self, state: Any) -> tuple[Server, ServerState]:
         """Return the server and state whose round has the derivative that this one is given. Default: itself."""
         return self, state
 
-    def tangent(self, still: Any, change: Any, d_vectors: Array) -> Any:
+    def tangent(self, still: Any, change: Any, d_vectors: Array) -> ServerState:
         """Return the state's tangent from that of the state of `differentiated`; needed where that is another server.
 
         Args:

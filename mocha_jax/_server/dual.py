@@ -11,18 +11,18 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Hyperparameter, Pytree, static
+from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import NodeUpdate, Server, cast, gain_of_updating, keep_relation, same_kind
+from mocha_jax._server.base import NodeUpdate, Server, ServerState, cast, gain_of_updating, keep_relation, same_kind
 from mocha_jax.coupling import Coupling
 
 
 class DualState(Pytree):
     """The server of Algorithm 1 between rounds."""
 
-    relation: Any  # as the regularizer keeps it; None where Omega is given
+    relation: Relation  # as the regularizer keeps it; None where Omega is given
     coupling: Coupling
     sigma: Array  # [num_tasks] sigma'_t
     model: Array  # [num_tasks, d] W = coupling.apply(V)
@@ -35,7 +35,7 @@ class DualState(Pytree):
         return self.model
 
 
-def alternating(state: Any) -> Any:
+def alternating(state: Any) -> DualState:
     """Return the part of a state that belongs to Algorithm 1: a `DualState` is one, and others may hold one."""
     return getattr(state, "dual", state)
 
@@ -55,7 +55,7 @@ class DualServer(Server):
     gamma: Hyperparameter
     smoothing: Hyperparameter
 
-    def can_resume(self, state: Any) -> bool:
+    def can_resume(self, state: object) -> bool:
         return isinstance(alternating(state), DualState)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> DualState:
@@ -64,22 +64,22 @@ class DualServer(Server):
         nothing = jnp.zeros((), v.dtype)
         return self._with(problem, relation, v, nothing + jnp.inf, nothing + jnp.inf)
 
-    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> DualState:
-        state = alternating(state)
-        return self._settled(problem, keep_relation(problem, state.relation), v, state.gap_before)
+    def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
+        held = alternating(state)
+        return self._settled(problem, keep_relation(problem, held.relation), v, held.gap_before)
 
-    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> DualState:
-        state, regularizer = alternating(state), problem.regularizer
+    def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
+        held, regularizer = alternating(state), problem.regularizer
         initial = regularizer.initial_relation(*v.shape)
-        grown = regularizer.extend_relation(state.relation, *v.shape) if same_kind(state.relation, initial) else initial
-        return self._settled(problem, cast(grown, v.dtype), v, state.gap_before)
+        grown = regularizer.extend_relation(held.relation, *v.shape) if same_kind(held.relation, initial) else initial
+        return self._settled(problem, cast(grown, v.dtype), v, held.gap_before)
 
-    def _settled(self, problem: Problem, relation: Any, v: Array, gap_before: Array) -> DualState:
+    def _settled(self, problem: Problem, relation: Relation, v: Array, gap_before: Array) -> DualState:
         """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
         state = self._with(problem, relation, v, gap_before.astype(v.dtype), jnp.full((), jnp.inf, v.dtype))
         return state.replace(change=gain_of_updating(problem, state.model, relation))
 
-    def _with(self, problem: Problem, relation: Any, v: Array, gap_before: Array, change: Array) -> DualState:
+    def _with(self, problem: Problem, relation: Relation, v: Array, gap_before: Array, change: Array) -> DualState:
         """Everything that follows from Omega and V."""
         data = problem.data
         coupling = data.constrain_tasks(problem.regularizer.coupling(data.num_tasks, relation))
@@ -116,5 +116,5 @@ class DualServer(Server):
     def omega_updates(self, state: DualState) -> tuple[Array, Array]:
         return state.change, state.gap_before
 
-    def relation(self, problem: Problem, state: DualState) -> Any:
+    def relation(self, problem: Problem, state: DualState) -> Relation:
         return state.relation

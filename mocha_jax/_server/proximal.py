@@ -19,12 +19,11 @@ values reach 0 and leave it by themselves.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Pytree, fields_of, static
+from mocha_jax._core.pytree import Pytree, Relation, fields_of, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
@@ -69,7 +68,7 @@ class ProximalServer(Server):
 
     omega_every: int = static()
 
-    def can_resume(self, state: Any) -> bool:
+    def can_resume(self, state: object) -> bool:
         return isinstance(state, ProximalState)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> ProximalState:
@@ -161,5 +160,5 @@ class ProximalServer(Server):
         slack = fenchel_young(value, coupling.conjugate(v), v, w)
         return certify(problem, beta, v, w, value, slack)
 
-    def relation(self, problem: Problem, state: ProximalState) -> Any:
+    def relation(self, problem: Problem, state: ProximalState) -> Relation:
         return problem.regularizer.update_relation(None, state.model)

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from mocha_jax import coupling as couplings
 from mocha_jax._core import check, domains
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._numerics.twofold import total
 from mocha_jax.coupling import Coupling
 from mocha_jax.regularizers._optimality import OptimalityConditions, Proximal
@@ -25,7 +25,8 @@ class Regularizer(Pytree):
 
     Where Omega is given (`learned` is False) it is part of the regularizer and every argument
     `relation` is None. Where it is learned, `relation` is a record that `initial_relation` makes and
-    `update_relation` replaces, and ``value(weights)`` is the minimum over it.
+    `update_relation` replaces, and ``value(weights)`` is the minimum over it. Which record, a `Relation`, a subclass
+    says by the types of its methods; to all others it is any.
     """
 
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
@@ -64,19 +65,19 @@ class Regularizer(Pytree):
         """
         return jnp.asarray(couplings.as_matrix(self.coupling(num_tasks, relation)))
 
-    def initial_relation(self, num_tasks: int, num_features: int) -> Any:
+    def initial_relation(self, num_tasks: int, num_features: int) -> Relation:
         """Omega before anything is known of the weights."""
         return None
 
-    def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> Any:
+    def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> Relation:
         """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
         return relation
 
-    def restart_relation(self, relation: Any) -> Any:
+    def restart_relation(self, relation: Any) -> Relation:
         """A record of a problem of the same shape, made feasible for this regularizer."""
         return relation
 
-    def extend_relation(self, relation: Any, num_tasks: int, num_features: int) -> Any:
+    def extend_relation(self, relation: Any, num_tasks: int, num_features: int) -> Relation:
         """The record with new tasks appended, each related to the others as the average task is."""
         return relation
 
@@ -140,14 +141,14 @@ class Regularizer(Pytree):
         r"""The size of $\bar M$ in the directions that matter; a starting value for step sizes."""
         return jnp.mean(self.coupling(num_tasks).diagonal())
 
-    def optimality(self, num_tasks: int, num_features: int) -> OptimalityConditions:
+    def optimality(self, num_tasks: int, num_features: int) -> OptimalityConditions[Any]:
         """The conditions for an optimum, to be differentiated."""
         return Proximal(self, lax.stop_gradient(1.0 / self.typical_curvature(num_tasks, num_features)))
 
     def check_tasks(self, num_tasks: int) -> None:
         """Raise where the hyperparameters do not fit that many tasks."""
 
-    def check_relation(self, owner: str, relation: Any, num_tasks: int, num_features: int) -> None:
+    def check_relation(self, owner: str, relation: object, num_tasks: int, num_features: int) -> None:
         """Raise where what is handed in as Omega is no record such as `initial_relation` makes."""
         if relation is None:
             return
@@ -155,7 +156,7 @@ class Regularizer(Pytree):
         if not self.learned:
             raise ValueError(f"{owner}: relation must be left out: the relationship of {name} is given, not learned.")
 
-        def form(record: Any) -> Any:
+        def form(record: object) -> tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]:
             return jax.tree.structure(record), [np.shape(leaf) for leaf in jax.tree.leaves(record)]
 
         if form(relation) != form(jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))):

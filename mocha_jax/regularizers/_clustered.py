@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -63,13 +63,13 @@ class Clustered(TraceLimited):
     def fits(self, num_tasks: int) -> Array:
         return jnp.asarray(self.k) <= num_tasks
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: LowRank | None = None) -> tuple[Array, Array]:
         zero = jnp.zeros((), self.trace().dtype)
         return 1.0 / self.curvature_of(zero), self.curvature_of(zero + 1.0)
 
-    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
-        relation = self.relationship(num_tasks, relation)
-        return relation + jnp.asarray(self.eta) * jnp.eye(num_tasks, dtype=relation.dtype)
+    def covariance(self, num_tasks: int, relation: LowRank | None = None) -> Array:
+        omega = self.relationship(num_tasks, relation)
+        return omega + jnp.asarray(self.eta) * jnp.eye(num_tasks, dtype=omega.dtype)
 
     def restart_relation(self, relation: LowRank) -> LowRank:
         # Put the trace right, then mix in as much of the identity as brings the largest eigenvalue down to 1.

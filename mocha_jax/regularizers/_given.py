@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,23 +36,23 @@ class Independent(Regularizer):
 
     lam: Hyperparameter
 
-    def value(self, weights: Array, relation: Any = None) -> Array:
+    def value(self, weights: Array, relation: None = None) -> Array:
         return jnp.sum(jnp.asarray(self.lam) * jnp.sum(weights**2, axis=1))
 
-    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: None = None) -> Array:
         # R(W - M V): nothing of it is lost in a difference of large numbers.
         scale = self.coupling(len(v)).diagonal()[:, None]
         implied = scale * v
         off = jnp.abs(weights - implied) + rounded(implied, 8.0) + scale * error
         return _twice_rounded(self.value(off))
 
-    def value_error(self, weights: Array, relation: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: None = None) -> Array:
         return rounded(self.value(weights), 8.0 + 2.0 * additions(weights.size))
 
-    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, relation: None = None) -> Coupling:
         return Diagonal(jnp.broadcast_to(0.5 / jnp.asarray(self.lam), (num_tasks,)))
 
-    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: None = None) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
 
     def check_tasks(self, num_tasks: int) -> None:
@@ -79,12 +79,12 @@ class MeanRegularized(Regularizer):
     lam1: Hyperparameter
     lam2: Hyperparameter
 
-    def value(self, weights: Array, relation: Any = None) -> Array:
+    def value(self, weights: Array, relation: None = None) -> Array:
         deviation = weights - jnp.mean(weights, axis=0, keepdims=True)
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(deviation**2) + lam2 * jnp.sum(weights**2)
 
-    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: None = None) -> Array:
         # R(W - M V), as the norm that R is: of what is seen, of errors of their own in every entry, and of what the
         # mean of V may have lost, which all tasks share.
         m, both, lam2 = len(v), jnp.asarray(self.lam1) + jnp.asarray(self.lam2), jnp.asarray(self.lam2)
@@ -99,24 +99,24 @@ class MeanRegularized(Regularizer):
         norm = jnp.sqrt(self.value(off)) + jnp.sqrt(both * own) + jnp.sqrt(lam2 * shared)
         return _twice_rounded(norm**2)
 
-    def value_error(self, weights: Array, relation: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: None = None) -> Array:
         deviation, lam1 = weights - jnp.mean(weights, axis=0, keepdims=True), jnp.asarray(self.lam1)
         size = rounded(jnp.abs(weights) + jnp.abs(deviation), 4.0 + additions(len(weights)))
         moved = lam1 * jnp.sum(2.0 * jnp.abs(deviation) * size + size**2)
         return rounded(self.value(weights), 8.0 + additions(weights.size)) + moved
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: None = None) -> tuple[Array, Array]:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return 2.0 * (lam1 + lam2), 0.5 / lam2
 
-    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, relation: None = None) -> Coupling:
         lam1, lam2 = jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return Exchangeable(0.5 / (lam1 + lam2), 0.5 / lam2, num_tasks)
 
     def check_tasks(self, num_tasks: int) -> None:
         check.scalar("MeanRegularized", lam1=self.lam1, lam2=self.lam2)
 
-    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: None = None) -> Array:
         dtype = jnp.result_type(self.lam1)
         return jnp.eye(num_tasks, dtype=dtype) - jnp.full((num_tasks, num_tasks), 1.0 / num_tasks, dtype)
 
@@ -147,11 +147,11 @@ class Graph(Regularizer):
         super().__post_init__()
         check.positive_semidefinite("Graph", "omega", self.omega)
 
-    def value(self, weights: Array, relation: Any = None) -> Array:
+    def value(self, weights: Array, relation: None = None) -> Array:
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return lam1 * jnp.sum(weights * matmul(omega, weights)) + lam2 * jnp.sum(weights**2)
 
-    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: None = None) -> Array:
         # R*(r) of the residual r = grad R(W) - V, as the norm that it is.
         precision, coupling = self._precision(len(v)), self.coupling(len(v))
         residual = matmul(precision, weights) - v
@@ -162,15 +162,15 @@ class Graph(Regularizer):
         )
         return _twice_rounded(norm**2)
 
-    def value_error(self, weights: Array, relation: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: None = None) -> Array:
         size = jnp.abs(weights)
         related = jnp.asarray(self.lam1) * jnp.sum(size * matmul(jnp.abs(jnp.asarray(self.omega)), size))
         return rounded(related, 4.0 + len(weights)) + rounded(self.value(weights), 8.0 + additions(weights.size))
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: None = None) -> tuple[Array, Array]:
         return jnp.max(jnp.sum(jnp.abs(self._precision(num_tasks)), axis=1)), 0.5 / jnp.asarray(self.lam2)
 
-    def coupling(self, num_tasks: int, relation: Any = None) -> Dense:
+    def coupling(self, num_tasks: int, relation: None = None) -> Dense:
         a = self._precision(num_tasks)
         inverse = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a), jnp.eye(num_tasks, dtype=a.dtype))
         return Dense(0.5 * (inverse + inverse.T))
@@ -180,7 +180,7 @@ class Graph(Regularizer):
         omega, lam1, lam2 = jnp.asarray(self.omega), jnp.asarray(self.lam1), jnp.asarray(self.lam2)
         return 2.0 * (lam1 * omega + lam2 * jnp.eye(num_tasks, dtype=omega.dtype))
 
-    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: None = None) -> Array:
         return jnp.asarray(self.omega)
 
     def check_tasks(self, num_tasks: int) -> None:

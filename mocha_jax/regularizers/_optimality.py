@@ -9,52 +9,57 @@ proximal map (symmetric, between 0 and I), the condition's own derivative is $\r
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
+
+if TYPE_CHECKING:
+    from mocha_jax.regularizers._base import Regularizer
+
+Unknown = TypeVar("Unknown")  # a tree of arrays
 
 
-class OptimalityConditions(Pytree):
+class OptimalityConditions(Pytree, Generic[Unknown]):
     """The conditions of a regularizer, in some unknown of its choice."""
 
     @abstractmethod
-    def unknown(self, weights: Array, v: Array, relation: Any) -> Any:
+    def unknown(self, weights: Array, v: Array, relation: Any) -> Unknown:
         """The unknown at an optimum."""
 
     @abstractmethod
-    def weights(self, unknown: Any) -> Array:
+    def weights(self, unknown: Unknown) -> Array:
         """W ``[num_tasks, d]``."""
 
     @abstractmethod
-    def relation(self, unknown: Any) -> Any:
+    def relation(self, unknown: Unknown) -> Relation:
         """Omega as the regularizer keeps it."""
 
     @abstractmethod
-    def residual(self, unknown: Any, v: Array) -> Any:
+    def residual(self, unknown: Unknown, v: Array) -> Unknown:
         """Return what is 0 at the optimum, shaped like the unknown; along V its derivative is minus W's, transposed."""
 
     @abstractmethod
-    def stiffness(self, unknown: Any) -> Any:
+    def stiffness(self, unknown: Unknown) -> Unknown:
         """The size of the diagonal of the residual's derivative, like the unknown."""
 
 
-class Proximal(OptimalityConditions):
+class Proximal(OptimalityConditions[Array]):
     """The conditions of a regularizer that has a proximal map; the unknown is Q ``[num_tasks, d]``."""
 
-    regularizer: Any
+    regularizer: Regularizer
     rho: Array  # []
 
-    def unknown(self, weights: Array, v: Array, relation: Any) -> Array:
+    def unknown(self, weights: Array, v: Array, relation: Relation) -> Array:
         return weights + v / self.rho
 
     def weights(self, unknown: Array) -> Array:
         return jnp.asarray(self.regularizer.prox(unknown, self.rho))
 
-    def relation(self, unknown: Array) -> Any:
+    def relation(self, unknown: Array) -> Relation:
         return self.regularizer.update_relation(None, self.weights(unknown))
 
     def residual(self, unknown: Array, v: Array) -> Array:

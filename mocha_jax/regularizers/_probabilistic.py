@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,6 +11,7 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.coupling import LowRank
 from mocha_jax.regularizers._trace import TraceLimited
 from mocha_jax.spectral import safe_sqrt
 
@@ -54,11 +55,11 @@ class Probabilistic(TraceLimited):
     def check_tasks(self, num_tasks: int) -> None:
         check.scalar("Probabilistic", lam=self.lam, sigma2=self.sigma2)
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: LowRank | None = None) -> tuple[Array, Array]:
         lam, sigma2 = jnp.asarray(self.lam), jnp.asarray(self.sigma2)
         return 2.0 * lam * (num_tasks + 1.0 / sigma2), self.curvature_of(jnp.ones_like(lam))
 
-    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
+    def covariance(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         return self.relationship(num_tasks, relation)
 
     @property

@@ -123,23 +123,23 @@ class SparsePrecision(Regularizer):
         inverse = jsl.cho_solve(jsl.cho_factor(a), eye)
         return Lasso(Dense(0.5 * (inverse + inverse.T)), a, jnp.asarray(self.lam1, a.dtype))
 
-    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: Array | None = None) -> Array:
         return self.initial_relation(num_tasks, 1) if relation is None else relation
 
-    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
+    def covariance(self, num_tasks: int, relation: Array | None = None) -> Array:
         return _inverse(self.relationship(num_tasks, relation))
 
     def optimality(self, num_tasks: int, num_features: int) -> _BothBlocks:
         return _BothBlocks(self)
 
 
-class _BothBlocks(OptimalityConditions):
+class _BothBlocks(OptimalityConditions[tuple[Array, Array]]):
     """The conditions for W and Omega, each given the other, where they differ from 0; see `OptimalityConditions`.
 
     The derivative is symmetric, for both are derivatives of one function; not definite, for it is not convex.
     """
 
-    regularizer: Any
+    regularizer: SparsePrecision
 
     def unknown(self, weights: Array, v: Array, relation: Array) -> tuple[Array, Array]:
         # Each as the best for the other, so that what is 0 there is 0 here.

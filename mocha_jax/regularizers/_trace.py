@@ -13,7 +13,7 @@ of size m x m exists.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -102,7 +102,7 @@ class TraceLimited(Regularizer):
         factor = jnp.zeros((num_tasks, min(num_tasks, num_features)), total.dtype)
         return LowRank(total / num_tasks, factor)
 
-    def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
+    def update_relation(self, relation: LowRank | None, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
         m, d = weights.shape
         fit = _Fit(self, jnp.asarray(smoothing, weights.dtype), m)
         rest = self.fit_eigenvalues(singular_values(weights), m, fit.smoothing)[1]
@@ -152,7 +152,7 @@ def mixed(relation: LowRank, share: Array, total: Array) -> LowRank:
 class _Fit(Pytree):
     """The arguments of `_omega_factor_values` besides the singular values."""
 
-    regularizer: Any
+    regularizer: TraceLimited
     smoothing: Array
     num_tasks: int = static()
 
@@ -162,11 +162,11 @@ def _omega_factor_values(s: Array, fit: _Fit) -> Array:
     return safe_sqrt(values - rest)
 
 
-def _coupling_factor_values(f: Array, params: Any) -> Array:
+def _coupling_factor_values(f: Array, params: tuple[TraceLimited, Array]) -> Array:
     regularizer, rest = params
     return safe_sqrt(regularizer.curvature_of(rest + f**2) - regularizer.curvature_of(rest))
 
 
-def _prox_values(y: Array, params: Any) -> Array:
+def _prox_values(y: Array, params: tuple[TraceLimited, Array]) -> Array:
     regularizer, rho = params
     return regularizer.spectral_prox(y, rho)

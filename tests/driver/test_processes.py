@@ -29,7 +29,7 @@ PROCESS = textwrap.dedent(
     import numpy as np
 
     import mocha_jax as mj
-    from tests.test_processes import ROUNDS, KILLED_AT, problem
+    from tests.driver.test_processes import ROUNDS, KILLED_AT, problem
 
     seen = []
 

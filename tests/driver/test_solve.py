@@ -184,7 +184,8 @@ def test_bad_options_are_refused(problem, name, monkeypatch):
 
 @pytest.mark.parametrize("state", ["abc", np.zeros(3), np.zeros(())], ids=["text", "an array", "a number"])
 def test_what_is_no_state_is_refused_by_name(problem, state):
-    for solution_or_state in (state, mj.solve(problem, max_rounds=1)):
+    wrong: tuple[Any, ...] = state, mj.solve(problem, max_rounds=1)
+    for solution_or_state in wrong:
         with pytest.raises(ValueError, match="solve: state must be what an algorithm carries"):
             mj.solve(problem, state=solution_or_state)
         with pytest.raises(ValueError, match="run: state must be what an algorithm carries"):

@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_said(key):
     convex = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))
     fed = mj.FedAvg(MODEL, optax.sgd(0.1))
     with pytest.raises(ValueError, match="FedAvg solves a Prediction, got a Problem"):
-        mj.run(convex, fed, key, num_rounds=1)
+        mj.run(convex, fed, key, num_rounds=1)  # type: ignore[misc]  # as the types say too
     with pytest.raises(ValueError, match="Mocha solves a Problem, got a Prediction"):
         mj.solve(problem, mj.Mocha())
     with pytest.raises(ValueError, match="must be of optax"):

@@ -294,6 +294,7 @@ def test_the_noise_of_small_singular_values_is_in_the_rounding(eta):
 def test_rounding_is_counted_in_a_solution_and_not_in_a_history():
     problem = mj.Problem(zoo.data(dtype=np.float32), L.Hinge(), R.MeanRegularized(0.1, 0.01))
     found = mj.solve(problem, tol=1e-3)
+    assert isinstance(found.history.quality, mj.Certificate)
     assert found.history.quality.rounding is None
     assert 0 < found.rounding < 1e-4 * found.primal
     assert found.history.relative_gap[-1] < found.relative_gap <= 1e-3

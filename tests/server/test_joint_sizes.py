@@ -47,6 +47,7 @@ def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatc
     monkeypatch.setattr("mocha_jax._driver.solution._LARGEST_MATRIX", 4)
     with pytest.raises(ValueError, match=r"solution\.relation keeps Omega"):
         _ = solution.omega
+    assert isinstance(solution.relation, mj.coupling.LowRank)
     assert solution.relation.factor.shape == (5, 4)
 
 
