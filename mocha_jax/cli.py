@@ -60,7 +60,7 @@ def demo(options: argparse.Namespace) -> int:
         "known groups": (train, lambda lam: mj.regularizers.Graph(laplacian, 20.0 * lam, lam)),
         "learned": (train, mj.regularizers.Probabilistic),
     }
-    solutions: dict[str, mj.Solution] = {}
+    solutions: dict[str, mj.Solution[mj.Problem]] = {}
     rows = []
     for name, (data, regularizer) in models.items():
         lam = _choose(tune_key, data, regularizer)

@@ -16,6 +16,7 @@ from mocha_jax._core import check
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import History
 from mocha_jax._driver.solution import Solution
+from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.tuning import Tuned
 
 __all__ = [
@@ -144,7 +145,7 @@ def tuning(tuned: Tuned) -> Figure:
     return figure
 
 
-def _check_histories(owner: str, histories: Any) -> None:
+def _check_histories(owner: str, histories: object) -> None:
     known = isinstance(histories, Mapping) and all(isinstance(history, History) for history in histories.values())
     if not known or not histories:
         raise ValueError(
@@ -170,7 +171,7 @@ def cluster_order(correlation: Array | np.ndarray) -> np.ndarray:
     return np.array(max(members, key=len))
 
 
-def relationship(solution: Solution, *, title: str = "") -> Figure:
+def relationship(solution: Solution[Problem], *, title: str = "") -> Figure:
     """Draw how the tasks of a solution relate: their correlation in cluster order, and the eigenvalues of Omega."""
     check.instance("relationship", "solution", solution, Solution, "solve(problem)")
     check.instance("relationship", "title", title, str, "'MOCHA'")

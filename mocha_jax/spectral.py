@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
@@ -29,6 +30,9 @@ __all__ = [
     "thin_svd",
     "water_fill",
 ]
+
+
+Params = TypeVar("Params")  # a pytree
 
 
 def __dir__() -> list[str]:
@@ -66,7 +70,7 @@ def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple
     return s, jnp.sum(u * matmul(tangents[0], vt.T), axis=0)
 
 
-def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, params: Any) -> Array:
+def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, params: Params) -> Array:
     r"""$U\,\mathrm{diag}(p(s))\,V^\top$ for $W = U\,\mathrm{diag}(s)\,V^\top$, ``[m, d]`` to ``[m, d]``.
 
     Args:
@@ -92,7 +96,7 @@ def spectral_map(fn: Callable[[Array, Any], Array], w: Array | np.ndarray, param
     return _spectral_map(fn, w, params)
 
 
-def _checked(owner: str, fn: Any, w: Any, params: Any) -> tuple[Array, Any]:
+def _checked(owner: str, fn: Callable[[Array, Params], Array], w: ArrayLike, params: Params) -> tuple[Array, Params]:
     """Matrix and parameters as JAX takes them; the function of the singular values must fit."""
     params, w = check.leaves(owner, "params", params), check.floats(owner, "w", w, ("m", "d"))
     wanted = (min(w.shape),)
@@ -103,13 +107,15 @@ def _checked(owner: str, fn: Any, w: Any, params: Any) -> tuple[Array, Any]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+def _spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
     u, s, vt = thin_svd(w)
     return matmul(u * fn(s, params)[None, :], vt)
 
 
 @_spectral_map.defjvp
-def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+def _spectral_map_jvp(
+    fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
+) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     u, s, vt = thin_svd(w)
     core = matmul(matmul(u.T, dw), vt.T)
@@ -126,7 +132,7 @@ def _spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array
     return matmul(u * p[None, :], vt), out
 
 
-def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
     r"""$U\,\mathrm{diag}(p(s))\,U^\top$ for W of at most as many rows as columns, ``[m, d]`` to ``[m, m]``.
 
     A function of $(WW^\top)^{1/2}$ that does not square W on the way. Arguments as `spectral_map`. Where two
@@ -138,13 +144,15 @@ def left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) 
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _left_spectral_map(fn: Callable[[Array, Any], Array], w: Array, params: Any) -> Array:
+def _left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
     u, s, _ = thin_svd(w)
     return matmul(u * fn(s, params)[None, :], u.T)
 
 
 @_left_spectral_map.defjvp
-def _left_spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+def _left_spectral_map_jvp(
+    fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
+) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     u, s, vt = thin_svd(w)
     core = matmul(matmul(u.T, dw), vt.T)
@@ -156,7 +164,9 @@ def _left_spectral_map_jvp(fn: Any, primals: tuple[Array, Any], tangents: tuple[
     return matmul(u * p[None, :], u.T), matmul(matmul(u, inner), u.T)
 
 
-def _divided_differences(fn: Any, s: Array, params: Any, ds: Array, dparams: Any) -> tuple[Array, Array, Array, Array]:
+def _divided_differences(
+    fn: Callable[[Array, Params], Array], s: Array, params: Params, ds: Array, dparams: Params
+) -> tuple[Array, Array, Array, Array]:
     """The values p, their derivative along (ds, dparams), (p_i - p_j) / (s_i - s_j), and its limit as s_j nears s_i."""
     p, dp = jax.jvp(fn, (s, params), (ds, dparams))
     jacobian = jax.jacfwd(fn)(s, params)

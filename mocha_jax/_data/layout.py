@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
-from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics.products import combine, lengths, times, totals
+from mocha_jax._core.pytree import Pytree, Tree
+from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
 
 
 class Layout(Pytree):
@@ -27,17 +28,17 @@ class Layout(Pytree):
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
 
     @abstractmethod
-    def longest(self, x: Array, dtype: Any) -> Array:
+    def longest(self, x: Array, dtype: DTypeLike) -> Array:
         """Return the length of each node's longest sample, ``[m]``."""
 
     @abstractmethod
-    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+    def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         """See `TaskData.map_rows`."""
 
     @abstractmethod
     def sum_over_rows(
-        self, x: Array, y: Array, weight: Array, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array
-    ) -> Any:
+        self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
+    ) -> Terms:
         """See `TaskData.sum_over_rows`."""
 
 
@@ -52,13 +53,13 @@ class AsStored(Layout):
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return combine(x, factors)
 
-    def longest(self, x: Array, dtype: Any) -> Array:
+    def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return lengths(jnp.max(jnp.sum(x.astype(dtype) ** 2, axis=2), axis=1))
 
-    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+    def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         return work(given, by_node, *by_row)
 
     def sum_over_rows(
-        self, x: Array, y: Array, weight: Array, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array
-    ) -> Any:
+        self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
+    ) -> Terms:
         return totals(terms, given, x, y, weight, weights, *rows)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mocha_jax._core import check
+
+Samples = Array | np.ndarray
 
 # Arrays that were looked at. Those of JAX never change, so once is enough.
 _seen: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
-def masked(value: Any) -> bool:
+def masked(value: object) -> bool:
     """Tell whether values are masked, in an array or a list of them: NumPy would take what lies beneath for data."""
     if isinstance(value, list | tuple):
         return any(masked(one) for one in value)
     return bool(np.ma.is_masked(value))
 
 
-def check_unmasked(owner: str, **arrays: Any) -> None:
+def check_unmasked(owner: str, **arrays: object) -> None:
     """Every array without a masked value."""
     for name, array in arrays.items():
         if masked(array):
@@ -31,7 +33,7 @@ def check_unmasked(owner: str, **arrays: Any) -> None:
             )
 
 
-def check_arrays(x: Any, y: Any, weight: Any, task: Any) -> None:
+def check_arrays(x: Samples, y: Samples, weight: Samples, task: Samples) -> None:
     """Samples ``[m, n, d]``, labels and weights ``[m, n]`` and tasks ``[m]`` that fit together and are numbers."""
     check_unmasked("TaskData", x=x, y=y, weight=weight, task=task)
     check.array("TaskData", "x", x, ("m", "n", "d"))
@@ -54,7 +56,7 @@ def check_arrays(x: Any, y: Any, weight: Any, task: Any) -> None:
             raise ValueError(f"TaskData: {name} is NaN or infinite in {where}; {remedy}.")
 
 
-def _finite(array: Any) -> bool:
+def _finite(array: Samples) -> bool:
     """Tell whether all numbers are finite, at about the cost of their sum; true of what cannot be looked at."""
     if check.hidden(array) or not jnp.issubdtype(array.dtype, jnp.floating):
         return True

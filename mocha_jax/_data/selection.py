@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.splits import dealt, draws, stratified
@@ -27,7 +28,7 @@ def split(data: TaskData, key: Array, fraction: float, stratify: bool) -> tuple[
     return _packed(data, first), _packed(data, real & ~first)
 
 
-def folds(data: TaskData, key: Array, count: int, groups: Any) -> Array:
+def folds(data: TaskData, key: Array, count: int, groups: ArrayLike | None) -> Array:
     """See `TaskData.folds`."""
     check.integer("TaskData.folds", 2, count=count)
     if groups is not None:

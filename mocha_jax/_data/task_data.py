@@ -8,23 +8,27 @@ paper; all nodes on one task is the global model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data import reshape, selection
 from mocha_jax._data.layout import AsStored, Layout
 from mocha_jax._data.samples import check_arrays
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.products import Terms
 
 SCALINGS = ("sum", "task_mean")
+
+Value = TypeVar("Value")
 
 
 class TaskData(Pytree):
@@ -73,7 +77,7 @@ class TaskData(Pytree):
             raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
 
     @on_purpose
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A copy with some fields changed; what is not given follows from them.
 
         The number of tasks follows a changed `task`, the weights a changed `loss_scaling`, a layout its samples.
@@ -98,7 +102,7 @@ class TaskData(Pytree):
         return self.x.shape[2]
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of all arithmetic. The samples may be stored in fewer bits, see `pack_tasks`."""
         return self.y.dtype
 
@@ -131,7 +135,7 @@ class TaskData(Pytree):
         """Place an array whole on every device."""
         return array if self.sharding is None else lax.with_sharding_constraint(array, self.sharding.replicated)
 
-    def constrain_tasks(self, per_task: Any) -> Any:
+    def constrain_tasks(self, per_task: Value) -> Value:
         """Place arrays where `sharding` wants them: those with a row for every task, and others on every device."""
         sharding = self.sharding
         if sharding is None:
@@ -143,13 +147,13 @@ class TaskData(Pytree):
 
         return jax.tree.map(place, per_task)
 
-    def pad_settings(self, settings: Any) -> Any:
+    def pad_settings(self, settings: Value) -> Value:
         """Settings per node ``[..., m]`` of the nodes there were before `shard`, for all: those beyond are inert."""
         if self.sharding is None:
             return settings
         more, known = self.num_nodes - self.sharding.nodes, (self.sharding.nodes,)
 
-        def fill(array: Any) -> Any:
+        def fill(array: ArrayLike) -> ArrayLike:
             if np.shape(array)[-1:] != known:
                 return array
             return jnp.pad(jnp.asarray(array), [(0, 0)] * (np.ndim(array) - 1) + [(0, more)], mode="edge")
@@ -186,7 +190,7 @@ class TaskData(Pytree):
         """The length of each node's longest sample, ``[m]``."""
         return self.layout.longest(self.x, self.dtype)
 
-    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+    def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         """Compute something for every sample, ``[m, n]``; for padding perhaps what the first array holds.
 
         Args:
@@ -197,7 +201,7 @@ class TaskData(Pytree):
         """
         return self.layout.map_rows(work, given, by_node, *by_row)
 
-    def sum_over_rows(self, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array) -> Any:
+    def sum_over_rows(self, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array) -> Terms:
         """Add up c times something over each node's samples, ``[m]``.
 
         Args:
@@ -274,7 +278,7 @@ class TaskData(Pytree):
         return reshape.append(self, other)
 
     @on_purpose
-    def folds(self, key: Array, count: int, groups: Any = None) -> Array:
+    def folds(self, key: Array, count: int, groups: ArrayLike | None = None) -> Array:
         """Deal every node's samples into parts of nearly equal size, for cross-validation.
 
         Each label value of a node is spread over the parts as evenly as whole samples allow; real-valued labels are

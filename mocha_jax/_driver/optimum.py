@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._driver.sensitivity import Sensitivity, read, unknown_at
+from mocha_jax._driver.sensitivity import Sensitivity, Unknowns, read, unknown_at
 from mocha_jax._numerics.minres import Solved
 from mocha_jax._problem.certificate import objective
 from mocha_jax._problem.problem import Problem
@@ -98,7 +98,7 @@ def _share(change: Array, old: Array, new: Array) -> Array:
 @partial(jax.jit, static_argnames=("tol", "max_steps"))
 def pulled_back(
     problem: Problem, point: Point, weights_bar: Array, *, tol: float | None, max_steps: int
-) -> tuple[Problem, Solved, Array]:
+) -> tuple[Problem, Solved[Unknowns], Array]:
     """The gradient with respect to the problem of something with this gradient with respect to the weights.
 
     Returns:

@@ -82,7 +82,7 @@ class Sensitivity:
         unknown = jax.tree.map(jnp.divide, r[0], self._stiffness)
         return unknown, r[1] / jnp.where(self.free, self._scale, 1.0)
 
-    def _solve(self, b: Unknowns) -> Solved:
+    def _solve(self, b: Unknowns) -> Solved[Unknowns]:
         return minres(self._apply, b, self._precondition, tol=self._tol, max_steps=self._max_steps)
 
     def _pushed(self, fixed: Array) -> Tree:
@@ -126,7 +126,7 @@ class Sensitivity:
         unknown, beta = x
         return unknown, jnp.where(self.free, beta, jnp.where(self._fixed, step, 0.0))
 
-    def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, Solved]:
+    def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, Solved[Unknowns]]:
         """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
         problem, unknown, beta = self._at
         found = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))

@@ -141,7 +141,7 @@ def solve(
             )
         if adjoint is None:
             adjoint = Implicit() if problem.convex else Unrolled()
-        return _within_a_transformation(adjoint, key, config, state, tol, max_rounds, record_every)
+        return _within_a_transformation(problem, adjoint, key, config, state, tol, max_rounds, record_every)
 
     where, room = allocate(key, config, state, records=chunk // record_every)
     first = int(where.state.round)
@@ -237,6 +237,7 @@ def _of_nodes(where: Progress, problem: Federated) -> tuple[Array, Array, Array]
 
 
 def _within_a_transformation(
+    problem: Kind,
     adjoint: Adjoint,
     key: Array,
     config: RunConfig,
@@ -244,14 +245,14 @@ def _within_a_transformation(
     tol: float | None,
     max_rounds: int,
     record_every: int,
-) -> Solution:
+) -> Solution[Kind]:
     """Solve under jit, vmap or grad: one compiled call without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
-    found = adjoint.solve(key, config, state, _aim(config.problem, tol), max_rounds, record_every)
-    code = _code(config.problem, found.history.quality, found.certificate, tol, Status.MAX_ROUNDS)
-    silent, owner, busy = _of_nodes(found.progress, config.problem)
+    found = adjoint.solve(key, config, state, _aim(problem, tol), max_rounds, record_every)
+    code = _code(problem, found.history.quality, found.certificate, tol, Status.MAX_ROUNDS)
+    silent, owner, busy = _of_nodes(found.progress, problem)
     return Solution(
-        config.problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
+        problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
         found.state.round - first, silent, owner, busy, tol,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -142,31 +142,34 @@ def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q:
     return jnp.swapaxes(beta, 1, 2), u, done
 
 
+# Orders, loss, samples, duals, weights, curvatures and steps, as `_by_xla` names them.
+Given = tuple[Array, Loss, Bucket, Array, Array, Array, Array]
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _by_machine(backend: str, *given: Any) -> Result:
+def _by_machine(backend: str, *given: *Given) -> Result:
     """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
     *_, beta, w, _, steps = given
     other = _interpreted if backend == "pallas" else _by_xla
-    found = platform_dependent((beta, w, steps), *given, cuda=_on_gpu, rocm=_on_gpu, tpu=_on_tpu, default=other)
-    return cast(Result, found)
+    return platform_dependent((beta, w, steps), *given, cuda=_on_gpu, rocm=_on_gpu, tpu=_on_tpu, default=other)
 
 
 @_by_machine.defjvp
-def _derivative(backend: str, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Result, Result]:
+def _derivative(backend: str, primals: Given, tangents: Given) -> tuple[Result, Result]:
     """A kernel has no derivative of its own; that of the loops is that of the same function."""
     del backend
     return jax.jvp(_by_xla, primals, tangents)
 
 
-def _on_gpu(*given: Any) -> Result:
+def _on_gpu(*given: *Given) -> Result:
     return _by_kernel("gpu", *given)
 
 
-def _on_tpu(*given: Any) -> Result:
+def _on_tpu(*given: *Given) -> Result:
     return _by_kernel("tpu", *given)
 
 
-def _interpreted(*given: Any) -> Result:
+def _interpreted(*given: *Given) -> Result:
     return _by_kernel("gpu", *given, interpret=True)
 
 

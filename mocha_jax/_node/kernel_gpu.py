@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from jax.experimental.pallas import triton as pltriton
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
 
+if TYPE_CHECKING:
+    from jax import Ref
+
 _LONGEST = 4096  # features that a program holds without spilling registers
 
 # Short rows are put together until a thread has four of their numbers, long ones divided until it has eight: it also
@@ -22,6 +25,10 @@ _LONGEST = 4096  # features that a program holds without spilling registers
 _NUMBERS_TOGETHER, _NUMBERS_OF_A_WARP = 2**7, 2**8
 _NODES_OF_A_WARP = 2**3
 _WARPS = 2**4  # of a program at most; they share 2**16 registers
+
+
+Found = tuple[Array, Array]  # a row's number and its weights
+Slot = tuple[Found, tuple[Array, ...], Found]  # a row, what is read of it, and the row that comes next
 
 
 def fits(n: int, d: int) -> bool:
@@ -65,7 +72,9 @@ def epoch(
     )(*inputs)
 
 
-def _kernel(structure: Any, nodes: int, width: int, depth: int, order: Any, x: Any, *refs: Any) -> None:
+def _kernel(
+    structure: jax.tree_util.PyTreeDef, nodes: int, width: int, depth: int, order: Ref, x: Ref, *refs: Ref
+) -> None:
     """A pass of a few nodes; the arguments are references to whole arrays.
 
     Each of `depth` slots holds one row. As soon as a row is used its slot is filled again, with the row that will
@@ -88,23 +97,23 @@ def _kernel(structure: Any, nodes: int, width: int, depth: int, order: Any, x: A
     real = node < m
     inside = wide(real) & (feature < d)
 
-    def of_node(ref: Any) -> Array:
+    def of_node(ref: Ref) -> Array:
         return pltriton.load(ref.at[node], mask=real, other=0)
 
-    def matrix(ref: Any) -> Array:
+    def matrix(ref: Ref) -> Array:
         return pltriton.load(ref.at[wide(node), feature], mask=inside, other=0)
 
-    def look_up(k: Array) -> tuple[Array, Array]:
+    def look_up(k: Array) -> Found:
         i = pltriton.load(order.at[k], mask=k < n, other=0)
         return i, pltriton.load(weight.at[i, node], mask=real & (k < n), other=0)
 
-    def fetch(found: tuple[Array, Array], done: Array) -> tuple[Array, ...]:
+    def fetch(found: Found, done: Array) -> tuple[Array, ...]:
         i, c_i = found
         wanted = (c_i > 0) & (done < budget)
         numbers = (pltriton.load(ref.at[i, node], mask=wanted, other=0) for ref in (y, norm2, beta))
         return pltriton.load(x.at[i, wide(node), feature], mask=wide(wanted) & inside, other=0), *numbers
 
-    def turn(t: Array, carry: Any) -> Any:
+    def turn(t: Array, carry: tuple[Array, Array, tuple[Slot, ...]]) -> tuple[Array, Array, tuple[Slot, ...]]:
         u, done, slots = carry
         filled = []
         for j, ((i, c_i), (x_i, y_i, norm2_i, beta_i), upcoming) in enumerate(slots):

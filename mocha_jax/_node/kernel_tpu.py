@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
+
+if TYPE_CHECKING:
+    from jax import Ref
 
 _LONGEST = 3000  # features; a block of 128 nodes fits on the chip up to about so many
 _MOST = 2**17  # rows; the order in which they are visited takes half of the chip's memory for scalars
@@ -83,7 +86,7 @@ def epoch(loss: Loss, *arrays: Array, nodes: int | None = None, interpret: bool 
     return beta[:, 0], u.T, done[0]
 
 
-def _kernel(structure: Any, order: Any, x: Any, *refs: Any) -> None:
+def _kernel(structure: jax.tree_util.PyTreeDef, order: Ref, x: Ref, *refs: Ref) -> None:
     """One row of many nodes; the arguments are references to blocks. Those of u and done stay for all rows."""
     y, weight, norm2, beta, w, q, u, done, steps, *hyperparameters, beta_out, u_out, done_out = refs
     del order  # the pipeline has used it

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding, each_device, fetched
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.layout import Layout
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._numerics.products import combine, lengths, times, totals
+from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
 
@@ -105,15 +106,15 @@ class TimeMajor(Layout):
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return self._everywhere(_combine, x, factors)
 
-    def longest(self, x: Array, dtype: Any) -> Array:
+    def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return each_device(self.sharding, lambda _, rows, x: _longest(rows, x), (), self, x)
 
-    def map_rows(self, work: Callable[..., Array], given: Any, by_node: tuple[Array, ...], *by_row: Array) -> Array:
+    def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
         return each_device(self.sharding, partial(_each_row, work), given, self, by_node, *by_row)
 
     def sum_over_rows(
-        self, x: Array, y: Array, weight: Array, terms: Callable[..., Any], given: Any, weights: Array, *rows: Array
-    ) -> Any:
+        self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
+    ) -> Terms:
         return each_device(self.sharding, partial(_totals, terms), given, self, x, y, weight, weights, *rows)
 
     def _everywhere(self, work: Callable[[TimeMajor, Array, Array], Array], x: Array, by_node: Array) -> Array:
@@ -146,7 +147,7 @@ def _longest(rows: TimeMajor, x: Array) -> Array:
 
 
 def _each_row(
-    work: Callable[..., Array], given: Any, rows: TimeMajor, by_node: tuple[Array, ...], first: Array, *more: Array
+    work: Callable[..., Array], given: Tree, rows: TimeMajor, by_node: tuple[Array, ...], first: Array, *more: Array
 ) -> Array:
     for bucket in rows.buckets:
         if bucket.samples is None:
@@ -158,15 +159,15 @@ def _each_row(
 
 
 def _totals(
-    terms: Callable[..., Any],
-    given: Any,
+    terms: Callable[..., Terms],
+    given: Tree,
     rows: TimeMajor,
     x: Array,
     y: Array,
     weight: Array,
     weights: Array,
     *arrays: Array,
-) -> Any:
+) -> Terms:
     found = None
     for bucket in rows.buckets:
         if bucket.samples is None:
@@ -176,7 +177,7 @@ def _totals(
         if found is None:
             found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
         found = jax.tree.map(bucket.group.put, found, mine)
-    return found
+    return cast(Terms, found)
 
 
 def time_major(data: TaskData, profile: BucketSizes = (), backend: str = "auto") -> TimeMajor:

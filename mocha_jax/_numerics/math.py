@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +43,7 @@ def uniform_bits(key: Array, count: int) -> Array:
     return jax.random.bits(key, (count,), jnp.uint32)
 
 
-def zero_tangent(a: Array) -> Any:
+def zero_tangent(a: Array) -> Array | np.ndarray:
     """No change of an array, as derivative rules want it: of whole numbers there is none."""
     if jnp.issubdtype(jnp.result_type(a), jnp.inexact):
         return jnp.zeros_like(a)

@@ -7,7 +7,7 @@ it finds one all the same; where it has none, it stops before what rounding make
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,27 +16,27 @@ from jax import Array, lax
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import EXACT, safe_ratio
 
-Operator = Callable[[Any], Any]
+Vector = TypeVar("Vector")  # a pytree
 
 # A residual that A takes to less than this power of the rounding unit, relative to both, is what no x can mend. Smaller
 # than rounding alone would have it: once it is there, it grows again within a few steps.
 _SINGULAR = 0.6
 
 
-class Solved(Pytree):
+class Solved(Pytree, Generic[Vector]):
     """A solution of a linear system, from `minres`."""
 
-    x: Any
+    x: Vector
     residual: Array  # [] |b - A x| / |b|, measured at the end and not as the recurrence has it
     steps: Array  # [] int32
 
 
-class _At(Pytree):
+class _At(Pytree, Generic[Vector]):
     """The Lanczos process and the QR factorisation of its tridiagonal matrix, both a step at a time."""
 
-    x: Any
-    lanczos: tuple[Any, Any, Any]  # the last two residual vectors, and the last one preconditioned
-    directions: tuple[Any, Any]
+    x: Vector
+    lanczos: tuple[Vector, Vector, Vector]  # the last two residual vectors, and the last one preconditioned
+    directions: tuple[Vector, Vector]
     off: tuple[Array, Array]  # the last two entries beside the diagonal
     bar: tuple[Array, Array]  # what the rotations leave for the next column
     rotation: tuple[Array, Array]
@@ -46,13 +46,20 @@ class _At(Pytree):
     steps: Array
 
 
-def inner(a: Any, b: Any) -> Array:
+def inner(a: Vector, b: Vector) -> Array:
     """The inner product of two pytrees."""
     products = [jnp.vdot(p, q, precision=EXACT) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
     return jnp.sum(jnp.stack(products))
 
 
-def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_steps: int) -> Solved:
+def minres(
+    apply: Callable[[Vector], Vector],
+    b: Vector,
+    precondition: Callable[[Vector], Vector],
+    *,
+    tol: float,
+    max_steps: int,
+) -> Solved[Vector]:
     r"""Solve A x = b.
 
     Args:
@@ -63,15 +70,15 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
       max_steps: applications of A at most.
     """
 
-    def size(r: Any, y: Any) -> Array:
+    def size(r: Vector, y: Vector) -> Array:
         square = inner(r, y)
         nothing = square <= 0  # what is no number stays so
         return jnp.where(nothing, 0.0, jnp.sqrt(jnp.where(nothing, 1.0, square)))
 
-    def plus(a: Any, s: Array, c: Any) -> Any:
+    def plus(a: Vector, s: Array, c: Vector) -> Vector:
         return jax.tree.map(lambda p, q: p + s * q, a, c)
 
-    def scaled(s: Array, a: Any) -> Any:
+    def scaled(s: Array, a: Vector) -> Vector:
         return jax.tree.map(lambda p: s * p, a)
 
     # Of ordinary size, so that squares neither overflow nor vanish.
@@ -84,10 +91,10 @@ def minres(apply: Operator, b: Any, precondition: Operator, *, tol: float, max_s
     zero = jnp.zeros_like(start)
     tiny, singular = jnp.finfo(start.dtype).tiny, jnp.finfo(start.dtype).eps ** _SINGULAR
 
-    def unfinished(at: _At) -> Array:
+    def unfinished(at: _At[Vector]) -> Array:
         return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0) & at.open
 
-    def step(at: _At) -> _At:
+    def step(at: _At[Vector]) -> _At[Vector]:
         (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = at.lanczos, at.off, at.rotation, at.bar
         v = scaled(safe_ratio(jnp.ones_like(old), old), y)
         image = plus(apply(v), -safe_ratio(old, older), r1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax._core.pytree import Tree
 from mocha_jax._numerics.math import EXACT
+
+Terms = TypeVar("Terms")  # an array, or a tree of some
 
 
 def times(x: Array, weights: Array) -> Array:
@@ -23,8 +26,8 @@ def combine(x: Array, factors: Array) -> Array:
 
 
 def totals(
-    terms: Callable[..., Any], given: Any, x: Array, y: Array, weight: Array, weights: Array, *rows: Array
-) -> Any:
+    terms: Callable[..., Terms], given: Tree, x: Array, y: Array, weight: Array, weights: Array, *rows: Array
+) -> Terms:
     """See `TaskData.totals`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
     found = terms(given, times(x, weights), y, *rows)
     return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)

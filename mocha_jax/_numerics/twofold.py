@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +161,12 @@ def _product_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) ->
     return _as_rounded(product, jnp.multiply, primals, tangents)
 
 
-def _as_rounded(exact: Any, plain: Any, primals: Any, tangents: Any) -> tuple[Pair, Pair]:
+def _as_rounded(
+    exact: Callable[[Array, Array], Pair],
+    plain: Callable[[Array, Array], Array],
+    primals: tuple[Array, Array],
+    tangents: tuple[Array, Array],
+) -> tuple[Pair, Pair]:
     """Halves of digits have no derivative; the product has that of the same one in floats, its error none."""
     found = exact(*primals)
     return found, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(found[1]))
@@ -201,6 +205,6 @@ def _power_of_two(a: Array) -> Array:
     return lax.bitcast_convert_type(bits & ~digits, a.dtype)
 
 
-def _bits(a: Array) -> tuple[Array, Any]:
+def _bits(a: Array) -> tuple[Array, np.dtype]:
     integer = {4: jnp.uint32, 8: jnp.uint64}[a.dtype.itemsize]
     return lax.bitcast_convert_type(a, integer), integer

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import AxisType
+from jax.typing import ArrayLike
 
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm
@@ -50,7 +50,7 @@ class CrossValidation:
     rounds: np.ndarray  # [trials, folds, c]
     best: int  # of the candidates
     regularizer: Regularizer  # the best one
-    solution: Solution | None  # for all data with it; None with ``refit=False``
+    solution: Solution[Problem] | None  # for all data with it; None with ``refit=False``
     metric: str  # the name of what the scores are
 
     @property
@@ -79,12 +79,12 @@ class CrossValidation:
 def cross_validate(
     problem: Problem,
     candidates: Regularizer,
-    algorithm: Algorithm[Any] | None = None,
+    algorithm: Algorithm[Problem] | None = None,
     *,
     key: Array | None = None,
     folds: int = 5,
     trials: int = 1,
-    groups: Any = None,
+    groups: ArrayLike | None = None,
     metric: Metric | str | None = None,
     maximise: bool | None = None,
     scored_as: TaskData | None = None,
@@ -212,7 +212,9 @@ def cross_validate(
     return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)
 
 
-def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions, best: int) -> Solution:
+def _refitted(
+    key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions, best: int
+) -> Solution[Problem]:
     """For all data and by the same way as in the folds: through the candidates before it."""
     state = None
     for i in range(best + 1):
@@ -223,6 +225,9 @@ def _refitted(key: Array, problem: Problem, candidates: Regularizer, budget: Sol
     return solution
 
 
+Given = tuple[Array, Problem, Regularizer, SolveOptions, Array, TaskData]  # as `_scores` names them
+
+
 @partial(jax.jit, static_argnames=("score", "devices"))
 def _scores(
     key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions, stays: Array, seen_as: TaskData,
@@ -230,17 +235,17 @@ def _scores(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Fit some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
-    def one(given: Any, part: Array, fold: Array) -> Any:
+    def one(given: Given, part: Array, fold: Array) -> tuple[Array, Array, Array]:
         key, problem, candidates, budget, stays, seen_as = given
         held_out = seen_as.keep(part == fold)
 
-        def entry(_: Regularizer, s: Solution) -> tuple[Array, Array, Array]:
+        def entry(_: Regularizer, s: Solution[Problem]) -> tuple[Array, Array, Array]:
             return _scored(score, s.weights, held_out, problem.loss), s.certificate.residual, jnp.asarray(s.rounds)
 
         training = problem.data.keep((part != fold) | stays)
         return scan_candidates(key, problem.replace(data=training), candidates, budget, entry)
 
-    def some(given: Any, parts: Array, fold: Array) -> Any:
+    def some(given: Given, parts: Array, fold: Array) -> tuple[Array, Array, Array]:
         if len(fold) == 1:  # without the cost of mapping
             return jax.tree.map(lambda a: a[None], one(given, parts[0], fold[0]))
         return jax.vmap(partial(one, given))(parts, fold)
@@ -250,8 +255,7 @@ def _scores(
         mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
         sharding = NodeSharding(mesh, ("fits",), False, len(fold))
     given = key, problem, candidates, budget, stays, seen_as
-    found: tuple[Array, Array, Array] = each_device(sharding, some, given, parts, fold)
-    return found
+    return each_device(sharding, some, given, parts, fold)
 
 
 def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
@@ -277,7 +281,7 @@ def _scored(score: Metric, weights: Array, data: TaskData, loss: Loss) -> Array:
     return score(weights, data, per_task=True)
 
 
-def _rare(problem: Problem, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+def _rare(problem: Problem, groups: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     """Count each class in each task ``[num_tasks, 2]``, and mark the samples that are alone in theirs ``[m, n]``."""
     data = problem.data
     y, real, task = np.asarray(data.y), np.asarray(data.weight) > 0, np.asarray(data.task)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
@@ -15,7 +16,7 @@ from mocha_jax._core.pytree import Pytree
 Record = TypeVar("Record", bound="Pytree")
 
 
-def grid(make: Callable[..., Record], **axes: Any) -> Record:
+def grid(make: Callable[..., Record], **axes: ArrayLike) -> Record:
     """All combinations of some settings in one record, to train all at once with `jax.vmap`.
 
     Args:
@@ -56,14 +57,14 @@ def grid(make: Callable[..., Record], **axes: Any) -> Record:
         raise ValueError(f"grid: the records differ in static fields, which cannot be mapped over; vary {leaves}.")
     record = make(**dict(zip(axes, values, strict=True)))
 
-    def stacked(leaf: Any) -> Any:
+    def stacked(leaf: ArrayLike) -> np.ndarray:
         return np.broadcast_to(leaf, (size, *np.shape(leaf)))
 
     others = {name: jax.tree.map(stacked, getattr(record, name)) for name in leaves - set(axes)}
     return record.replace(**others)
 
 
-def _values(name: str, given: Any) -> np.ndarray:
+def _values(name: str, given: ArrayLike) -> np.ndarray:
     """The values of one setting of a grid."""
     values = check.concrete(given)
     if values is None or values.ndim > 1 or not values.size:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
@@ -22,16 +22,18 @@ from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import Regularizer
 
+Entry = TypeVar("Entry")  # a pytree
+
 
 class SolveOptions(Pytree):
     """Options of the solves of a search."""
 
-    algorithm: Algorithm[Any]
+    algorithm: Algorithm[Problem]
     tol: float = static()
     max_rounds: int = static()
     record_every: int = static()
 
-    def solve(self, key: Array, problem: Problem, state: Any) -> Solution:
+    def solve(self, key: Array, problem: Problem, state: State | None) -> Solution[Problem]:
         """Solve from a state, or from the beginning."""
         return solve(
             problem, self.algorithm, key=key, tol=self.tol, max_rounds=self.max_rounds,
@@ -44,7 +46,7 @@ class Path(Pytree):
 
     regularizer: Regularizer
     weights: Array  # [c, num_tasks, d]
-    relation: Any  # Omega as the regularizer keeps it; None where it is given
+    relation: Relation  # Omega of each; None where it is given
     certificate: Certificate
     rounds: Array  # [c] int32
 
@@ -69,7 +71,7 @@ class Path(Pytree):
 def lambda_path(
     problem: Problem,
     candidates: Regularizer,
-    algorithm: Algorithm[Any] | None = None,
+    algorithm: Algorithm[Problem] | None = None,
     *,
     key: Array | None = None,
     tol: float = 1e-4,
@@ -107,7 +109,7 @@ def lambda_path(
 
 @jax.jit
 def _path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions) -> Path:
-    def entry(regularizer: Regularizer, s: Solution) -> Path:
+    def entry(regularizer: Regularizer, s: Solution[Problem]) -> Path:
         return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
 
     return scan_candidates(key, problem, candidates, budget, entry)
@@ -118,14 +120,14 @@ def scan_candidates(
     problem: Problem,
     candidates: Regularizer,
     budget: SolveOptions,
-    entry: Callable[[Regularizer, Solution], Any],
-) -> Any:
+    entry: Callable[[Regularizer, Solution[Problem]], Entry],
+) -> Entry:
     """Something of the solution for every candidate, each begun from the one before."""
 
     def at(regularizer: Regularizer) -> Problem:
         return Problem(problem.data, problem.loss, regularizer)
 
-    def one(state: Any, regularizer: Regularizer) -> tuple[Any, Any]:
+    def one(state: State, regularizer: Regularizer) -> tuple[State, Entry]:
         problem = at(regularizer)
         solution = budget.solve(key, problem, warm_started(budget.algorithm, state, problem))
         return solution.state, entry(regularizer, solution)
@@ -135,14 +137,14 @@ def scan_candidates(
 
 
 @jax.jit
-def warm_started(algorithm: Algorithm[Any], state: Any, problem: Problem) -> Any:
+def warm_started(algorithm: Algorithm[Problem], state: State, problem: Problem) -> State:
     """Return the state from which the next solve begins; a new one where the last was not finite."""
     sound = jnp.all(jnp.isfinite(algorithm.weights(state)))
     return lax.cond(sound, lambda: algorithm.warm_start(state, problem), lambda: algorithm.init(problem))
 
 
 def solve_options(
-    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Any] | None, tol: float,
+    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Problem] | None, tol: float,
     max_rounds: int, record_every: int,
 ) -> tuple[SolveOptions, int]:  # fmt: skip
     """Collect the options of each solve, and count the candidates."""

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 from mocha_jax import metrics
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, fields_of
+from mocha_jax._core.pytree import Pytree, Tree, fields_of
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
@@ -50,7 +51,7 @@ class Tuned:
 
     hyperparameters: Any  # the best ones seen
     problem: Problem  # with them
-    solution: Solution  # of the training then; its history holds the last record
+    solution: Solution[Problem]  # of the training then; its history holds the last record
     value: float  # the validation loss of its weights
     best: int  # the step at which they were seen
     history: Trace
@@ -70,13 +71,13 @@ def tune(
     score: Callable[[Array, TaskData], Array] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 25,
-    algorithm: Algorithm[Any] | None = None,
+    algorithm: Algorithm[Problem] | None = None,
     key: Array | None = None,
     tol: float = 1e-4,
     max_rounds: int = 500,
     record_every: int = 5,
     adjoint: Implicit | None = None,
-    callback: Callable[[int, float], Any] | None = None,
+    callback: Callable[[int, float], object] | None = None,
 ) -> Tuned:
     r"""Gradient descent on the validation loss over the logarithms of any number of hyperparameters.
 
@@ -160,8 +161,8 @@ def tune(
 
     @jax.jit
     def step(
-        algorithm: Algorithm[Any], logs: Any, progress: Any, state: Any, validation: TaskData
-    ) -> tuple[Any, Any, Solution, Trace]:
+        algorithm: Algorithm[Problem], logs: Tree, progress: optax.OptState, state: State | None, validation: TaskData
+    ) -> tuple[Tree, optax.OptState, Solution[Problem], Trace]:
         by = budget.replace(algorithm=algorithm)
         values = jax.tree.map(jnp.exp, logs)
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
@@ -181,7 +182,7 @@ def tune(
     logs, solution, chosen = jax.tree.map(jnp.log, start), None, None
     progress = optimizer.init(logs)
     for i in range(steps):
-        state: Any = None if solution is None else solution.state
+        state: State | None = None if solution is None else solution.state
         logs, progress, solution, now = or_by_loops(
             problem, budget.algorithm,
             lambda by: step(by, logs, progress, state, validation),  # noqa: B023
@@ -220,17 +221,17 @@ def tune(
     return Tuned(values, make(values), chosen, float(history.value[best]), best, history)
 
 
-def _of_regularizer(problem: Problem) -> tuple[Callable[[Any], Problem], dict[str, Any]]:
+def _of_regularizer(problem: Problem) -> tuple[Callable[[Any], Problem], dict[str, ArrayLike]]:
     """All its positive numbers, by name, but for those that it says to leave alone."""
     regularizer = problem.regularizer
     fields = {k: v for k, v in fields_of(regularizer).items() if k not in regularizer.frozen_fields}
     start = {k: v for k, v in fields.items() if np.isfinite(_np(v)).all() and (_np(v) > 0).all()}
 
-    def make(values: dict[str, Any]) -> Problem:
+    def make(values: dict[str, ArrayLike]) -> Problem:
         return problem.replace(regularizer=regularizer.replace(**values))
 
     return make, start
 
 
-def _np(a: Any) -> np.ndarray:
+def _np(a: ArrayLike) -> np.ndarray:
     return np.asarray(a)
