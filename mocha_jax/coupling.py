@@ -9,7 +9,7 @@ $W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than thi
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -296,7 +296,7 @@ class LowRank(Coupling):
         return jnp.max(scale) * self.base + jnp.linalg.eigvalsh(inner)[-1]
 
 
-def as_matrix(coupling: Coupling) -> Any:
+def as_matrix(coupling: Coupling) -> Array:
     """The operator written out, ``[m, m]``; for inspection and tests of small problems."""
     check.instance("as_matrix", "coupling", coupling, Coupling, "coupling.Dense(matrix)")
     diagonal = coupling.diagonal()

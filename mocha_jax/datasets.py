@@ -6,7 +6,7 @@ $W \sim \mathcal{MN}(0, \Omega \otimes I)$, and samples. `federation` does all t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class Federation(NamedTuple):
 
 
 @on_purpose
-def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: float = 0.0) -> Array:
+def clusters(num_tasks: int, num_clusters: int, *, within: Array | float = 0.9, across: Array | float = 0.0) -> Array:
     """Covariance of tasks in equal clusters, neighbours together.
 
     Args:
@@ -74,7 +74,7 @@ def clusters(num_tasks: int, num_clusters: int, *, within: float = 0.9, across: 
 
 
 @on_purpose
-def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> Array:
+def low_rank(key: Array, num_tasks: int, rank: int, *, noise: Array | float = 0.05) -> Array:
     """Covariance of tasks that mix a few hidden factors, plus a little of their own; unit diagonal.
 
     Args:
@@ -94,7 +94,9 @@ def low_rank(key: Array, num_tasks: int, rank: int, *, noise: float = 0.05) -> A
 
 
 @on_purpose
-def sparse_graph(key: Array, num_tasks: int, *, degree: float = 3.0, strength: float = 4.0) -> tuple[Array, Array]:
+def sparse_graph(
+    key: Array, num_tasks: int, *, degree: Array | float = 3.0, strength: Array | float = 4.0
+) -> tuple[Array, Array]:
     r"""A random graph of tasks: its Laplacian, and the covariance with that sparse precision.
 
     The Laplacian is the $\Omega$ to give to `regularizers.Graph`; the covariance is
@@ -172,7 +174,7 @@ def classification(
 
 @on_purpose
 def regression(
-    key: Array, weights: Array, sizes: np.ndarray, *, noise: float = 0.1, loss_scaling: str = "task_mean"
+    key: Array, weights: Array, sizes: np.ndarray, *, noise: Array | float = 0.1, loss_scaling: str = "task_mean"
 ) -> TaskData:
     """Samples with targets w_t'x plus Gaussian noise of deviation `noise`; otherwise as `classification`."""
     weights = _check_samples("regression", key, weights, sizes)
@@ -224,7 +226,7 @@ def federation(
     return Federation(classification(sample_key, weights, sizes, label_noise=label_noise), weights, covariance)
 
 
-def _number(owner: str, name: str, value: Any) -> Any:
+def _number(owner: str, name: str, value: Array | float) -> Array:
     """In JAX's default float, finite there."""
     found = jnp.asarray(check.number(owner, name, value), float)
     if (known := check.concrete(found)) is not None and not np.isfinite(known):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jax import Array, lax
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -36,7 +35,7 @@ class OneVsRest(Pytree):
     """A model for every class; the class whose model says most is predicted."""
 
     weights: Array  # [classes, num_tasks, d]
-    relation: Any  # Omega of each, as the regularizer keeps it; None where it is given
+    relation: Relation  # Omega of each; None where it is given
     certificate: Certificate  # of each, [classes, ...]
     rounds: Array  # [classes] int32
 
@@ -62,7 +61,7 @@ class OneVsRest(Pytree):
 def one_vs_rest(
     data: TaskData,
     make: Callable[[TaskData], Problem],
-    algorithm: Algorithm[Any] | None = None,
+    algorithm: Algorithm[Problem] | None = None,
     *,
     classes: int | None = None,
     key: Array | None = None,
@@ -112,7 +111,7 @@ def one_vs_rest(
     labels = jnp.asarray(np.where(y[None] == np.arange(count)[:, None, None], 1.0, -1.0), data.dtype)
 
     @jax.jit
-    def train(algorithm: Algorithm[Any], data: TaskData, labels: Array) -> OneVsRest:
+    def train(algorithm: Algorithm[Problem], data: TaskData, labels: Array) -> OneVsRest:
         def one(y: Array) -> OneVsRest:
             problem = make(data.replace(y=y))
             check.instance("one_vs_rest", "what make returns", problem, Problem, "Problem(data, loss, regularizer)")

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, Tree, static
 
 __all__ = [
     "CNN",
@@ -54,18 +54,18 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Params = Any  # a pytree of arrays
+Params = Tree  # of arrays, as a model likes it
 
 
 class Network(Pytree):
-    """A model: how to begin, and how to predict."""
+    """A model: how to begin, and how to predict. By the types of its methods it says what its parameters are."""
 
     @abstractmethod
     def init(self, key: Array) -> Params:
         """The parameters before training."""
 
     @abstractmethod
-    def apply(self, params: Params, x: Array, key: Array | None = None) -> Array:
+    def apply(self, params: Any, x: Array, key: Array | None = None) -> Array:
         """Outputs ``[b, c]`` for samples ``[b, d]``; with a key as in training, e.g. with dropout."""
 
 
@@ -200,8 +200,8 @@ class CNN(Network):
 class Parts(NamedTuple):
     """Parameters of which one part is shared by all clients and the other is every client's own."""
 
-    shared: Params
-    private: Params
+    shared: Any  # a tree of arrays
+    private: Any
 
 
 class LateralLayer(NamedTuple):

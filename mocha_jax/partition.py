@@ -15,12 +15,13 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import cast
 
 import jax
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.samples import check_unmasked
@@ -58,7 +59,7 @@ def iid(key: Array, count: int, clients: int) -> Parts:
     return [np.sort(part) for part in np.array_split(_generator(key).permutation(count), clients)]
 
 
-def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
+def shards(key: Array, labels: ArrayLike, clients: int, per_client: int = 2) -> Parts:
     """Sorted by label and cut into shards, of which every client gets a few (McMahan et al. 2017, "non-IID").
 
     With 10 balanced classes and two shards each, most clients have samples of two classes only.
@@ -80,7 +81,7 @@ def shards(key: Array, labels: Any, clients: int, per_client: int = 2) -> Parts:
     return [np.sort(np.concatenate([pieces[i] for i in hand])) for hand in hands]
 
 
-def dirichlet(key: Array, labels: Any, clients: int, alpha: float = 0.5, *, least: int = 1) -> Parts:
+def dirichlet(key: Array, labels: ArrayLike, clients: int, alpha: float = 0.5, *, least: int = 1) -> Parts:
     r"""The samples of each class dealt in random proportions, $\mathrm{Dir}(\alpha, \dots, \alpha)$.
 
     As Yurochkin et al. 2019. Large alpha: nearly IID. Small alpha: each class is with a few clients, and sizes differ
@@ -138,7 +139,7 @@ def quantity(key: Array, count: int, clients: int, sigma: float = 1.0, *, least:
     return _topped_up(np.split(draw.permutation(count), cuts), least, draw)
 
 
-def by_group(groups: Any) -> Parts:
+def by_group(groups: ArrayLike) -> Parts:
     """Natural clients: one for each distinct label, e.g. a writer or a subject, in sorted order."""
     groups = _labels("by_group", groups)
     member = np.unique(groups, return_inverse=True)[1]
@@ -146,7 +147,7 @@ def by_group(groups: Any) -> Parts:
     return np.split(order, np.cumsum(np.bincount(member))[:-1])
 
 
-def permuted(key: Array, xs: Sequence[Any]) -> list[np.ndarray]:
+def permuted(key: Array, xs: Iterable[ArrayLike]) -> list[np.ndarray]:
     """Every client's features in a random order of its own: the same problem seen through different inputs (P-MNIST).
 
     Args:
@@ -178,15 +179,16 @@ def _generator(key: Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint32).tolist())
 
 
-def _labels(owner: str, labels: Any) -> np.ndarray:
+def _labels(owner: str, labels: ArrayLike) -> np.ndarray:
     if np.ma.is_masked(labels):
-        raise ValueError(f"{owner}: {int(np.ma.getmaskarray(labels).sum())} labels are masked; fill or remove them.")
-    given, labels = labels, check.concrete(labels)
-    if labels is None or labels.ndim != 1 or not len(labels):
-        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {check.shown(given)}.")
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        raise ValueError(f"{owner}: {int(np.isnan(labels).sum())} labels are NaN.")
-    return labels
+        hidden = np.ma.getmaskarray(cast(np.ma.MaskedArray, labels))
+        raise ValueError(f"{owner}: {int(hidden.sum())} labels are masked; fill or remove them.")
+    found = check.concrete(labels)
+    if found is None or found.ndim != 1 or not len(found):
+        raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {check.shown(labels)}.")
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise ValueError(f"{owner}: {int(np.isnan(found).sum())} labels are NaN.")
+    return found
 
 
 def _enough(owner: str, count: int, clients: int, each: int = 1) -> tuple[int, int]:

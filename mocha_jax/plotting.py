@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from jax import Array
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from mocha_jax._core import check
 from mocha_jax._data.task_data import TaskData
@@ -65,7 +65,7 @@ def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = 
     axes.legend(frameon=False)
 
 
-def similarity(axes: Axes, weights: Array, *, title: str = "") -> Any:
+def similarity(axes: Axes, weights: Array, *, title: str = "") -> AxesImage:
     """Cosine of the angle between every two tasks' weights, as a heat map from -1 to 1."""
     check.instance("similarity", "axes", axes, Axes, "figure.subplots()")
     check.instance("similarity", "title", title, str, "'MOCHA'")

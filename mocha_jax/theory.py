@@ -27,8 +27,6 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +35,7 @@ from jax import Array, lax
 from mocha_jax._algorithms.dual_method import MochaState
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import conjugates
@@ -68,7 +66,7 @@ _MAX_ITERATIONS = 10_000
 
 
 @on_purpose
-def sigma(problem: Problem, relation: Any = None, *, tol: float = 1e-4) -> Array:
+def sigma(problem: Problem, relation: Relation = None, *, tol: float = 1e-4) -> Array:
     r"""Definition 6 for every node, ``[m]``.
 
     $$
@@ -118,7 +116,7 @@ def sigma(problem: Problem, relation: Any = None, *, tol: float = 1e-4) -> Array
 
 
 @on_purpose
-def rate(problem: Problem, relation: Any = None, *, sigma_prime: str = "per_task", gamma: float = 1.0) -> Array:
+def rate(problem: Problem, relation: Relation = None, *, sigma_prime: str = "per_task", gamma: Real = 1.0) -> Array:
     r"""The constant s of Theorem 1: $\min_t \mu / (\mu + \sigma_t\sigma'_t)$, from the proof of Lemma 6.
 
     Args:
@@ -139,7 +137,7 @@ def rate(problem: Problem, relation: Any = None, *, sigma_prime: str = "per_task
     return jnp.min(mu / (mu + difficulty))
 
 
-def _safe_scaling(problem: Problem, relation: Any, rule: str, gamma: float) -> Array:
+def _safe_scaling(problem: Problem, relation: Relation, rule: str, gamma: Real) -> Array:
     r"""The scaling $\sigma'$ of every node, ``[m]``."""
     data, regularizer = problem.data, problem.regularizer
     if relation is None:
@@ -199,7 +197,7 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
 
 
 @on_purpose
-def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
+def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real = 1.0) -> Array:
     r"""The distance of the dual from its optimum after so many rounds, (26), in expectation.
 
     $$
@@ -222,7 +220,7 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: float
 
 
 @on_purpose
-def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.0) -> Array:
+def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: Real = 1.0) -> Array:
     r"""Rounds after which the dual is expected within `tol` of its optimum, for smooth losses, (6).
 
     $$
@@ -242,12 +240,12 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: float = 1.
     return jnp.where(wanted > 0, jnp.ceil(rounds), 0.0)
 
 
-def _as_jax_takes(owner: str, **values: Real) -> tuple[Any, ...]:
+def _as_jax_takes(owner: str, **values: Real) -> tuple[Real, ...]:
     """The numbers, and arrays where they were lists."""
     return tuple(check.number(owner, name, value) for name, value in values.items())
 
 
-def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: float) -> None:
+def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: Real) -> None:
     """The ranges of what a round's progress is the product of."""
     check.in_unit_interval(owner, s=s, theta_bar=theta_bar)
     check.in_unit_interval(owner, open_left=True, gamma=gamma)
@@ -255,8 +253,8 @@ def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: float) -> None:
 
 @on_purpose
 def theorem2(
-    problem: Problem, start: Real, tol: Real, theta_bar: Real, relation: Any = None,
-    *, sigma_prime: str = "per_task", gamma: float = 1.0,
+    problem: Problem, start: Real, tol: Real, theta_bar: Real, relation: Relation = None,
+    *, sigma_prime: str = "per_task", gamma: Real = 1.0,
 ) -> tuple[Array, Array]:  # fmt: skip
     r"""Rounds after which the average dual iterate is expected within `tol` of the optimum, for Lipschitz losses, (7).
 
@@ -331,7 +329,7 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
 
 
 @on_purpose
-def lemma4(problem: Problem, algorithm: SubproblemMethod, before: Any, after: Any) -> tuple[Array, Array]:
+def lemma4(problem: Problem, algorithm: SubproblemMethod, before: MochaState, after: MochaState) -> tuple[Array, Array]:
     r"""Both sides of (18) for one round of the dual server, from the states before and after it.
 
     $$

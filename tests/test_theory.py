@@ -371,7 +371,10 @@ BAD = {
         r"theorem2: theta_bar must be in \[0, 1\]",
     ),
     "accuracy": (lambda: theory.sigma(problem(), tol=float("nan")), "sigma: tol must be finite and > 0"),
-    "an Omega of none": (lambda: theory.sigma(problem(), "abc"), "sigma: relation must be left out"),
+    "an Omega of none": (
+        lambda: theory.sigma(problem(), "abc"),  # type: ignore[arg-type]
+        "sigma: relation must be left out",
+    ),
     "p": (lambda: theory.corollary8(np.ones((2, 2))), "4 rounds or more"),
     "watch": (lambda: mj.Watch(theta=0.0), "theta must be finite and > 0"),
     "what to watch": (

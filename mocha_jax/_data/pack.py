@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
@@ -18,14 +19,14 @@ from mocha_jax._data.task_data import SCALINGS, TaskData
 
 @on_purpose
 def pack_tasks(
-    xs: Sequence[Any] | Any,
-    ys: Sequence[Any] | Any,
-    groups: Any = None,
+    xs: Iterable[ArrayLike] | ArrayLike,
+    ys: Iterable[ArrayLike] | ArrayLike,
+    groups: ArrayLike | None = None,
     *,
-    task: Sequence[int] | Any = None,
+    task: ArrayLike | None = None,
     loss_scaling: str = "sum",
     intercept: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> TaskData:
     """Pack ragged per-node data into one `TaskData`.
 
@@ -64,11 +65,11 @@ def pack_tasks(
         raise ValueError(
             "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."
         )
-    xs, ys = check.sequence("pack_tasks", "xs", xs), check.sequence("pack_tasks", "ys", ys)
-    for what, arrays in (("x", xs), ("y", ys)):
+    each_x, each_y = check.sequence("pack_tasks", "xs", xs), check.sequence("pack_tasks", "ys", ys)
+    for what, arrays in (("x", each_x), ("y", each_y)):
         if (node := next((t for t, a in enumerate(arrays) if masked(a)), None)) is not None:
             check_unmasked(names[node] if names else f"task {node}", **{what: arrays[node]})
-    xs, ys = (check.arrays("pack_tasks", name, given) if given else [] for name, given in (("xs", xs), ("ys", ys)))
+    xs, ys = (check.arrays("pack_tasks", name, each) if each else [] for name, each in (("xs", each_x), ("ys", each_y)))
     names = names or [f"task {t}" for t in range(len(xs))]
     storage, dtype = _dtypes(xs, dtype)
     _check_tasks(xs, ys, names)
@@ -119,7 +120,7 @@ def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np
     return np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in labels.tolist()]
 
 
-def _dtypes(xs: list[np.ndarray], dtype: Any) -> tuple[np.dtype, np.dtype]:
+def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np.dtype]:
     """Choose the dtype of the samples and that of everything else."""
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     default = np.dtype(np.float64 if x64 else np.float32)

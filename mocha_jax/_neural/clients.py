@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,12 @@ from mocha_jax._data.task_data import TaskData
 _AT_ONCE = 16
 
 
+# Trees of arrays: what all clients need, what is each one's own, and what each adds to a sum.
+Given = TypeVar("Given")
+Own = TypeVar("Own")
+Part = TypeVar("Part")
+
+
 def at_once(wanted: int | None) -> int:
     """Choose how many clients to train together."""
     if wanted is not None:
@@ -24,8 +30,10 @@ def at_once(wanted: int | None) -> int:
 
 
 def over_clients(
-    data: TaskData, budget: Array, together: int, work: Callable[..., tuple[Any, Any]], given: Any, own: Any, zero: Any
-) -> tuple[Any, Any]:
+    data: TaskData, budget: Array, together: int,
+    work: Callable[[Given, TaskData, Array, Array, Array, Own], tuple[Own, Part]],
+    given: Given, own: Own, zero: Part,
+) -> tuple[Own, Part]:  # fmt: skip
     """Something of every client that has a budget, and the sum of what they contribute; others cost nothing.
 
     Args:
@@ -43,18 +51,18 @@ def over_clients(
     """
     sharding, nodes = data.sharding, jnp.arange(data.num_nodes, dtype=jnp.int32)
 
-    def some(given: Any, data: TaskData, budget: Array, nodes: Array, own: Any) -> tuple[Any, Any]:
+    def some(given: Given, data: TaskData, budget: Array, nodes: Array, own: Own) -> tuple[Own, Part]:
         m = len(nodes)
         order = jnp.argsort(budget <= 0, stable=True).astype(jnp.int32)
         count = jnp.sum(budget > 0, dtype=jnp.int32)
         size = min(together, m)
 
-        def chunk(j: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        def chunk(j: Array, carry: tuple[Own, Part]) -> tuple[Own, Part]:
             own, total = carry
             turn = j * size + jnp.arange(size, dtype=jnp.int32)
             live, place = turn < count, order[jnp.minimum(turn, m - 1)]
 
-            def one(live: Array, place: Array) -> tuple[Any, Any]:
+            def one(live: Array, place: Array) -> tuple[Own, Part]:
                 steps = jnp.where(live, budget[place], 0)
                 return work(given, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,19 @@ from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, mean_loss, mean_of_known, of_optax
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems import Sampled, System
 from mocha_jax.systems._work import Info, Work
+
+Carried = TypeVar("Carried", bound=State)
 
 
 class FedAvgState(State):
     """All that federated averaging carries from round to round."""
 
     params: Any = tree()  # of the model
-    server: Any = tree()  # state of the server's optimizer
+    server: optax.OptState = tree()  # state of the server's optimizer
     loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 updates left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
@@ -119,7 +123,10 @@ class FedAvg(Trainer):
         budget, zero = work.budget(full), jnp.zeros((), data.dtype)
         totals = jax.tree.map(jnp.zeros_like, state.params), zero, zero, jnp.zeros((), jnp.int32)
 
-        def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, _: Any) -> tuple[Any, Any]:
+        def client(
+            given: tuple[Array, Params, Likelihood, Hyperparameter | None, Array],
+            data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()],
+        ) -> tuple[tuple[()], tuple[Params, Array, Array, Array]]:  # fmt: skip
             key, params, likelihood, proximal, rate = given
 
             def loss(p: Params, batch: Batch, key: Array) -> Array:
@@ -153,7 +160,7 @@ class FedAvg(Trainer):
         )  # fmt: skip
         return after, info(self, problem, budget)
 
-    def parameters(self, state: FedAvgState, problem: Prediction, node: Array | int) -> Params:
+    def parameters(self, state: FedAvgState, problem: Prediction, node: Array | int) -> Any:
         return state.params
 
     def whose(self, problem: Prediction) -> Array:
@@ -163,11 +170,14 @@ class FedAvg(Trainer):
         return state.params
 
 
+Own = tuple[Params, optax.OptState, Array]  # a client's parameters, optimizer and mean loss
+
+
 class LocalState(State):
     """All that separate training carries from round to round."""
 
     params: Any = tree()  # of every client, ``[m, ...]``
-    optimizer: Any = tree()  # of every client, ``[m, ...]``
+    optimizer: optax.OptState = tree()  # of every client, ``[m, ...]``
     losses: Array  # [m] mean over its last training; infinite before any
     diverged: Array  # [] int32 trainings left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
@@ -226,7 +236,9 @@ class Local(Trainer):
         data = problem.data
         budget = work.budget(self.full_work(problem))
 
-        def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
+        def client(
+            given: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
+        ) -> tuple[Own, tuple[Array, Array]]:
             key, likelihood, rate = given
             params, optimizer, before = own
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
@@ -245,7 +257,7 @@ class Local(Trainer):
             self, problem, budget
         )
 
-    def parameters(self, state: LocalState, problem: Prediction, node: Array | int) -> Params:
+    def parameters(self, state: LocalState, problem: Prediction, node: Array | int) -> Any:
         return jax.tree.map(lambda a: a[node], state.params)
 
     def weights(self, state: LocalState) -> Params:
@@ -258,7 +270,7 @@ def info(algorithm: Trainer, problem: Prediction, budget: Array) -> Info:
     return Info(budget, flops, jnp.zeros(len(budget), bool))
 
 
-def resumed(owner: str, state: Any, init: Any, problem: Prediction) -> Any:
+def resumed(owner: str, state: Carried, init: Callable[[Prediction], Carried], problem: Prediction) -> Carried:
     """The state, if it is one of this algorithm for such a problem."""
     wanted = jax.eval_shape(init, problem)
     same = str(jax.tree.structure(state)) == str(jax.tree.structure(wanted))

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from mocha_jax._core.pytree import Tree
 
-def flops(fn: Callable[..., Any], *args: Any) -> float:
+
+def flops(fn: Callable[..., Tree], *args: Tree) -> float:
     """Operations of ``fn(*args)``; arguments may be shapes (`jax.ShapeDtypeStruct`).
 
     Examples:
@@ -41,7 +43,7 @@ def _operations(equation: Any) -> float:
     return made
 
 
-def _programs(value: Any) -> list[Jaxpr]:
+def _programs(value: object) -> list[Jaxpr]:
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):

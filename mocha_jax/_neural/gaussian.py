@@ -3,13 +3,16 @@ r"""Mean-field Gaussians over vectors of parameters; their products are sums of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._core.pytree import Pytree
+
+Params = TypeVar("Params")  # a tree of arrays
 
 
 class Gaussian(Pytree):
@@ -24,7 +27,7 @@ class Gaussian(Pytree):
         return cls(precision, precision * mean)
 
     @classmethod
-    def around_zero(cls, scale: Any, like: Array) -> Gaussian:
+    def around_zero(cls, scale: ArrayLike, like: Array) -> Gaussian:
         """Make a Gaussian around zero with one standard deviation for all parameters."""
         precision = jnp.full_like(like, jnp.asarray(scale, like.dtype) ** -2)
         return cls(precision, jnp.zeros_like(like))
@@ -47,7 +50,7 @@ class Gaussian(Pytree):
         """The quotient; a density only where the difference of precisions is positive."""
         return Gaussian(self.precision - other.precision, self.shift - other.shift)
 
-    def __pow__(self, power: Any) -> Gaussian:
+    def __pow__(self, power: Array | float) -> Gaussian:
         return Gaussian(power * self.precision, power * self.shift)
 
 
@@ -68,7 +71,7 @@ def divergence(q: Gaussian, p: Gaussian) -> Array:
     return 0.5 * jnp.sum(spread + p.precision * (q.mean - p.mean) ** 2, axis=-1)
 
 
-def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Any], noise: str = "shared") -> Any:
+def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Params], noise: str = "shared") -> Params:
     """Parameters at random, by the reparametrisation trick.
 
     Args:
@@ -88,7 +91,7 @@ def draw(key: Array, mean: Array, scale: Array, apart: Callable[[Array], Any], n
     return jax.tree.unflatten(structure, leaves)
 
 
-def _normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+def _normal(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     # Numbers of double precision would be no better, and their generator is long to compile.
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
@@ -132,7 +135,10 @@ class LocalReparametrization:
         return x @ self._mean + spread * _normal(self._key, spread.shape, spread.dtype)
 
 
-_MATRICES: dict[str, Callable[[Array, Array, Array], Any]] = {"flipout": Flipout, "local": LocalReparametrization}
+_MATRICES: dict[str, Callable[[Array, Array, Array], Flipout | LocalReparametrization]] = {
+    "flipout": Flipout,
+    "local": LocalReparametrization,
+}
 
 # Of matrices: one draw for all rows of a batch, or what `Flipout` and `LocalReparametrization` do.
 NOISES = ("shared", *_MATRICES)

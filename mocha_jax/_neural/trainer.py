@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, static
+from mocha_jax._core.pytree import Hyperparameter, Tree, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._neural.flops import flops
 from mocha_jax._neural.prediction import (
@@ -141,13 +142,13 @@ class Trainer(Algorithm[Prediction]):
                 f"features{how}: {reason}"
             ) from error
 
-    def expect_both(self, state: Any, problem: Any) -> None:
+    def expect_both(self, state: object, problem: object) -> None:
         """Raise where these are no state and problem of the algorithm."""
         self.expect(problem)
         check.instance(type(self).__name__, "state", state, self.carries, "solution.state")
 
     @abstractmethod
-    def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Params:
+    def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Any:
         """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
 
     @on_purpose
@@ -179,7 +180,7 @@ class Trainer(Algorithm[Prediction]):
         return own_network(problem)
 
     @on_purpose
-    def scores(self, state: Any, problem: Prediction) -> Scores:
+    def scores(self, state: State, problem: Prediction) -> Scores:
         """Loss and error of every task on the samples that the problem is judged on."""
         self.expect_both(state, problem)
         return score(problem.judged_on, self.judge(state, problem), self.whose(problem), problem.data.sizes > 0)
@@ -214,13 +215,13 @@ def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Arra
     return jnp.asarray(node, jnp.int32)
 
 
-def samples(owner: Trainer, problem: Prediction, x: Any) -> Array:
+def samples(owner: Trainer, problem: Prediction, x: ArrayLike) -> Array:
     """Samples ``[b, d]`` in the data's precision."""
     found = check.floats(type(owner).__name__, "x", x, ("b", problem.data.num_features), "fiub")
     return found.astype(problem.data.dtype)
 
 
-def of_optax(owner: str, name: str, value: Any, example: str) -> None:
+def of_optax(owner: str, name: str, value: object, example: str) -> None:
     """An optimizer."""
     if not isinstance(value, optax.GradientTransformation):
         raise ValueError(f"{owner}: {name} must be of optax, e.g. {example}; got {check.shown(value)}.")
@@ -243,6 +244,6 @@ def mean_loss(model: Network, likelihood: Likelihood, params: Params, batch: Bat
     return jnp.sum(jnp.where(batch.weight > 0, batch.weight * losses, 0.0)) / jnp.where(total > 0, total, 1.0)
 
 
-def all_finite(tree: Any) -> Array:
+def all_finite(tree: Tree) -> Array:
     """Tell whether every number is finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

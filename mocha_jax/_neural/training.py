@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,20 +42,23 @@ class Schedule(NamedTuple):
         return self.epochs * self.per_epoch(data)
 
 
-class Trained(NamedTuple):
+Params = TypeVar("Params")  # a tree of arrays
+
+
+class Trained(NamedTuple, Generic[Params]):
     """The outcome of a client's training."""
 
-    params: Any
-    optimizer: Any  # its state
+    params: Params
+    optimizer: optax.OptState  # its state
     loss: Array  # [] mean over the steps done, each before it was done
     steps: Array  # [] int32
 
 
 def train(
     key: Array, data: TaskData, client: Array, budget: Array, schedule: Schedule,
-    optimizer: optax.GradientTransformation, loss: Callable[[Any, Batch, Array], Array], params: Any, state: Any,
-    rate: Array,
-) -> Trained:  # fmt: skip
+    optimizer: optax.GradientTransformation, loss: Callable[[Params, Batch, Array], Array], params: Params,
+    state: optax.OptState, rate: Array,
+) -> Trained[Params]:  # fmt: skip
     """Train on one client's samples; an epoch goes through all of them in random order, the last batch may be short.
 
     What is missing in a batch are samples of the client again, with weight 0: a model that divides by the norm of a
@@ -79,14 +82,14 @@ def train(
     per_epoch = jnp.maximum(-(-size // room), 1)
     optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
 
-    def epoch(e: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+    def epoch(e: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
         here = jax.random.fold_in(key, e)
         every = jnp.arange(n, dtype=jnp.int32)
         order = (
             _order(here, weight) if room < n else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
         )
 
-        def step(i: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        def step(i: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
             params, state, total = carry
             places = i * room + jnp.arange(room, dtype=jnp.int32)
             rows = order[places % jnp.maximum(size, 1)] if room < n else order

@@ -35,6 +35,7 @@ from mocha_jax._neural.trainer import (
 )
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._neural.uncertainty import Predicted
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params, Parts
 from mocha_jax.systems._work import Info, Request, Work
 
@@ -43,6 +44,10 @@ _REFRESH_EVERY = 64
 
 # Folded into the key of the draws that predictions average over.
 _PREDICTING = np.uint32(2**32 - 1)
+
+
+# As `Virtual.step` names them.
+Given = tuple[Array, Gaussian, Array, Likelihood, Gaussian, Gaussian, tuple[Array, ...]]
 
 
 class VirtualState(State):
@@ -179,7 +184,9 @@ class Virtual(Trainer):
         shared, private = _parts(self.start(problem))
         return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
 
-    def _apart(self, problem: Prediction) -> tuple[Callable[[Array], Any], Callable[[Array], Any], Callable[..., Any]]:
+    def _apart(
+        self, problem: Prediction
+    ) -> tuple[Callable[[Array], Params], Callable[[Array], Params], Callable[[Params, Params], Params]]:
         """Return functions from vectors to shared and private parameters, and from both to the model's."""
         shapes = jax.eval_shape(lambda: self.start(problem))
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
@@ -255,8 +262,16 @@ class Virtual(Trainer):
         if damping is None:
             damping = self._each(problem) if self.parallel else 1.0
 
-        def client(given: Any, data: TaskData, place: Array, node: Array, budget: Array, own: Any) -> tuple[Any, Any]:
-            key, posterior, begin, likelihood, shared_prior, private_prior, damping, first, temperature, rate = given
+        def client(
+            given: Given,
+            data: TaskData,
+            place: Array,
+            node: Array,
+            budget: Array,
+            own: tuple[Gaussian, Gaussian, Array],
+        ) -> tuple[tuple[Gaussian, Gaussian, Array], tuple[Gaussian, Array, Array]]:
+            key, posterior, begin, likelihood, shared_prior, private_prior, numbers = given
+            damping, first, temperature, rate = numbers
             factor, private, before = own
             refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
             total = jnp.sum(data.weight[place])
@@ -288,8 +303,8 @@ class Virtual(Trainer):
             )
             return (new, new_private, value), (new / factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
-        given = (key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior,
-                 *(jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate)))  # fmt: skip
+        numbers = tuple(jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate))
+        given = key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior, numbers
         own = state.factors, state.private, state.losses
         zero = jax.tree.map(jnp.zeros_like, state.posterior), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         (factors, private, losses), (change, good, bad) = over_clients(
@@ -345,7 +360,7 @@ class Virtual(Trainer):
         """Means of the shared parameters ``[p]`` and of every client's own ``[m, q]``, see `parameters`."""
         return Parts(state.posterior.mean, state.private.mean)
 
-    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Params:
+    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Any:
         """The means as the model wants them, for one client."""
         to_shared, to_private, join = self._apart(problem)
         own = _row(state.private, known_client(self, problem, node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class Loss(Pytree):
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
     domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
 
-    def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, in_kernel: bool = False, **kwargs: object) -> None:
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
 
         That is so where `dual_step` is arithmetic that they know, and hyperparameters are scalars. It is not inherited,

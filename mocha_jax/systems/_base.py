@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import Hyperparameter, Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.systems._work import Request, Work
 
@@ -57,7 +56,7 @@ class Both(System):
         return Work(jnp.minimum(a.steps, b.steps), a.active & b.active)
 
 
-def of_nodes(owner: str, name: str, setting: Any, data: TaskData) -> Any:
+def of_nodes(owner: str, name: str, setting: Hyperparameter, data: TaskData) -> Hyperparameter:
     """A setting that is a number, or one per node ``[m]``; of all nodes, those that `shard` added too."""
     found = data.pad_settings(setting)
     if np.shape(found) not in ((), (data.num_nodes,)):
