@@ -221,8 +221,12 @@ def _round_with_another_derivative(
     return _round(algorithm, server, key, state, problem, work)
 
 
+Round = tuple[DualMethod, Server, Array, MochaState, Problem, Work]
+Done = tuple[MochaState, Info]
+
+
 @_round_with_another_derivative.defjvp
-def _round_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+def _round_jvp(primals: Round, tangents: Round) -> tuple[Done, Done]:
     algorithm, server, key, state, problem, work = primals
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 

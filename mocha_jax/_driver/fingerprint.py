@@ -8,10 +8,11 @@ import functools
 import hashlib
 import inspect
 import types
-from typing import Any
+from typing import cast
 
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from mocha_jax._core.devices import NodeSharding, fetched
 from mocha_jax._core.pytree import Pytree, fields_of
@@ -19,20 +20,20 @@ from mocha_jax._core.pytree import Pytree, fields_of
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def fingerprint(*parts: Any) -> str:
+def fingerprint(*parts: object) -> str:
     """A digest of records, arrays and plain values by content, the same in every process."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest, parts)
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any, reading: tuple[int, ...] = ()) -> None:
+def _feed(digest: hashlib.blake2b, value: object, reading: tuple[int, ...] = ()) -> None:
     """Everything that a value consists of; `reading` are the objects that it is part of."""
     if id(value) in reading:
         digest.update(f"again {reading.index(id(value))};".encode())
         return
 
-    def feed(part: Any) -> None:
+    def feed(part: object) -> None:
         _feed(digest, part, (*reading, id(value)))
 
     if isinstance(value, Pytree):
@@ -54,7 +55,7 @@ def _feed(digest: Any, value: Any, reading: tuple[int, ...] = ()) -> None:
         for item in value:
             feed(item)
     elif hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type | types.ModuleType):
-        array = np.ascontiguousarray(fetched(value))
+        array = np.ascontiguousarray(fetched(cast(ArrayLike, value)))
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(plain(array).data)
     elif isinstance(value, str | bytes | int | float | complex | type(None) | type(...)):
@@ -63,7 +64,7 @@ def _feed(digest: Any, value: Any, reading: tuple[int, ...] = ()) -> None:
         feed(_contents(value))
 
 
-def _contents(value: Any) -> Any:
+def _contents(value: object) -> tuple[object, ...]:
     """Return what an object or a function does, as far as it can be read: source and what it holds on to."""
     if isinstance(value, types.ModuleType):
         return "module", value.__name__
@@ -89,7 +90,7 @@ def _contents(value: Any) -> Any:
     return "object", kind, getattr(value, "__qualname__", ""), getattr(value, "__dict__", {})
 
 
-def _text(code: types.CodeType) -> Any:
+def _text(code: types.CodeType) -> object:
     """Return a function's source, free of comments and format; where that is not at hand, the names it refers to."""
     try:
         lines, _ = inspect.findsource(code)
@@ -120,13 +121,13 @@ def _holds(node: _Function, code: types.CodeType) -> bool:
     return code.co_name == "<lambda>" and bool(places) and all(start <= place < end for place in places)
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: object) -> bool:
     """Tell whether an object is its fields."""
     kinds = Pytree | types.SimpleNamespace | tuple
     return isinstance(value, kinds) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
-def _cell(cell: Any) -> Any:
+def _cell(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # nothing is in it
