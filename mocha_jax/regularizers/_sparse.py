@@ -3,7 +3,7 @@ r"""The sparse precision model (15)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
@@ -66,11 +66,11 @@ class SparsePrecision(Regularizer):
         check.scalar("SparsePrecision", lam=self.lam, sigma2=self.sigma2, lam1=self.lam1, lam2=self.lam2)
 
     def value(self, weights: Array, relation: Array | None = None) -> Array:
-        if relation is None:
-            relation = self.update_relation(None, weights)
+        relation = self.update_relation(None, weights) if relation is None else relation
         return self.penalty(weights, relation) + self.offset(relation, weights.shape[1])
 
-    def penalty(self, weights: Array, relation: Any = None) -> Array:
+    def penalty(self, weights: Array, relation: Array | None = None) -> Array:
+        relation = self.update_relation(None, weights) if relation is None else relation
         lam, sigma2, lam1 = jnp.asarray(self.lam), jnp.asarray(self.sigma2), jnp.asarray(self.lam1)
         quadratic = jnp.sum(weights**2) / sigma2 + jnp.sum(weights * matmul(relation, weights))
         return lam * quadratic + lam1 * jnp.sum(jnp.abs(weights))

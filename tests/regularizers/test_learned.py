@@ -73,6 +73,8 @@ def test_the_update_is_feasible_and_no_omega_is_better(name, shape):
         assert values.max() <= 1 + 1e-9
     best = float(regularizer.value(w))
     np.testing.assert_allclose(regularizer.value(w, record), best, rtol=1e-7)
+    offset = regularizer.offset(record, shape[1])
+    np.testing.assert_allclose(regularizer.penalty(w) + offset, best, rtol=1e-7)
     rng = np.random.default_rng(1)
     for _ in range(20):
         other = random_omega(regularizer, m, rng)
