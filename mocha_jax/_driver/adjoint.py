@@ -21,9 +21,10 @@ from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.chunk import allocate, finalize, run_chunk
+from mocha_jax._driver.config import RunConfig
 from mocha_jax._driver.history import History, Progress, record
 from mocha_jax._driver.optimum import optimum, pulled_back, refine
-from mocha_jax._driver.run import RunConfig, advance
+from mocha_jax._driver.run import advance
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate

@@ -10,8 +10,9 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core.pytree import Relation
+from mocha_jax._driver.config import RunConfig
 from mocha_jax._driver.history import History, Progress
-from mocha_jax._driver.run import RunConfig, block
+from mocha_jax._driver.run import block
 from mocha_jax._problem.quality import Quality
 
 

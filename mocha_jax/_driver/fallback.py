@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 
 from mocha_jax._algorithms.base import Algorithm, Kind
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core.warnings import warn
+from mocha_jax._driver.config import RunConfig
 from mocha_jax._problem.problem import Federated, Problem
-
-if TYPE_CHECKING:
-    from mocha_jax._driver.run import RunConfig
 
 Result = TypeVar("Result")
 

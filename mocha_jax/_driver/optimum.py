@@ -73,7 +73,8 @@ def refine(
             _share(move_beta, old.beta, new.beta),
             _share(left_beta, old.beta, new.beta),
         ]
-        return Refined(new, old, jnp.max(jnp.stack(shares)), at.steps + 1)
+        moved = jnp.max(jnp.stack(shares))
+        return Refined(new, old, jnp.where(jnp.isnan(moved), jnp.inf, moved), at.steps + 1)
 
     start = _point(problem, weights, relation, beta)
     far, none = jnp.full((), jnp.inf, beta.dtype), jnp.zeros((), jnp.int32)

@@ -21,10 +21,10 @@ from mocha_jax._core.warnings import warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
 from mocha_jax._driver.chunk import allocate, finalize, prepare, run_chunk
+from mocha_jax._driver.config import RunConfig, check_state, make_config
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
-from mocha_jax._driver.run import RunConfig, check_state, make_config
 from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -252,6 +254,38 @@ def test_the_machine_lowered_for_decides(platform, loss, how, kernels):
     # The default backend of this process is a CPU; no deprecation of JAX's own parts gets through (warnings are
     # errors).
     assert custom_calls(platform, *two_passes(loss, **how)) == kernels
+
+
+def probit(z, y):
+    """A loss with the logarithm of the normal distribution, which no kernel knows."""
+    return -jax.scipy.special.log_ndtr(y * z)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
+    data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
+    loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)
+    problem = mj.Problem(data, loss, mj.regularizers.MeanRegularized(0.1, 0.5))
+    exported = jax.export.export(
+        jax.jit(lambda problem: mj.run(problem, mj.Mocha(), key, num_rounds=2)[1].gap), platforms=[platform]
+    )(problem)
+    assert not any(call in exported.mlir_module() for call in CALLS.values())
+
+
+def test_a_loss_of_what_no_kernel_knows_is_solved():
+    data = zoo.data(loss_scaling="task_mean")
+    loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)
+    solution = mj.solve(mj.Problem(data, loss, mj.regularizers.Independent(0.1)), tol=1e-8, max_rounds=2000)
+    assert solution.status == mj.Status.CONVERGED
+    for t in range(data.num_tasks):
+        real = np.asarray(data.weight[t]) > 0
+        x, y = np.asarray(data.x[t])[real], np.asarray(data.y[t])[real]
+
+        def risk(w, x=x, y=y):
+            return -scipy.stats.norm.logcdf(y * (x @ w)).mean() + 0.1 * w @ w
+
+        best = scipy.optimize.minimize(risk, np.zeros(x.shape[1]), method="BFGS", options={"gtol": 1e-9})
+        np.testing.assert_allclose(solution.weights[t], best.x, atol=2e-4)
 
 
 def test_each_device_has_the_kernel(key):

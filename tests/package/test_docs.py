@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+import mocha_jax as mj
+from tests import zoo
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,3 +56,36 @@ def test_links_between_pages_lead_somewhere():
     for page in DOCS.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|py))", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def provoked():
+    """The errors of the page of errors, in its order, as the library raises them."""
+
+    def problem(data, regularizer=None):
+        return mj.Problem(
+            data, mj.losses.Hinge(), mj.regularizers.Independent(0.1) if regularizer is None else regularizer
+        )
+
+    xs, ys = zoo.ragged()
+    wrong = [*ys[:3], np.abs(ys[3] > 0).astype(float), ys[4]]
+    spoilt = [*xs[:3], xs[3].copy(), xs[4]]
+    spoilt[3][7] = np.nan
+    lams = np.array([0.1, 0.2, 0.3, 0.4])
+    four = jax.vmap(lambda lam: mj.solve(problem(zoo.data(), mj.regularizers.Independent(lam)), max_rounds=2))(lams)
+    labels = mj.pack_tasks(xs, [(y > 0).astype(float) for y in ys])
+    return [
+        lambda: problem(mj.pack_tasks(xs, wrong)),
+        lambda: mj.pack_tasks(spoilt, ys),
+        lambda: four.status,
+        lambda: mj.solve(mj.Prediction(labels), mj.Mocha()),
+        lambda: mj.solve(problem(zoo.data(), mj.regularizers.SparsePrecision(0.1, 1.0, 0.0, 0.1)), mj.Mocha(server="proximal")),
+    ]  # fmt: skip
+
+
+def test_the_page_of_errors_has_the_messages_that_are_raised():
+    page = (DOCS / "errors.md").read_text()
+    messages = re.findall(r"^\| `(.*?)` \|", page.split("## How a solve ends")[0], flags=re.M)
+    for message, provoke in zip(messages, provoked(), strict=True):
+        with pytest.raises(ValueError, match=".") as error:
+            provoke()
+        assert message in str(error.value)

@@ -50,7 +50,7 @@ def test_sample_weights_of_a_spoilt_task_are_tuned_away():
     noise = jnp.sign(jax.random.normal(jax.random.key(2), train.y.shape, train.dtype))
     spoilt = train.replace(y=jnp.where(jnp.arange(6)[:, None] == 0, noise, train.y))
     problem = mj.Problem(spoilt, mj.losses.Logistic(), R.MeanRegularized(1.0, 0.05))
-    clean = validation.keep(jnp.arange(6)[:, None] > 0)
+    clean = validation.keep(jnp.broadcast_to(jnp.arange(6)[:, None] > 0, validation.y.shape))
 
     def make(share):
         return problem.replace(data=spoilt.replace(weight=spoilt.weight * share[:, None]))

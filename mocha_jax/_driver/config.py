@@ -1,0 +1,88 @@
+"""The arguments of a run, checked and put in one record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from mocha_jax._algorithms.base import Algorithm, Kind, State
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._driver.history import Progress, Watch, start
+from mocha_jax._node.layout import BucketSizes, bucket_sizes
+from mocha_jax._problem.problem import Federated
+from mocha_jax.costs import Cost
+from mocha_jax.systems import Full, System
+
+
+class RunConfig(Pytree):
+    """All that a run does not change."""
+
+    algorithm: Algorithm[Any]
+    problem: Federated
+    systems: System
+    cost: Cost
+    watch: Watch | None
+    profile: BucketSizes = static(default=())  # which sizes of nodes to put together
+
+    def prepared(self) -> RunConfig:
+        """Lay out the data for the algorithm."""
+        return self.replace(problem=self.algorithm.prepare(self.problem, self.profile))
+
+    def start(self, state: State | None) -> Progress:
+        """Nothing done yet, or nothing since `state`."""
+        return start(self.algorithm, self.problem, state, self.watch)
+
+
+def make_config(
+    algorithm: Algorithm[Kind], problem: Kind, systems: System | None, cost: Cost | None, watch: Watch | None,
+    record_every: int,
+) -> RunConfig:  # fmt: skip
+    """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
+
+    def cast(leaf: ArrayLike) -> Array:
+        array = jnp.asarray(leaf)
+        return array.astype(problem.data.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+    check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
+    check.instance("solve or run", "problem", problem, Federated, "Problem(data, loss, regularizer)")
+    if not isinstance(problem, algorithm.solves):
+        kind, got = algorithm.solves.__name__, type(problem).__name__
+        remedy = f" {got} is for {problem.solvers}." if problem.solvers else ""
+        raise ValueError(f"{type(algorithm).__name__} solves a {kind}, got a {got} as problem.{remedy}")
+    algorithm.check(problem)
+    systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
+    check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
+    check.instance("solve or run", "cost", cost, Cost, "costs.lte()")
+    cost = problem.data.pad_settings(cost)
+    cost.check_nodes(problem.data.num_nodes)
+    if watch is not None:
+        check.instance("solve or run", "watch", watch, Watch, "Watch()")
+        if watch.theta is not None and record_every != 1:
+            raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
+    systems = algorithm.select_nodes(systems)
+    algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
+    return RunConfig(algorithm, problem, systems, cost, watch, bucket_sizes(problem.data))
+
+
+def check_state(owner: str, state: object, **rounds: int) -> None:
+    """Something that has done a number of rounds, and can do so many more."""
+    done: Any = None if state is None else getattr(state, "round", None)
+    if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
+        raise ValueError(
+            f"{owner}: state must be what an algorithm carries from round to round, such as solution.state; "
+            f"got {check.shown(state)}."
+        )
+    known = None if done is None else check.concrete(done)
+    left = np.iinfo(np.int32).max - max(0 if known is None else int(known), 0)
+    for name, value in rounds.items():
+        if value > left:
+            raise ValueError(
+                f"{owner}: {name} must be at most {left}, for rounds are counted in 32 bits"
+                f"{f' and the state has done {known}' if known else ''}; got {value}."
+            )
