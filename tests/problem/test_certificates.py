@@ -1,6 +1,10 @@
 """Certificates in floating point, judged by NumPy in more digits than the solves had."""
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +73,19 @@ def test_the_nodes_of_a_task_are_added_up_as_exactly_as_is_said():
     assert (bound <= 1e-5 * np.abs(true)).all()
     plain = np.asarray(jax.ops.segment_sum(jnp.asarray(a), task, 3), float)
     assert (np.abs(plain - true) > bound).any()  # as a sum one by one is not
+
+
+def test_products_in_two_floats_hold_as_users_compile_them():
+    """The tests above once more, in a process where XLA may optimise, fuse and contract as it does."""
+    left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    environment = {k: v for k, v in os.environ.items() if k not in left_out} | {"MOCHA_JAX_TESTS_OPTIMIZED": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__, "-k",
+         "last_digit or tiny_numbers or nodes_of_a_task"],
+        capture_output=True, text=True, check=False, env=environment, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "..........." in done.stdout  # all eleven
 
 
 @pytest.mark.parametrize("axis", ["features", "rows"])
