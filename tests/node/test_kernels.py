@@ -3,6 +3,7 @@
 import inspect
 import sys
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def numpy_epoch(gamma, *arrays):
 def custom_calls(platform, function, *arguments):
     """How many kernels there are in the program for a platform that need not be here."""
     checks = [jax.export.DisabledSafetyCheck.custom_call(CALLS["cuda"])]
-    described = ("NVIDIA H100", None, "gpu")[: len(inspect.signature(AbstractDevice).parameters)]
+    described: Any = ("NVIDIA H100", None, "gpu")[: len(inspect.signature(AbstractDevice).parameters)]
     h100 = AbstractMesh((), (), abstract_device=AbstractDevice(*described))
     with use_abstract_mesh(h100):  # newer versions of JAX want to know which GPU
         exported = jax.export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(*arguments)

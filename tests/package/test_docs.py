@@ -77,7 +77,7 @@ def provoked():
         lambda: problem(mj.pack_tasks(xs, wrong)),
         lambda: mj.pack_tasks(spoilt, ys),
         lambda: four.status,
-        lambda: mj.solve(mj.Prediction(labels), mj.Mocha()),
+        lambda: mj.solve(mj.Prediction(labels), mj.Mocha()),  # type: ignore[misc]
         lambda: mj.solve(problem(zoo.data(), mj.regularizers.SparsePrecision(0.1, 1.0, 0.0, 0.1)), mj.Mocha(server="proximal")),
     ]  # fmt: skip
 
