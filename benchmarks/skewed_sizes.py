@@ -56,14 +56,14 @@ def compare(m: int, d: int, repeats: int) -> dict[str, Any]:
     sizes = np.clip(np.exp(draws), 3, 2000).astype(int)
     sizes[:2] = 2000, 3
     skewed, equal = problem(sizes, d), problem(np.full(m, round(sizes.mean())), d)
-    profile = bucket_sizes(skewed.data)
+    bucketing = bucket_sizes(skewed.data)
     rounds = {
         name: [round_ms(skewed, a, every, repeats) / round_ms(equal, a, every, repeats) for every in (1, ROUNDS)]
         for name, a in METHODS.items()
     }
     return {
-        "m": m, "d": d, "samples": int(sizes.sum()), "padded": sum(nodes * rows for nodes, rows in profile),
-        "epoch": epoch_ms(skewed, profile, repeats), "equal": epoch_ms(equal, (), repeats),
+        "m": m, "d": d, "samples": int(sizes.sum()), "padded": sum(nodes * rows for nodes, rows in bucketing),
+        "epoch": epoch_ms(skewed, bucketing, repeats), "equal": epoch_ms(equal, (), repeats),
         "all_padded": epoch_ms(skewed, (), repeats), "rounds": rounds,
     }  # fmt: skip
 
@@ -76,10 +76,10 @@ def problem(sizes: np.ndarray, d: int) -> mj.Problem:
     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1.0, 1.0))
 
 
-def epoch_ms(this: mj.Problem, profile: tuple[tuple[int, int], ...], repeats: int) -> float:
+def epoch_ms(this: mj.Problem, bucketing: tuple[tuple[int, int], ...], repeats: int) -> float:
     """One local epoch of all devices."""
     state = METHODS["per_task"].init(this)
-    rows = jax.jit(partial(time_major, profile=profile))(this.data)
+    rows = jax.jit(partial(time_major, bucketing=bucketing))(this.data)
     q = state.server.sigma * state.server.coupling.diagonal()
     epoch = jax.jit(partial(ascend, passes=1))
     return median(lambda: epoch(jax.random.key(0), this.loss, rows, state.beta, state.w, q, this.data.sizes), repeats)

@@ -59,8 +59,8 @@ class Algorithm(Pytree, Generic[Kind]):
         """Return this algorithm without the kernel it would choose for the problem. Default: None, it has none."""
         return None
 
-    def prepare(self, problem: Kind, profile: BucketSizes = ()) -> Kind:
-        """Lay out the data for the rounds, sizes put together as `profile` says; drivers call it. Default: leave it."""
+    def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:
+        """Lay out the data for the rounds, nodes put together as `bucketing` says; drivers call it. Default: none."""
         return problem
 
     @abstractmethod

@@ -170,7 +170,7 @@ class DualMethod(Algorithm[Problem]):
             return _round(self, server, key, state, problem, work)
         return _round_with_another_derivative(self, server, key, state, problem, work)
 
-    def prepare(self, problem: Problem, profile: BucketSizes = ()) -> Problem:
+    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         data, sharding = problem.data, problem.data.sharding
         if sharding is not None:
             data = data.replace(sharding=self.server_for(problem).placement(sharding))

@@ -76,10 +76,10 @@ class SubproblemMethod(DualMethod):
     def _dual_server(self) -> Server:
         return DualServer(self.sigma_prime, self.omega_every or OMEGA_EVERY, self.gamma, self.smoothing)
 
-    def prepare(self, problem: Problem, profile: BucketSizes = ()) -> Problem:
+    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         problem = super().prepare(problem)
         data = problem.data
-        return problem.replace(data=data.replace(layout=time_major(data, profile, self.backend)))
+        return problem.replace(data=data.replace(layout=time_major(data, bucketing, self.backend)))
 
     def subproblems(self, state: MochaState, problem: Problem) -> Subproblems:
         """The subproblems (4) that the nodes get in the round after `state`."""

@@ -28,11 +28,11 @@ class RunConfig(Pytree):
     systems: System
     cost: Cost
     watch: Watch | None
-    profile: BucketSizes = static(default=())  # which sizes of nodes to put together
+    bucketing: BucketSizes = static(default=())  # which sizes of nodes to put together
 
     def prepared(self) -> RunConfig:
         """Lay out the data for the algorithm."""
-        return self.replace(problem=self.algorithm.prepare(self.problem, self.profile))
+        return self.replace(problem=self.algorithm.prepare(self.problem, self.bucketing))
 
     def start(self, state: State | None) -> Progress:
         """Nothing done yet, or nothing since `state`."""

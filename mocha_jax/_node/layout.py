@@ -180,17 +180,17 @@ def _totals(
     return cast(Terms, found)
 
 
-def time_major(data: TaskData, profile: BucketSizes = (), backend: str = "auto") -> TimeMajor:
+def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto") -> TimeMajor:
     """Lay out the data for `ascend`: one transposition, done before the loops over rounds."""
-    rows: TimeMajor = each_device(data.sharding, partial(_time_major, profile), (), data.x, data.y, data.weight)
+    rows: TimeMajor = each_device(data.sharding, partial(_time_major, bucketing), (), data.x, data.y, data.weight)
     return rows.replace(backend=backend, sharding=data.sharding)
 
 
-def _time_major(profile: BucketSizes, _: tuple[()], x: Array, y: Array, weight: Array) -> TimeMajor:
-    if len(profile) < 2:
+def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight: Array) -> TimeMajor:
+    if len(bucketing) < 2:
         return TimeMajor((_bucket(None, x, y, weight),))
     order, buckets, start = jnp.argsort(-extents(weight)), [], 0
-    for count, rows in profile:
+    for count, rows in bucketing:
         buckets.append(_bucket(order[start : start + count], x[:, :rows], y[:, :rows], weight[:, :rows]))
         start += count
     return TimeMajor(tuple(buckets))
@@ -224,8 +224,8 @@ def bucket_sizes(data: TaskData) -> BucketSizes:
     with jax.ensure_compile_time_eval():
         sizes = np.sort(fetched(extents(data.weight)).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
-    profile = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
-    return profile if len(profile) > 1 else ()
+    bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
+    return bucketing if len(bucketing) > 1 else ()
 
 
 def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
@@ -244,8 +244,8 @@ def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
     for j in range(1, len(tops) + 1):
         cost = best[:j] + tops[j - 1] * ((below[j] - below[:j]) * d + _STEP_NUMBERS) + fixed
         cut[j], best[j] = int(np.argmin(cost)), cost.min()
-    profile, j = [], len(tops)
+    bucketing, j = [], len(tops)
     while j:
-        profile.append((int(below[j] - below[cut[j]]), int(tops[j - 1])))
+        bucketing.append((int(below[j] - below[cut[j]]), int(tops[j - 1])))
         j = cut[j]
-    return tuple(profile)
+    return tuple(bucketing)

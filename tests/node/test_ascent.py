@@ -78,15 +78,15 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     data = mj.pack_tasks(xs, [rng.choice([-1.0, 1.0], len(x)) for x in xs])
     scale = np.where(sizes[:, None] > 0, rng.uniform(0.5, 2, data.y.shape), 0.0)
     data = data.replace(weight=data.weight * scale)
-    profile = bucket_sizes(data)
-    assert len(profile) > 2
-    assert sum(count for count, _ in profile) == 23  # the empty node is in none
-    assert sum(count * rows for count, rows in profile) < 1.5 * sizes.sum()
+    bucketing = bucket_sizes(data)
+    assert len(bucketing) > 2
+    assert sum(count for count, _ in bucketing) == 23  # the empty node is in none
+    assert sum(count * rows for count, rows in bucketing) < 1.5 * sizes.sum()
     m = len(sizes)
     beta = mj.losses.Hinge().project(jnp.asarray(rng.normal(size=data.y.shape)), data.y)
     w, q = jnp.asarray(rng.normal(size=(m, 4))), jnp.asarray(rng.uniform(1, 2, m))
     steps = jnp.asarray(rng.integers(0, 500, m), jnp.int32)
-    plain, dealt = time_major(data), time_major(data, profile)
+    plain, dealt = time_major(data), time_major(data, bucketing)
     for rows in (plain, dealt):
         assert rows.node_predictions(data.x, w).shape == data.y.shape
     for a, b in zip(
