@@ -61,16 +61,25 @@ class Resources(NamedTuple):
 
 
 def resources(dump: str, kernel: str, architecture: str) -> list[Resources]:
-    """Of all kernels of this name whose code is in the folder; it is removed."""
-    import nvidia.cuda_nvcc as nvcc  # type: ignore[import-not-found]
-
-    assembler = Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
+    """Of all kernels whose code is in the folder and whose name begins so; the folder is emptied."""
     found = []
     for path in Path(dump).glob("*.ptx"):
         if f".entry {kernel}" in path.read_text():
-            command: list[str | Path] = [assembler, "-v", f"-arch={architecture}", path, "-o", os.devnull]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            said = _assembled(path, architecture)
             registers, spilled = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
             found.append(Resources(max(map(int, registers)), max(map(int, spilled))))
-        path.unlink()
+    for path in Path(dump).glob("*.*"):
+        if path.is_file():
+            path.unlink()
     return found
+
+
+def _assembled(code: Path, architecture: str) -> str:
+    """What the assembler says of a kernel: JAX's own of one by Mosaic, which keeps it, else NVIDIA's, run again."""
+    import nvidia.cuda_nvcc as nvcc  # type: ignore[import-not-found]
+
+    if (kept := code.with_suffix(".ptxas")).exists():
+        return kept.read_text()
+    assembler = Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
+    command: list[str | Path] = [assembler, "-v", f"-arch={architecture}", code, "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -3,7 +3,7 @@
 The compilers of JAX's CUDA plugin and of libtpu need no device. Which one is installed decides what is compiled for, so
 it takes an environment for each; `.ci/run` makes them. Nothing is run and no time is measured. It prints
 
-- of the kernel for GPUs alone, for every width: the registers of a thread and what it spills, the most of all losses;
+- of the kernels for GPUs alone, for every width: the registers of a thread and what it spills, the most of all losses;
 - of whole runs (losses, shapes, algorithms and servers, on one device and on several): how often the kernel of the
   library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, and memory
   for arguments and temporaries relative to the samples.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -29,6 +30,7 @@ GPU = find_spec("jax_plugins") is not None
 DUMP = tempfile.TemporaryDirectory()
 os.environ["JAX_PLATFORMS"] = "cpu"
 if GPU:  # there is no card to try variants on; of what can be dumped, the code of the kernels is wanted
+    os.environ["MOSAIC_GPU_DUMP_TO"] = DUMP.name
     os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={DUMP.name} --xla_dump_emitter_re=ptx"
 else:
     os.environ |= {
@@ -61,7 +63,7 @@ from mocha_jax._core.devices import NodeSharding  # noqa: E402
 
 SLICES = {"TPU v5e": "v5e:2x2", "TPU v5p": "v5p:2x2x1"}
 MACHINES = tuple(CARDS if GPU else SLICES)
-KERNEL = "__gpu$xla.gpu.triton" if GPU else "tpu_custom_call"
+KERNELS = ("__gpu$xla.gpu.triton", "mosaic_gpu_v2") if GPU else ("tpu_custom_call",)
 LOSSES = {
     "hinge": mj.losses.Hinge(),
     "smoothed hinge": mj.losses.SmoothedHinge(0.5),
@@ -73,7 +75,10 @@ LOSSES = {
     "huber": mj.losses.Huber(1.0),
     "quantile": mj.losses.Quantile(0.3),
 }
-WIDTHS = (1, 2, 10, 32, 64, 100, 128, 256, 561, 1500, 2000, 4096)
+WIDTHS = {
+    "gpu": (1, 2, 10, 32, 64, 100, 128, 256, 561, 1500, 2000, 4096),
+    "mosaic": (8, 16, 20, 32, 64, 100, 128, 200, 256),
+}
 MEAN, LEARNED = mj.regularizers.MeanRegularized(0.1, 0.1), mj.regularizers.Probabilistic(0.1)
 ALGORITHMS: dict[str, tuple[Any, Any]] = {
     "Algorithm 1": (mj.Mocha(sigma_prime="per_task"), MEAN),
@@ -127,12 +132,15 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     print(f"compiled, not run: jax {jax.__version__}, Python {sys.version.split()[0]}")
     if GPU:
-        print("\nkernel alone: registers (spilled bytes)\n" + "".join(f"{title:>10}" for title in ("d", *machines)))
         losses = ["hinge", "logistic"] if options.short else list(LOSSES)
-        for d in WIDTHS:
-            of_width = [worst(machine, losses, d) for machine in machines]
-            kernels += of_width
-            print(f"{d:10}" + "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width), flush=True)
+        for name, widths in WIDTHS.items():
+            cards = [machine for machine in machines if name == "gpu" or CARDS[machine].compute >= (9, 0)]
+            print(f"\nkernel_{name} alone: registers (spilled bytes)\n" + "".join(f"{t:>10}" for t in ("d", *cards)))
+            for d in widths:
+                of_width = [worst(machine, name, losses, d) for machine in cards]
+                kernels += of_width
+                found = "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width)
+                print(f"{d:10}{found}", flush=True)
     print(f"\n{'machine':8} {'algorithm':12} {'loss':14} {'m, n, d':>15} {'samples':9} devices  kernel  starts  memory")
     for machine in machines:
         for case in cases(options.short):
@@ -147,25 +155,28 @@ def main() -> int:
     return len(wrong)
 
 
-def worst(machine: str, losses: list[str], d: int) -> dict[str, Any]:
-    """What the kernel alone takes of a GPU, the most of some losses."""
-    from mocha_jax._node import kernel_gpu
-
-    n, m = 64, 1000
-    row: dict[str, Any]
-    [device] = devices_of(machine, 1)
-    real, count = (partial(struct, SingleDeviceSharding(device), dtype=dtype) for dtype in (jnp.float32, jnp.int32))
-    numbers, matrix, of_node = real(n, m), real(m, d), real(m)
-    arrays = real(n, m, d), *[numbers] * 4, matrix, of_node, matrix, count(m), count(m), count(n)
-    row = {"machine": machine, "d": d, "registers": 0, "spilled": 0, "wrong": ""}
+def worst(machine: str, kernel: str, losses: list[str], d: int) -> dict[str, Any]:
+    """What a kernel alone takes of a GPU, the most of some losses."""
+    epoch = importlib.import_module(f"mocha_jax._node.kernel_{kernel}").epoch
+    arrays = alone(machine, (1000, 64, d))
+    row: dict[str, Any] = {"machine": machine, "kernel": kernel, "d": d, "registers": 0, "spilled": 0, "wrong": ""}
     for name in losses:
-        loss = jax.tree.map(lambda _: real(), LOSSES[name])
+        loss = jax.tree.map(lambda _: arrays[0].update(shape=(), dtype=jnp.float32), LOSSES[name])
         try:
-            compiled(machine, kernel_gpu.epoch, loss, *arrays)
+            compiled(machine, epoch, loss, *arrays)
             row = judged(machine, row)
         except Exception as error:
             row["wrong"] = f"{name}: {first_line(error)}"
     return row
+
+
+def alone(machine: str, shape: tuple[int, int, int], storage: Any = jnp.float32) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The arguments of a kernel after the loss, of a shape m, n, d."""
+    m, n, d = shape
+    [device] = devices_of(machine, 1)
+    real, count = (partial(struct, SingleDeviceSharding(device), dtype=dtype) for dtype in (jnp.float32, jnp.int32))
+    x = real(n, m, d).update(dtype=storage)
+    return x, *[real(n, m)] * 4, real(m, d), real(m), real(m, d), count(m), count(m), count(n)
 
 
 def whole_run(machine: str, case: Case) -> dict[str, Any]:
@@ -184,7 +195,7 @@ def whole_run(machine: str, case: Case) -> dict[str, Any]:
         return row | {"wrong": first_line(error)}
     text, memory = program.as_text(), program.memory_analysis()
     of_samples = np.prod(case.shape) * jnp.dtype(case.storage).itemsize / case.devices
-    row["kernels"] = text.count(KERNEL)
+    row["kernels"] = sum(map(text.count, (f'"{name}"' for name in KERNELS)))
     row["memory"] = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / of_samples
     if not row["kernels"]:
         row["wrong"] = "loops in place of the kernel"

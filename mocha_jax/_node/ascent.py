@@ -20,9 +20,9 @@ accelerator a pass is one kernel (`mocha_jax._node.kernel`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +151,7 @@ def _by_machine(backend: str, *given: *Given) -> Result:
     """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
     *_, beta, w, _, steps = given
     other = _interpreted if backend == "pallas" else _by_xla
-    return platform_dependent((beta, w, steps), *given, cuda=_on_gpu, rocm=_on_gpu, tpu=_on_tpu, default=other)
+    return platform_dependent((beta, w, steps), *given, cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu, default=other)
 
 
 @_by_machine.defjvp
@@ -161,30 +161,39 @@ def _derivative(backend: str, primals: Given, tangents: Given) -> tuple[Result, 
     return jax.jvp(_by_xla, primals, tangents)
 
 
-def _on_gpu(*given: *Given) -> Result:
-    return _by_kernel("gpu", *given)
+def _on_cuda(*given: *Given) -> Result:
+    return _by_kernel(("mosaic", "gpu"), *given)
+
+
+def _on_rocm(*given: *Given) -> Result:
+    return _by_kernel(("gpu",), *given)
 
 
 def _on_tpu(*given: *Given) -> Result:
-    return _by_kernel("tpu", *given)
+    return _by_kernel(("tpu",), *given)
 
 
 def _interpreted(*given: *Given) -> Result:
-    return _by_kernel("gpu", *given, interpret=True)
+    return _by_kernel(("gpu",), *given, interpret=True)
+
+
+def _kernels(names: tuple[str, ...]) -> Iterator[Any]:
+    """Those of these kernels that this version of JAX has what they are written in for."""
+    for name in names:
+        try:
+            yield importlib.import_module(f"mocha_jax._node.kernel_{name}")
+        except ImportError as error:
+            if (error.name or "").startswith("mocha_jax"):
+                raise
 
 
 def _by_kernel(
-    machine: str, orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
+    names: tuple[str, ...], orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
     interpret: bool = False,
 ) -> Result:  # fmt: skip
-    """Run one kernel a pass where this version of JAX has one for the machine that takes such rows, else the loops."""
-    try:
-        kernel = importlib.import_module(f"mocha_jax._node.kernel_{machine}")
-    except ImportError as error:
-        if (error.name or "").startswith("mocha_jax"):
-            raise
-        return _by_xla(orders, loss, bucket, beta, w, q, steps)
-    if not kernel.fits(orders.shape[1], bucket.x.shape[-1]):
+    """Run a kernel a pass, the first of these that is there and takes such rows; the loops where none does."""
+    kernel = next((k for k in _kernels(names) if k.fits(bucket.x.shape, bucket.x.dtype)), None)
+    if kernel is None:
         return _by_xla(orders, loss, bucket, beta, w, q, steps)
 
     def one_pass(carry: Result, order: Array) -> Result:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
+from jax.typing import DTypeLike
 
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
@@ -31,10 +32,10 @@ Found = tuple[Array, Array]  # a row's number and its weights
 Slot = tuple[Found, tuple[Array, ...], Found]  # a row, what is read of it, and the row that comes next
 
 
-def fits(n: int, d: int) -> bool:
-    """Tell whether the kernel takes n rows of d features."""
-    del n
-    return d <= _LONGEST
+def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
+    """Tell whether the kernel takes samples of this shape ``[k, n, b, d]``."""
+    del dtype
+    return shape[-1] <= _LONGEST
 
 
 def epoch(

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
@@ -26,8 +27,10 @@ _NUMBERS = 2**18
 _LANES = 128  # the last axis of a block is a multiple of it, or the whole axis
 
 
-def fits(n: int, d: int) -> bool:
-    """Tell whether the kernel takes n rows of d features."""
+def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
+    """Tell whether the kernel takes samples of this shape ``[k, n, b, d]``."""
+    del dtype
+    _, n, _, d = shape
     return n <= _MOST and d <= _LONGEST
 
 

@@ -30,6 +30,7 @@ VARIANTS = {
 }
 EPOCHS = {"cuda": kernel_gpu.epoch, "tpu": kernel_tpu.epoch}
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
+MOSAIC = "mosaic_gpu_v2"
 
 
 def draw(seed, n, m, d, store=np.float32):
@@ -62,14 +63,14 @@ def numpy_epoch(gamma, *arrays):
     return beta, u, done
 
 
-def custom_calls(platform, function, *arguments):
+def custom_calls(platform, function, *arguments, call=None, card="NVIDIA H100"):
     """How many kernels there are in the program for a platform that need not be here."""
-    checks = [jax.export.DisabledSafetyCheck.custom_call(CALLS["cuda"])]
-    described: Any = ("NVIDIA H100", None, "gpu")[: len(inspect.signature(AbstractDevice).parameters)]
-    h100 = AbstractMesh((), (), abstract_device=AbstractDevice(*described))
-    with use_abstract_mesh(h100):  # newer versions of JAX want to know which GPU
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in (CALLS["cuda"], MOSAIC)]
+    described: Any = (card, None, "gpu")[: len(inspect.signature(AbstractDevice).parameters)]
+    there = AbstractMesh((), (), abstract_device=AbstractDevice(*described))
+    with use_abstract_mesh(there):  # newer versions of JAX want to know which GPU
         exported = jax.export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(*arguments)
-    return exported.mlir_module().count("@" + CALLS[platform])
+    return exported.mlir_module().count("@" + (call or CALLS[platform]))
 
 
 @pytest.mark.parametrize(

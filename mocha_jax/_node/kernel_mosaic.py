@@ -1,0 +1,211 @@
+"""A pass over the rows as one kernel on a GPU of Hopper's generation or later, by Mosaic.
+
+A program owns a tile of nodes and features that is spread over the registers of four warps; some neighbouring threads,
+the lanes, share a node, so that its sum over features takes few exchanges. The rows of X come by the tensor memory
+accelerator: a copy takes a row of all the program's nodes into one of `depth` slots of shared memory, so what is in
+flight takes no registers. Programs are few and large, and all nodes of a usual problem are at work at once.
+
+Where nodes do not fill the last tile it begins earlier, and some nodes are worked on twice, with the same result. So
+no write needs a mask, and the duals that are written are an array of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.extend.backend import get_default_device
+from jax.typing import DTypeLike
+
+from mocha_jax._node.kernel import Result, per_node, step
+from mocha_jax.losses import Loss
+
+if TYPE_CHECKING:
+    from jax import Ref
+
+_THREADS, _WARP = 128, 32  # of a program
+_LOAD = 16  # bytes that a thread reads of shared memory at once; a row in memory begins at a multiple
+_LONGEST = 256  # features that one copy takes
+_NUMBERS = (
+    2**4
+)  # of a row that a thread holds, as many of w and of u; with more lanes a node's own work is done more often
+_PROGRAMS = (
+    2**7
+)  # that fill a card; with fewer it is the length of a step that counts, and small programs spread better
+
+# Until JAX 0.11 `load` took an index, and `store` was an assignment.
+_ALL = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+
+Row = tuple[Array, ...]  # its place, labels, weights, squared lengths and duals
+Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
+
+
+def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
+    """Tell whether the kernel is the one to take samples of this shape ``[k, n, b, d]``, on the card lowered for."""
+    k, n, b, d = shape
+    size = jnp.dtype(dtype).itemsize
+    row = d * size % _LOAD == 0 and d * size >= 2 * _LOAD and d <= _LONGEST and size <= 4
+    return row and n * b < 2**31 and k * b * _lanes(d, size) >= _PROGRAMS * _THREADS and _on_this_card()
+
+
+def _lanes(d: int, size: int) -> int:
+    """How many threads share a node."""
+    lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
+    return max(min(lanes, _WARP // 2, pl.next_power_of_2(d * size // _LOAD + 1) // 2), 2)
+
+
+def _on_this_card() -> bool:
+    """Tell whether the card that a program is lowered for is known to be of a generation that the kernel is for."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        device = get_default_device()
+    capability = getattr(device, "compute_capability", None)
+    if capability is None:  # of a card that is not here its name is all there is
+        return re.search(r"\b(G?H[12]00|G?B[23]00)\b", device.device_kind) is not None
+    return str(capability).split(".")[0] in ("9", "10")
+
+
+def epoch(
+    loss: Loss,
+    *arrays: Array,
+    lanes: int | None = None,
+    depth: int = 4,
+    interpret: Any = False,
+) -> Result:
+    """One pass over the rows of every node.
+
+    Args:
+      loss: see `mocha_jax._node.kernel`.
+      *arrays: the other arguments, see there.
+      lanes: threads that share a node, a power of two from 2 to 16; a program has 128.
+      depth: rows in flight.
+      interpret: how to interpret it on a CPU, where this version of JAX can.
+    """
+    x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
+    n, m, d = x.shape
+    vector = _LOAD // x.dtype.itemsize
+    lanes = lanes or _lanes(d, x.dtype.itemsize)
+    nodes, width = _THREADS // lanes, pl.cdiv(d, lanes * vector) * lanes * vector
+    enough = max(m, nodes)
+
+    def numbers(a: Array) -> Array:
+        return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, enough - m)])
+
+    def matrix(a: Array) -> Array:
+        return jnp.pad(a, [(0, enough - m), (0, width - d)])
+
+    of_node = [numbers(a) for a in (q, done, steps, *per_node(loss, w))]
+    of_row = [numbers(a) for a in (y, weight, norm2, beta)]
+    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
+    new, moved, spent = plgpu.kernel(
+        partial(_kernel, jax.tree.structure(loss), _layout(lanes, vector), m),
+        out_type=(
+            jax.ShapeDtypeStruct((n, enough), beta.dtype),
+            jax.ShapeDtypeStruct((enough, width), u.dtype),
+            jax.ShapeDtypeStruct((enough,), done.dtype),
+        ),
+        grid=(pl.cdiv(m, nodes),),
+        grid_names=("tile",),
+        scratch_types=[plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
+        # What is read and written at once is ordered below, by one barrier a row.
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+        kernel_name="epoch_on_gpu_by_mosaic",
+        **options,
+    )(order, x.reshape(n * m, d), *of_row, matrix(w), matrix(u), *of_node)
+    return new[:, :m], moved[:m, :d], spent[:m]
+
+
+def _layout(lanes: int, vector: int) -> Any:
+    """A matrix of nodes and features over warps, threads and registers, `vector` features of one node side by side."""
+    program, warp = (threads // lanes for threads in (_THREADS, _WARP))
+    tiling = plgpu.Tiling(((program, lanes * vector), (warp, lanes * vector), (vector,)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
+
+
+def _kernel(structure: jax.tree_util.PyTreeDef, layout: Any, m: int, order: Ref, x: Ref, *refs: Ref) -> None:
+    """A pass of one tile; the arguments are references to whole arrays, the slots and their barriers.
+
+    As in `kernel_gpu` a slot is filled again as soon as its row is used, and what is on its way stays in its registers:
+    to copy it were to wait for it.
+    """
+    y, weight, norm2, beta, w, u, q, done, steps, *hyperparameters, beta_out, u_out, done_out, slots, arrived = refs
+    (n, enough), (depth, nodes, width) = y.shape, slots.shape
+    first = jnp.minimum(lax.axis_index("tile") * nodes, enough - nodes)
+    tile, features = pl.ds(first, nodes), pl.ds(0 * first, width)  # a static slice could not be wider than the array
+    row = layout.reduce(1)
+
+    def wide(numbers: Array) -> Array:
+        return plgpu.layout_cast(lax.broadcast_in_dim(numbers, (nodes, width), (0,)), layout)
+
+    def total(matrix: Array) -> Array:
+        return jnp.sum(matrix, axis=1)
+
+    def place(k: Array | int) -> Array:
+        return order[jnp.minimum(k, n - 1)]
+
+    def fetch(i: Array, slot: Array | int) -> None:
+        """Begin to copy a row; what lies beyond the last node or feature becomes 0, or is another node's."""
+        plgpu.copy_gmem_to_smem(x.at[pl.ds(i * m + first, nodes), features], slots.at[slot], arrived.at[slot])
+
+    def look_up(i: Array) -> Row:
+        return i, *(_load(ref.at[i, tile], row) for ref in (y, weight, norm2, beta))
+
+    start, curvature, budget = _load(w.at[tile], layout), _load(q.at[tile], row), _load(steps.at[tile], row)
+    loss = jax.tree.unflatten(structure, [_load(h.at[tile], row) for h in hyperparameters])
+
+    def turn(t: Array, carry: tuple[Array, Array, list[Slot]]) -> tuple[Array, Array, list[Slot]]:
+        moved, spent, rows = carry
+        filled = []
+        for j, ((i, y_i, c_i, norm2_i, beta_i), upcoming) in enumerate(rows):
+            k = t * depth + j
+            plgpu.barrier_wait(arrived.at[j])
+            x_i = _load(slots.at[j], layout)
+
+            @pl.when(t < turns - 1)
+            def _(upcoming: Array = upcoming, j: int = j) -> None:
+                plgpu.commit_smem()  # all warps have read the slot
+                fetch(upcoming, j)
+
+            if n % depth:  # the last turn is not full
+                c_i = jnp.where(k < n, c_i, 0)
+            beta_i, moved, spent = step(
+                loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start, curvature, moved, spent, budget
+            )
+
+            @pl.when(k < n)
+            def _(i: Array = i, beta_i: Array = beta_i) -> None:
+                _store(beta_out.at[i, tile], beta_i)
+
+            filled.append((look_up(upcoming), place(k + 2 * depth)))
+        return moved, spent, filled
+
+    turns, rows = pl.cdiv(n, depth), []
+    for j in range(depth):
+        first_row = place(j)
+        fetch(first_row, j)
+        rows.append((look_up(first_row), place(depth + j)))
+    state = _load(u.at[tile], layout), _load(done.at[tile], row), rows
+    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, state)
+    _store(u_out.at[tile], moved)
+    _store(done_out.at[tile], spent)
+
+
+def _load(ref: Any, layout: Any) -> Array:
+    return plgpu.load(ref, *_ALL, layout=layout, optimized=False)
+
+
+def _store(ref: Ref, value: Array) -> None:
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
