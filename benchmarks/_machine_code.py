@@ -8,12 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks._programs import tool
+
 # Cycles until a result can be used, about, on Hopper. From memory: when it is busy, and when the line is in the first
 # cache, as the order of the rows is: 32 of its numbers are a line, which all warps read.
-_MEMORY, _CACHE = 700, 35
+MEMORY, _CACHE = 700, 35
 _LATENCY = {
-    "LDG": _MEMORY,
-    "LD": _MEMORY,
+    "LDG": MEMORY,
+    "LD": MEMORY,
     "LDS": 30,
     "SHFL": 24,
     "MUFU": 22,
@@ -72,11 +74,11 @@ def _after(name: str, j: int) -> str:
     return f"{kind}{int(name[len(kind) :]) + j}"
 
 
-def machine_code(ptx: Path, architecture: str, tools: Path) -> str:
+def machine_code(ptx: Path, architecture: str) -> str:
     """Assemble and take apart again."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
-        subprocess.run([tools / "ptxas", f"-arch={architecture}", ptx, "-o", binary.name], check=True)
-        command: list[str | Path] = [tools / "nvdisasm", "-c", binary.name]
+        subprocess.run([tool("ptxas"), f"-arch={architecture}", ptx, "-o", binary.name], check=True)
+        command: list[str | Path] = [tool("nvdisasm"), "-c", binary.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -65,7 +65,7 @@ def resources(dump: str, kernel: str, architecture: str) -> list[Resources]:
     found = []
     for path in Path(dump).glob("*.ptx"):
         if f".entry {kernel}" in path.read_text():
-            said = _assembled(path, architecture)
+            said = assembled(path, architecture)
             registers, spilled = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
             found.append(Resources(max(map(int, registers)), max(map(int, spilled))))
     for path in Path(dump).glob("*.*"):
@@ -74,12 +74,17 @@ def resources(dump: str, kernel: str, architecture: str) -> list[Resources]:
     return found
 
 
-def _assembled(code: Path, architecture: str) -> str:
+def assembled(code: Path, architecture: str) -> str:
     """What the assembler says of a kernel: JAX's own of one by Mosaic, which keeps it, else NVIDIA's, run again."""
-    import nvidia.cuda_nvcc as nvcc  # type: ignore[import-not-found]
-
     if (kept := code.with_suffix(".ptxas")).exists():
         return kept.read_text()
-    assembler = Path(next(iter(nvcc.__path__))) / "bin" / "ptxas"
-    command: list[str | Path] = [assembler, "-v", f"-arch={architecture}", code, "-o", os.devnull]
+    command: list[str | Path] = [tool("ptxas"), "-v", f"-arch={architecture}", code, "-o", os.devnull]
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def tool(name: str) -> Path:
+    """A program of NVIDIA's: of CUDA 13, which newer versions of JAX write code for, else of CUDA 12."""
+    import nvidia  # type: ignore[import-not-found]
+
+    places = [Path(root) / folder / name for folder in ("cu13/bin", "cuda_nvcc/bin") for root in nvidia.__path__]
+    return next(place for place in places if place.exists())

@@ -38,6 +38,13 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     return shape[-1] <= _LONGEST
 
 
+def program(d: int, nodes: int | None = None, warps: int | None = None) -> tuple[int, int]:
+    """How many nodes and warps a program has, where they are not given."""
+    width = pl.next_power_of_2(d)
+    nodes = nodes or max(min(_NUMBERS_TOGETHER // width, _NODES_OF_A_WARP), 1)
+    return nodes, warps or max(min(nodes * width // _NUMBERS_OF_A_WARP, _WARPS), 1)
+
+
 def epoch(
     loss: Loss,
     *arrays: Array,
@@ -59,8 +66,7 @@ def epoch(
     x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
     _, m, d = x.shape
     width = pl.next_power_of_2(d)  # Triton's arrays have no other sizes; what is beyond d is masked
-    nodes = nodes or max(min(_NUMBERS_TOGETHER // width, _NODES_OF_A_WARP), 1)
-    warps = warps or max(min(nodes * width // _NUMBERS_OF_A_WARP, _WARPS), 1)
+    nodes, warps = program(d, nodes, warps)
     inputs = order, x, y, weight, norm2, beta, w, q, u, done, steps, *per_node(loss, w)
     return pl.pallas_call(
         partial(_kernel, jax.tree.structure(loss), nodes, width, depth),

@@ -62,6 +62,13 @@ def _lanes(d: int, size: int) -> int:
     return max(min(lanes, _WARP // 2, pl.next_power_of_2(d * size // _LOAD + 1) // 2), 2)
 
 
+def program(d: int, size: int, lanes: int | None = None) -> tuple[int, int, int]:
+    """Nodes and features of a tile, and lanes where they are not given; a number of X has so many bytes."""
+    lanes = lanes or _lanes(d, size)
+    whole = lanes * _LOAD // size
+    return _THREADS // lanes, pl.cdiv(d, whole) * whole, lanes
+
+
 def _on_this_card() -> bool:
     """Tell whether the card that a program is lowered for is known to be of a generation that the kernel is for."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
@@ -91,9 +98,7 @@ def epoch(
     """
     x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
     n, m, d = x.shape
-    vector = _LOAD // x.dtype.itemsize
-    lanes = lanes or _lanes(d, x.dtype.itemsize)
-    nodes, width = _THREADS // lanes, pl.cdiv(d, lanes * vector) * lanes * vector
+    nodes, width, lanes = program(d, x.dtype.itemsize, lanes)
     enough = max(m, nodes)
 
     def numbers(a: Array) -> Array:
@@ -106,7 +111,7 @@ def epoch(
     of_row = [numbers(a) for a in (y, weight, norm2, beta)]
     options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     new, moved, spent = plgpu.kernel(
-        partial(_kernel, jax.tree.structure(loss), _layout(lanes, vector), m),
+        partial(_kernel, jax.tree.structure(loss), _layout(lanes, _LOAD // x.dtype.itemsize), m),
         out_type=(
             jax.ShapeDtypeStruct((n, enough), beta.dtype),
             jax.ShapeDtypeStruct((enough, width), u.dtype),
