@@ -2,6 +2,7 @@
 
 import inspect
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -74,6 +75,13 @@ def test_what_is_not_visited_keeps_its_dual():
 
 
 @interpreted
+def test_no_copy_overtakes_what_reads_its_slot():
+    arrays = draw(0, 7, 128, 16)  # whole tiles: nothing is worked on twice
+    found = jax.jit(partial(kernel_mosaic.epoch, interpret=PARAMS(detect_races=True), depth=2))(SMOOTHED, *arrays)
+    np.testing.assert_allclose(found[0], numpy_epoch(0.5, *arrays)[0], rtol=1e-4, atol=2e-5)
+
+
+@interpreted
 def test_vmap_and_scan_equal_one_at_a_time():
     x, y, weight, norm2, beta, w, q, u, done, steps, order = draw(0, 6, 9, 8)
     gammas, xs, ws = jnp.array([0.1, 2.0], jnp.float32), jnp.stack([x, 2 * x]), jnp.stack([w, 0.5 * w])
@@ -116,7 +124,7 @@ def test_any_shape_lowers_and_a_batch_is_one_kernel(m, d, store):
         ("NVIDIA A100-SXM4-80GB", 4096, 64, jnp.float32, False),
         ("NVIDIA H100 80GB HBM3", 300, 64, jnp.float32, False),  # few nodes
         ("NVIDIA H100 80GB HBM3", 4096, 66, jnp.float32, False),  # rows that do not begin at a multiple of 16 bytes
-        ("NVIDIA H100 80GB HBM3", 4096, 8, jnp.bfloat16, False),  # short rows
+        ("NVIDIA H100 80GB HBM3", 10_000, 8, jnp.bfloat16, False),  # short rows
         ("NVIDIA H100 80GB HBM3", 4096, 260, jnp.float32, False),  # long rows
     ],
 )
@@ -132,6 +140,15 @@ def test_the_card_and_the_shape_decide(card, m, d, store, mosaic):
     shapes = jax.ShapeDtypeStruct((m, 2, d), store), *(jax.ShapeDtypeStruct((m, k), jnp.float32) for k in (2, d))
     calls = [custom_calls("cuda", local, *shapes, call=call, card=card) for call in (MOSAIC, CALLS["cuda"])]
     assert calls == [int(mosaic), int(not mosaic)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "known"), [("9.0", True), ("10.0", True), ("8.0", False), ("12.0", False), ("gfx942", False)]
+)
+def test_a_card_that_is_here_tells_its_generation(capability, known, monkeypatch):
+    card = SimpleNamespace(compute_capability=capability, device_kind="NVIDIA H100")
+    monkeypatch.setattr(kernel_mosaic, "get_default_device", lambda: card)
+    assert kernel_mosaic._on_this_card() == known
 
 
 def test_a_card_that_is_not_known_is_not_chosen():
