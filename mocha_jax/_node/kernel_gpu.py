@@ -39,7 +39,7 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
 
 
 def program(d: int, nodes: int | None = None, warps: int | None = None) -> tuple[int, int]:
-    """How many nodes and warps a program has, where they are not given."""
+    """Choose the nodes and warps of a program, where they are not given."""
     width = pl.next_power_of_2(d)
     nodes = nodes or max(min(_NUMBERS_TOGETHER // width, _NODES_OF_A_WARP), 1)
     return nodes, warps or max(min(nodes * width // _NUMBERS_OF_A_WARP, _WARPS), 1)

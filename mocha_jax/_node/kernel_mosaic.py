@@ -57,7 +57,7 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
 
 
 def _lanes(d: int, size: int) -> int:
-    """How many threads share a node."""
+    """Choose the threads that share a node."""
     lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
     return max(min(lanes, _WARP // 2, pl.next_power_of_2(d * size // _LOAD + 1) // 2), 2)
 
