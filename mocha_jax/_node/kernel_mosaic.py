@@ -34,15 +34,14 @@ if TYPE_CHECKING:
 _THREADS, _WARP = 128, 32  # of a program
 _LOAD = 16  # bytes that a thread reads of shared memory at once; a row in memory begins at a multiple
 _LONGEST = 256  # features that one copy takes
-_NUMBERS = (
-    2**4
-)  # of a row that a thread holds, as many of w and of u; with more lanes a node's own work is done more often
-_PROGRAMS = (
-    2**7
-)  # that fill a card; with fewer it is the length of a step that counts, and small programs spread better
+# Of a row a thread holds so many, and as many of w and of u; with more lanes a node's own work is done more often.
+_NUMBERS = 16
+# So many fill a card; with fewer it is the length of a step that counts, and small programs spread better.
+_PROGRAMS = 128
 
-# Until JAX 0.11 `load` took an index, and `store` was an assignment.
+# Until JAX 0.11 `load` took an index, and `store` was an assignment; until 0.10.1 types were called shapes.
 _ALL = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+_TYPE = "type" if "out_type" in inspect.signature(plgpu.kernel).parameters else "shape"
 
 Row = tuple[Array, ...]  # its place, labels, weights, squared lengths and duals
 Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
@@ -109,17 +108,17 @@ def epoch(
 
     of_node = [numbers(a) for a in (q, done, steps, *per_node(loss, w))]
     of_row = [numbers(a) for a in (y, weight, norm2, beta)]
-    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
+    results = [((n, enough), beta.dtype), ((enough, width), u.dtype), ((enough,), done.dtype)]
+    options: dict[str, Any] = {
+        f"out_{_TYPE}": [jax.ShapeDtypeStruct(*result) for result in results],
+        f"scratch_{_TYPE}s": [plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
+    }
+    if interpret:
+        options["interpret"] = interpret
     new, moved, spent = plgpu.kernel(
         partial(_kernel, jax.tree.structure(loss), _layout(lanes, _LOAD // x.dtype.itemsize), m),
-        out_type=(
-            jax.ShapeDtypeStruct((n, enough), beta.dtype),
-            jax.ShapeDtypeStruct((enough, width), u.dtype),
-            jax.ShapeDtypeStruct((enough,), done.dtype),
-        ),
         grid=(pl.cdiv(m, nodes),),
         grid_names=("tile",),
-        scratch_types=[plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
         # What is read and written at once is ordered below, by one barrier a row.
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
