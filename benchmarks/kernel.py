@@ -25,7 +25,7 @@ import numpy as np
 
 import mocha_jax as mj
 from experiments import common
-from mocha_jax._node.ascent import ascend
+from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import TimeMajor, time_major
 
 GOAL = (10_000, 128, 64)
@@ -94,7 +94,7 @@ def several_passes(
 ) -> Any:
     """Several passes in one program, which hides the launch."""
     rows = rows.replace(backend=backend)
-    return ascend(jax.random.key(0), LOSSES[loss], rows, beta, w, q, steps, passes=PASSES)
+    return ascend(visiting_orders(jax.random.key(0), rows, PASSES), LOSSES[loss], rows, beta, w, q, steps)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._node.ascent import ascend
+from benchmarks.local_epoch import one_pass
 from mocha_jax._node.layout import bucket_sizes, time_major
 
 SHAPES = [(300, 64), (1000, 32), (1000, 64), (3000, 64)]
@@ -81,7 +81,7 @@ def epoch_ms(this: mj.Problem, bucketing: tuple[tuple[int, int], ...], repeats: 
     state = METHODS["per_task"].init(this)
     rows = jax.jit(partial(time_major, bucketing=bucketing))(this.data)
     q = state.server.sigma * state.server.coupling.diagonal()
-    epoch = jax.jit(partial(ascend, passes=1))
+    epoch = jax.jit(one_pass)
     return median(lambda: epoch(jax.random.key(0), this.loss, rows, state.beta, state.w, q, this.data.sizes), repeats)
 
 

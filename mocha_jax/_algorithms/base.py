@@ -28,6 +28,12 @@ class State(Pytree):
         return None
 
 
+class Draws(Pytree):
+    """Random numbers of a round that were drawn before it began."""
+
+    orders: tuple[Array, ...]  # of rows: those of each bucket, or of all
+
+
 Kind = TypeVar("Kind", bound=Federated)  # of problem
 
 
@@ -76,8 +82,15 @@ class Algorithm(Pytree, Generic[Kind]):
         return self.resume(state, problem)
 
     @abstractmethod
-    def step(self, key: Array, state: Any, problem: Kind, work: Work) -> tuple[State, Info]:
-        """One round; the key is consumed."""
+    def step(self, key: Any, state: Any, problem: Kind, work: Work) -> tuple[State, Info]:
+        """One round; `key` is a JAX random key, which is consumed, or what `draw` made of it."""
+
+    def draw(self, key: Array | Draws, problem: Kind) -> Any:
+        """Draw a round's random numbers before it begins; drivers do so for many rounds at once.
+
+        The key is consumed. Default: what it is given, for an algorithm whose `step` draws.
+        """
+        return key
 
     @abstractmethod
     def full_work(self, problem: Kind) -> Array:

@@ -80,11 +80,11 @@ class Cocoa(SubproblemMethod):
         # A gap before the first pass, and after the last one a whole one though it may have been cut short.
         return 2.0 * self._gap_flops(problem) + super().fixed_flops(problem)
 
-    def local_update(self, key: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(self, drawn: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         sub, budget = self._subproblems(server, state, problem), work.budget(self.full_work(problem))
         check.scalar("Cocoa", theta=self.theta)
         theta = jnp.asarray(self.theta, sub.w.dtype)
-        found = solve_to(key, sub, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
+        found = solve_to(drawn, sub, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
         took_part = (budget > 0) & (problem.data.sizes > 0)
         checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)

@@ -71,8 +71,8 @@ class DualMethod(Algorithm[Problem]):
         """Choose the server for a problem; every other method asks here."""
 
     @abstractmethod
-    def local_update(self, key: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
-        """Do every node's work of a round, from the broadcast weights."""
+    def local_update(self, drawn: Any, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+        """Do every node's work of a round, from the broadcast weights, with what `draw` drew."""
 
     def init(self, problem: Problem) -> MochaState:
         """Start from beta = 0, projected on the dual domain."""
@@ -164,11 +164,11 @@ class DualMethod(Algorithm[Problem]):
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.add_tasks(state.server, problem, beta, v))
 
-    def step(self, key: Array, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
-        server = self.server_for(problem)
+    def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
+        server, drawn = self.server_for(problem), self.draw(key, problem)
         if server.differentiated(state.server)[0] is server:
-            return _round(self, server, key, state, problem, work)
-        return _round_with_another_derivative(self, server, key, state, problem, work)
+            return _round(self, server, drawn, state, problem, work)
+        return _round_with_another_derivative(self, server, drawn, state, problem, work)
 
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         data, sharding = problem.data, problem.data.sharding
@@ -200,11 +200,11 @@ class DualMethod(Algorithm[Problem]):
 
 
 def _round(
-    algorithm: DualMethod, server: Server, key: Array, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Server, drawn: Any, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
     """Do one round with this server."""
     data = problem.data
-    update = algorithm.local_update(key, server, state, problem, work)
+    update = algorithm.local_update(drawn, server, state, problem, work)
     round = state.round + 1
     fresh = round % REFRESH_EVERY == 0
     change = lax.cond(fresh, lambda: data.node_vectors(update.beta), lambda: update.dv)
@@ -215,24 +215,24 @@ def _round(
 
 @jax.custom_jvp
 def _round_with_another_derivative(
-    algorithm: DualMethod, server: Server, key: Array, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Server, drawn: Any, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
     """Do one round whose derivative is that of a round with another server, `Server.differentiated`."""
-    return _round(algorithm, server, key, state, problem, work)
+    return _round(algorithm, server, drawn, state, problem, work)
 
 
-Round = tuple[DualMethod, Server, Array, MochaState, Problem, Work]
+Round = tuple[DualMethod, Server, Any, MochaState, Problem, Work]
 Done = tuple[MochaState, Info]
 
 
 @_round_with_another_derivative.defjvp
 def _round_jvp(primals: Round, tangents: Round) -> tuple[Done, Done]:
-    algorithm, server, key, state, problem, work = primals
+    algorithm, server, drawn, state, problem, work = primals
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 
     def other(algorithm: DualMethod, server: Server, state: MochaState, problem: Problem) -> tuple[MochaState, Array]:
         instead, held = server.differentiated(state.server)
-        after, _ = _round(algorithm, instead, key, state.replace(server=held), problem, work)
+        after, _ = _round(algorithm, instead, drawn, state.replace(server=held), problem, work)
         return after, problem.data.node_vectors(after.beta)
 
     at, along = (algorithm, server, state, problem), (d_algorithm, d_server, d_state, d_problem)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm, Draws, State
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
@@ -42,13 +42,12 @@ class _Batch(Pytree):
     count: Array  # [m] int32 real ones
 
 
-def _draw(key: Array, data: TaskData, sizes: Array, limit: int) -> _Batch:
-    """``sizes[k]`` rows of node k, at most `limit`, uniformly and without replacement.
+def _batch_of(drawn: Draws, data: TaskData, sizes: Array, limit: int) -> _Batch:
+    """The first ``sizes[k]`` rows of node k in that order, at most `limit`.
 
     All nodes go through their rows in one common random order; restricted to a node's own rows it is uniform.
     """
-    m, n = data.y.shape
-    order = visiting_order(key, n)
+    (order,), (m, n) = drawn.orders, data.y.shape
     real = data.weight[:, order] > 0
     rank = jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
     count = jnp.minimum(jnp.minimum(sizes, data.sizes), limit)
@@ -89,6 +88,10 @@ class _Batched(Algorithm[Problem]):
         if "batch" in changes:
             changes = {"limit": None, **changes}
         return super().replace(**changes)
+
+    def draw(self, key: Array | Draws, problem: Problem) -> Draws:
+        """Draw the order in which batches take rows."""
+        return key if isinstance(key, Draws) else Draws((visiting_order(key, problem.data.y.shape[1]),))
 
 
 class MiniBatchSdca(_Batched, DualMethod):
@@ -135,11 +138,11 @@ class MiniBatchSdca(_Batched, DualMethod):
     def server_for(self, problem: Problem) -> Server:
         return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing)
 
-    def local_update(self, key: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         data, loss, dtype = problem.data, problem.loss, problem.data.dtype
         check.scalar("MiniBatchSdca", beta=self.beta)
         full, limit = _batch_work(self.batch, self.limit, data)
-        batch = _draw(key, data, work.budget(full), limit)
+        batch = _batch_of(drawn, data, work.budget(full), limit)
         node = jnp.arange(data.num_nodes)[:, None]
         old = state.beta[node, batch.rows]
         z = jnp.einsum("mbd,md->mb", batch.x, data.to_nodes(state.server.model), precision=EXACT)
@@ -255,11 +258,11 @@ class MiniBatchSgd(_Batched):
     def step_flops(self, problem: Problem) -> float:
         return _SAMPLE_FLOPS * problem.data.num_features
 
-    def step(self, key: Array, state: SgdState, problem: Problem, work: Work) -> tuple[SgdState, Info]:
+    def step(self, key: Array | Draws, state: SgdState, problem: Problem, work: Work) -> tuple[SgdState, Info]:
         data, loss, dtype = problem.data, problem.loss, problem.data.dtype
         check.scalar("MiniBatchSgd", step_size=self.step_size, power=self.power, horizon=self.horizon)
         full, limit = _batch_work(self.batch, self.limit, data)
-        batch = _draw(key, data, work.budget(full), limit)
+        batch = _batch_of(self.draw(key, problem), data, work.budget(full), limit)
         z = jnp.einsum("mbd,md->mb", batch.x, data.to_nodes(state.w), precision=EXACT)
         slope = jnp.where(batch.real, batch.weight * loss.derivative(z, batch.y), 0.0)
         sizes, done = data.sizes.astype(dtype), batch.count.astype(dtype)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax._algorithms.base import Draws
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, MochaState
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.ascent import STEP_FLOPS, ascend
+from mocha_jax._node.ascent import STEP_FLOPS, ascend, visiting_orders
+from mocha_jax._node.layout import TimeMajor
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax._server.adaptive import AdaptiveServer
@@ -125,12 +128,18 @@ class Mocha(SubproblemMethod):
     def step_flops(self, problem: Problem) -> float:
         return STEP_FLOPS * problem.data.num_features
 
-    def local_update(self, key: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def draw(self, key: Array | Draws, problem: Problem) -> Draws:
+        """Draw the order in which the nodes visit their rows, for every pass."""
+        if isinstance(key, Draws):
+            return key
+        rows = cast(TimeMajor, self._laid_out(problem).data.layout)
+        return Draws(visiting_orders(key, rows, math.ceil(self.local_epochs)))
+
+    def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         sub, full, gamma = self._subproblems(server, state, problem), self.full_work(problem), self._gamma(problem)
         beta, u, steps = ascend(
-            key, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full),
-            passes=math.ceil(self.local_epochs), share=gamma,
-        )  # fmt: skip
+            drawn.orders, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full), share=gamma
+        )
         done = steps.astype(u.dtype)
         flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
         info = Info(steps, flops, jnp.zeros_like(work.active))

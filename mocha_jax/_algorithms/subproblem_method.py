@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,6 +19,7 @@ from mocha_jax._server.base import Server
 from mocha_jax._server.dual import DualServer
 from mocha_jax._server.proximal import ProximalServer
 from mocha_jax.coupling import SIGMA_PRIME_RULES
+from mocha_jax.systems._work import Info, Work
 
 SERVERS = ("proximal", "dual")
 
@@ -76,6 +77,9 @@ class SubproblemMethod(DualMethod):
     def _dual_server(self) -> Server:
         return DualServer(self.sigma_prime, self.omega_every or OMEGA_EVERY, self.gamma, self.smoothing)
 
+    def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
+        return super().step(key, state, self._laid_out(problem), work)
+
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         problem = super().prepare(problem)
         data = problem.data
@@ -85,8 +89,11 @@ class SubproblemMethod(DualMethod):
         """The subproblems (4) that the nodes get in the round after `state`."""
         return self._subproblems(self.server_for(problem), state, problem)
 
+    def _laid_out(self, problem: Problem) -> Problem:
+        return problem if problem.data.layout.by_rows else self.prepare(problem)
+
     def _subproblems(self, server: Server, state: MochaState, problem: Problem) -> Subproblems:
-        problem = problem if problem.data.layout.by_rows else self.prepare(problem)
+        problem = self._laid_out(problem)
         data = problem.data
         return Subproblems(
             data, problem.loss, state.beta,

@@ -24,6 +24,7 @@ from mocha_jax._driver.chunk import allocate, finalize, run_chunk
 from mocha_jax._driver.config import RunConfig
 from mocha_jax._driver.history import History, Progress, record
 from mocha_jax._driver.optimum import optimum, pulled_back, refine
+from mocha_jax._driver.plan import plan
 from mocha_jax._driver.run import advance
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
@@ -88,7 +89,7 @@ class Unrolled(Adjoint):
         progress, prepared = config.start(state), config.prepared()
 
         def one(p: Progress, _: None) -> tuple[Progress, None]:
-            return advance(key, prepared, p), None
+            return advance(prepared, p, plan(key, prepared, p.state.round)), None
 
         def some(p: Progress, length: int) -> Progress:
             return lax.scan(jax.checkpoint(one) if self.checkpoint else one, p, length=length)[0]
@@ -159,8 +160,14 @@ class Implicit(Adjoint):
     ) -> Found:
         held, state = lax.stop_gradient((config, state))
         progress, room = allocate(key, held, state, records=1)
-        last = progress.state.round + max_rounds
-        progress, history, _ = run_chunk(key, held.prepared(), progress, room, last, tol, record_every=record_every)
+        prepared, finished, history = held.prepared(), jnp.zeros((), bool), room
+        whole, rest = divmod(max_rounds, record_every)
+        for blocks, rounds in ((whole, record_every), (1, rest)):
+            if blocks and rounds:
+                left = jnp.where(finished, 0, blocks)
+                progress, history, _ = run_chunk(key, prepared, progress, history, left, tol, rounds=rounds)
+                quality = jax.tree.map(lambda a: a[-1], history.quality)
+                finished = ~quality.finite | (quality.residual <= tol)
         state, certificate, relation = lax.stop_gradient(finalize(held, progress))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         problem = config.problem

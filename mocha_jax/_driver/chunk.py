@@ -30,30 +30,29 @@ def prepare(config: RunConfig) -> RunConfig:
     return config.prepared()
 
 
-@partial(jax.jit, static_argnames="record_every")
+@partial(jax.jit, static_argnames="rounds")
 def run_chunk(
     key: Array,
     config: RunConfig,
     progress: Progress,
     room: History,
-    limit: Array | int,
+    blocks: Array | int,
     tol: Array,
     *,
-    record_every: int,
+    rounds: int,
 ) -> tuple[Progress, History, Array]:
-    """Blocks of rounds until the limit, the tolerance or numbers that are not finite.
+    """So many blocks of rounds, or fewer: until the tolerance or numbers that are not finite.
 
     Returns:
       Where the run stands; the records, the last ones in the last place where there is no more room; how many.
     """
 
     def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
-        return carry[3] & (carry[0].state.round < limit)
+        return carry[3] & (carry[2] < blocks)
 
     def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
         progress, history, i, _ = carry
-        done = progress.state.round
-        progress, record = block(key, config, progress, jnp.minimum(record_every - done % record_every, limit - done))
+        progress, record = block(key, config, progress, rounds)
         at = jnp.minimum(i, len(history.round) - 1)
         history = jax.tree.map(lambda h, r: h.at[at].set(r), history, record)
         return progress, history, i + 1, record.quality.finite & ~(record.residual <= tol)

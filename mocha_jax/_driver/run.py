@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
@@ -16,31 +15,38 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.config import RunConfig, check_state, make_config
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record
+from mocha_jax._driver.plan import Plan, at_once, plans
 from mocha_jax._problem.problem import Federated
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
-# Folded into the run's key for what lasts longer than a round; rounds are counted below it.
-_NO_ROUND = np.uint32(2**32 - 1)
 
-
-def advance(key: Array, config: RunConfig, progress: Progress) -> Progress:
-    """One round. Its randomness depends on the run's key and the round's number only."""
+def advance(config: RunConfig, progress: Progress, planned: Plan) -> Progress:
+    """One round."""
     algorithm, problem, before = config.algorithm, config.problem, progress.state
-    request = algorithm.request(problem, before.round)
-    work = config.systems.work(jax.random.fold_in(key, _NO_ROUND), problem.data, request)
-    key = jax.random.fold_in(key, before.round)
-    state, info = algorithm.step(jax.random.fold_in(key, 1), before, problem, work)
+    state, info = algorithm.step(planned.drawn, before, problem, planned.work)
     theta = None
     if config.watch is not None and config.watch.theta is not None:
         tol = jnp.asarray(config.watch.theta)
-        theta = algorithm.measure_theta(jax.random.fold_in(key, 2), before, state, problem, tol)
-    return count(progress.replace(state=state), problem, config.cost, request, work, info, theta)
+        theta = algorithm.measure_theta(planned.key, before, state, problem, tol)
+    request = algorithm.request(problem, before.round)
+    return count(progress.replace(state=state), problem, config.cost, request, planned.work, info, theta)
 
 
-def block(key: Array, config: RunConfig, progress: Progress, rounds: Array | int) -> tuple[Progress, History]:
+def advance_many(key: Array, config: RunConfig, progress: Progress, rounds: int) -> Progress:
+    """Some rounds. Their number is static, so that no host has to look whether another one follows."""
+    size = at_once(key, config, rounds)
+
+    def several(progress: Progress, _: None) -> tuple[Progress, None]:
+        numbers = progress.state.round + jnp.arange(size, dtype=jnp.int32)
+        return lax.scan(lambda p, planned: (advance(config, p, planned), None), progress, plans(key, config, numbers))
+
+    return lax.scan(several, progress, length=rounds // size)[0]
+
+
+def block(key: Array, config: RunConfig, progress: Progress, rounds: int) -> tuple[Progress, History]:
     """Run `rounds` rounds and record the certificate."""
-    progress = lax.fori_loop(0, rounds, lambda _, p: advance(key, config, p), progress)
+    progress = advance_many(key, config, progress, rounds)
     quality = config.algorithm.certify(progress.state, config.problem)
     return record(progress, config.problem, quality.with_bound(config.problem, progress.bound))
 

@@ -154,12 +154,12 @@ def solve(
             save(where, history)  # a path that cannot be saved to is found out before there is something to lose
         with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
             while not _ended(history, where, within, last, stopped):
-                limit = min(int(where.state.round) // record_every * record_every + chunk, last)
+                blocks, rounds = _next_blocks(int(where.state.round) - first, last - first, record_every, chunk)
 
                 def chunk_by(
-                    by: Algorithm[Any], where: Progress = where, limit: int = limit
+                    by: Algorithm[Any], where: Progress = where, blocks: int = blocks, rounds: int = rounds
                 ) -> tuple[Progress, History, Array]:
-                    return run_chunk(key, run_by(by, config), where, room, limit, within, record_every=record_every)
+                    return run_chunk(key, run_by(by, config), where, room, blocks, within, rounds=rounds)
 
                 where, records, count = or_by_loops(config.problem, config.algorithm, chunk_by)
                 history = _extend(history, records, int(count))
@@ -170,6 +170,14 @@ def solve(
     if solution.missing_nodes:
         warn(f"solve: {solution.message}")
     return solution
+
+
+def _next_blocks(done: int, last: int, record_every: int, chunk: int) -> tuple[int, int]:
+    """The next blocks of rounds, and the rounds of each: up to a chunk, or one that is shorter than the others."""
+    whole = min(chunk // record_every, (last - done) // record_every)
+    if whole and not done % record_every:
+        return whole, record_every
+    return 1, min(record_every - done % record_every, last - done)
 
 
 def _check_host(progress: bool, callback: object, checkpoint: object) -> None:

@@ -51,8 +51,14 @@ def visiting_order(key: Array, count: int) -> Array:
     return (jnp.sort(bits >> 16 << 16 | place) & 0xFFFF).astype(int)
 
 
+def visiting_orders(key: Array, rows: TimeMajor, passes: int) -> tuple[Array, ...]:
+    """Orders of the rows of every bucket, one for each pass, ``[passes, n]``; the key is consumed."""
+    keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
+    return tuple(jax.vmap(partial(visiting_order, count=bucket.y.shape[1]))(keys) for bucket in rows.buckets)
+
+
 def ascend(
-    key: Array,
+    orders: tuple[Array, ...],
     loss: Loss,
     rows: TimeMajor,
     beta: Array,
@@ -60,42 +66,38 @@ def ascend(
     q: Array,
     steps: Array,
     *,
-    passes: int,
     share: Array | float = 1.0,
 ) -> Result:
-    """Run up to `passes` passes over the rows; node k stops after ``steps[k]`` coordinate steps.
+    """Run passes over the rows, one for each order; node k stops after ``steps[k]`` coordinate steps.
 
     Args:
-      key: a JAX random key; the key is consumed.
+      orders: of each bucket's rows, from `visiting_orders`.
       loss: gives the coordinate step.
       rows: the samples, from `time_major`.
       beta: dual variables ``[m, n]``.
       w: each node's weights at the start of the round ``[m, d]``.
       q: each node's curvature ``[m]``.
       steps: each node's budget ``[m]`` int32.
-      passes: static bound on the passes over the rows.
       share: how far to go from the old duals to what was found, in (0, 1].
 
     Returns:
       The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
       steps each node did ``[m]``.
     """
-    keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
-    return each_device(rows.sharding, _ascend, (keys, loss, jnp.asarray(share, w.dtype)), rows, beta, w, q, steps)
+    return each_device(rows.sharding, _ascend, (orders, loss, jnp.asarray(share, w.dtype)), rows, beta, w, q, steps)
 
 
 def _ascend(
-    shared: tuple[Array, Loss, Array], rows: TimeMajor, beta: Array, w: Array, q: Array, steps: Array
+    shared: tuple[tuple[Array, ...], Loss, Array], rows: TimeMajor, beta: Array, w: Array, q: Array, steps: Array
 ) -> Result:
     """All nodes of a device."""
-    keys, loss, share = shared
+    orders, loss, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
-    for bucket in rows.buckets:
+    for bucket, order in zip(rows.buckets, orders, strict=True):
         group = bucket.group
-        orders = jax.vmap(partial(visiting_order, count=bucket.y.shape[1]))(keys)
         # From the new duals: to read them from the old ones, which others overwrite, were a copy.
         (old,), rest = bucket.take_rows(new), map(group.take, (w, q, steps))
-        found, change, did = _ascend_bucket(orders, loss, bucket, old, *rest, backend=rows.backend)
+        found, change, did = _ascend_bucket(order, loss, bucket, old, *rest, backend=rows.backend)
         between = part_way(loss, share, old, found, jnp.swapaxes(bucket.y, 1, 2))
         new, u, done = group.put(new, between), group.put(u, share * change), group.put(done, did)
     return new, u, done

@@ -27,7 +27,7 @@ from jax import Array, lax
 
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.ascent import ascend
+from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import TimeMajor
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import conjugates
@@ -122,7 +122,8 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
         steps = jnp.where(unfinished(s), jnp.minimum(sizes, budget - s.steps), 0)
         # The rest of a subproblem is one with the same curvature, begun where the last pass ended.
         w = sub.w + sub.q[:, None] * s.u
-        beta, du, done = ascend(jax.random.fold_in(key, i), sub.loss, sub.rows, s.beta, w, sub.q, steps, passes=1)
+        orders = visiting_orders(jax.random.fold_in(key, i), sub.rows, 1)
+        beta, du, done = ascend(orders, sub.loss, sub.rows, s.beta, w, sub.q, steps)
         return i + 1, check(s.replace(beta=beta, u=s.u + du, steps=s.steps + done), steps > 0)
 
     nothing = jnp.zeros_like(sizes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._node.ascent import ascend, visiting_order
+from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
 from mocha_jax._node.layout import bucket_sizes, time_major
 from tests import zoo
 
@@ -37,9 +37,10 @@ def test_step_by_step(loss, key):
     start = zoo.LOSSES[loss].project(jnp.asarray(0.3 * rng.normal(size=data.y.shape)), data.y)
     start = start * (data.weight > 0).astype(float)
     orders = [np.asarray(visiting_order(jax.random.fold_in(key, p), data.x.shape[1])) for p in range(2)]
+    rows = time_major(data)
     ours = ascend(
-        key, zoo.LOSSES[loss], time_major(data), start,
-        jnp.asarray(w), jnp.asarray(q), jnp.asarray(steps, jnp.int32), passes=2,
+        visiting_orders(key, rows, 2), zoo.LOSSES[loss], rows, start,
+        jnp.asarray(w), jnp.asarray(q), jnp.asarray(steps, jnp.int32),
     )  # fmt: skip
     beta, u, done = numpy_ascend(data, zoo.LOSSES[loss], start, w, q, steps, orders)
     np.testing.assert_allclose(ours[0], beta, atol=1e-12)
@@ -61,7 +62,8 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     for numbers in (10_000, 8, 1):  # one block; four of two nodes, one of them padding; one node each
         monkeypatch.setattr("mocha_jax._node.layout._BLOCK_NUMBERS", numbers)
         rows = time_major(data)
-        results.append((len(rows.buckets[0].x), ascend(key, mj.losses.Hinge(), rows, start, w, q, steps, passes=2)))
+        found = ascend(visiting_orders(key, rows, 2), mj.losses.Hinge(), rows, start, w, q, steps)
+        results.append((len(rows.buckets[0].x), found))
     assert [blocks for blocks, _ in results] == [1, 4, 7]
     for _, other in results[1:]:
         for a, b in zip(results[0][1], other, strict=True):
@@ -90,8 +92,8 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     for rows in (plain, dealt):
         assert rows.node_predictions(data.x, w).shape == data.y.shape
     for a, b in zip(
-        ascend(key, mj.losses.Hinge(), plain, beta, w, q, steps, passes=2),
-        ascend(key, mj.losses.Hinge(), dealt, beta, w, q, steps, passes=2),
+        ascend(visiting_orders(key, plain, 2), mj.losses.Hinge(), plain, beta, w, q, steps),
+        ascend(visiting_orders(key, dealt, 2), mj.losses.Hinge(), dealt, beta, w, q, steps),
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
@@ -173,7 +175,8 @@ def test_every_epoch_improves_the_subproblem(loss, key):
     base = np.einsum("mn,mnd->md", data.weight * beta, data.x)
     values.append(subproblem(beta, jnp.zeros_like(w)))
     for epochs in (1, 2, 4, 8):
-        new, u, _ = ascend(key, loss, time_major(data), beta, w, q, jnp.full(5, 10_000), passes=epochs)
+        rows = time_major(data)
+        new, u, _ = ascend(visiting_orders(key, rows, epochs), loss, rows, beta, w, q, jnp.full(5, 10_000))
         np.testing.assert_allclose(np.einsum("mn,mnd->md", data.weight * new, data.x) - base, u, atol=1e-12)
         values.append(subproblem(new, u))
     assert (np.diff(np.asarray(values), axis=0) <= 1e-12).all()

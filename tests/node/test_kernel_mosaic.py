@@ -15,6 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import mocha_jax as mj
 from mocha_jax._node import kernel_gpu, kernel_mosaic
+from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import time_major
 from tests import zoo
 from tests.node.test_kernels import CALLS, MOSAIC, custom_calls, draw, numpy_epoch
@@ -133,9 +134,9 @@ def test_the_card_and_the_shape_decide(card, m, d, store, mosaic):
     def local(x, y, w):
         data = mj.TaskData(x, y, jnp.ones_like(y), jnp.arange(m, dtype=jnp.int32), num_tasks=m)
         ones = jnp.ones(m, jnp.float32)
-        return mj._node.ascent.ascend(
-            jax.random.key(0), SMOOTHED, time_major(data), jnp.zeros_like(y), w, ones, data.sizes, passes=1
-        )
+        rows = time_major(data)
+        orders = visiting_orders(jax.random.key(0), rows, 1)
+        return ascend(orders, SMOOTHED, rows, jnp.zeros_like(y), w, ones, data.sizes)
 
     shapes = jax.ShapeDtypeStruct((m, 2, d), store), *(jax.ShapeDtypeStruct((m, k), jnp.float32) for k in (2, d))
     calls = [custom_calls("cuda", local, *shapes, call=call, card=card) for call in (MOSAIC, CALLS["cuda"])]

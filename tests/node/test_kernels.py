@@ -20,7 +20,7 @@ import mocha_jax as mj
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._driver import fallback
 from mocha_jax._node import ascent, kernel_gpu, kernel_tpu
-from mocha_jax._node.ascent import ascend, visiting_order
+from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
 from mocha_jax._node.layout import bucket_sizes, time_major
 from tests import zoo
 
@@ -96,7 +96,8 @@ def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
     orders = jnp.stack([visiting_order(jax.random.fold_in(key, p), n) for p in range(2)]).astype(jnp.int32)
     carry = start.T, jnp.zeros_like(w), jnp.zeros_like(steps)
     beta, u, done = jax.jit(partial(lax.scan, one_pass))(carry, orders)[0]
-    expected = ascend(key, loss, time_major(data), start, w, q, steps, passes=2)
+    rows = time_major(data)
+    expected = ascend(visiting_orders(key, rows, 2), loss, rows, start, w, q, steps)
     np.testing.assert_allclose(beta.T, expected[0], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(u, expected[1], rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(done, expected[2])
@@ -234,7 +235,8 @@ def two_passes(loss, backend="auto", dtype=jnp.float32, features=4, map_over=Non
 
     def local(w):
         rows = time_major(data, (), backend)
-        return ascend(jax.random.key(0), loss, rows, jnp.zeros_like(data.y), w, q, data.sizes, passes=2)
+        orders = visiting_orders(jax.random.key(0), rows, 2)
+        return ascend(orders, loss, rows, jnp.zeros_like(data.y), w, q, data.sizes)
 
     return (jax.vmap(local), jnp.stack([w, 2 * w])) if map_over else (local, w)
 
