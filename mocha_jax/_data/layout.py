@@ -19,6 +19,10 @@ class Layout(Pytree):
 
     by_rows: ClassVar[bool]  # whether a local solver can read one row after the other
 
+    def sizes(self, weight: Array) -> Array:
+        """Count the real samples of each node, ``[m]`` int32: those of positive weight ``[m, n]``."""
+        return jnp.sum(weight > 0, axis=1, dtype=jnp.int32)
+
     @abstractmethod
     def node_predictions(self, x: Array, weights: Array) -> Array:
         """Multiply every sample by its node's weights: ``[m, d]`` to ``[m, n]``."""

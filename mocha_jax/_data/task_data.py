@@ -110,7 +110,7 @@ class TaskData(Pytree):
     @on_purpose
     def sizes(self) -> Array:
         """Real samples of each node, ``[m]`` int32."""
-        return jnp.sum(self.weight > 0, axis=1, dtype=jnp.int32)
+        return self.layout.sizes(self.weight)
 
     @property
     def nodes_per_task(self) -> Array:

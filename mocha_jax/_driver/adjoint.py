@@ -102,7 +102,7 @@ class Unrolled(Adjoint):
         else:
             progress = some(progress, max_rounds)
         state, certificate, relation = finalize(config, progress)
-        last = record(progress, config.problem, certificate)[1]
+        progress, last = record(progress, config.problem, certificate, config.watch)
         return Found(state, config.algorithm.weights(state), relation, certificate, progress, last)
 
 

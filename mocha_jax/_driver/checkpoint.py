@@ -23,7 +23,7 @@ from mocha_jax._driver.fingerprint import fingerprint, plain, plain_dtype
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
 
-_FORMAT = "mocha_jax checkpoint 4"
+_FORMAT = "mocha_jax checkpoint 5"
 
 
 class Saver:

@@ -39,6 +39,9 @@ class Nodes(Pytree):
     steps: Array  # [m] int32
     seconds: Array  # [m] simulated time spent computing and communicating
     answered: Array  # [m] int32 rounds in which the node took part
+    capped: Array  # [m] int32 rounds in which it ran out of work before the accuracy asked for
+    bytes_down: Array  # [m] received
+    bytes_up: Array  # [m] sent
     theta: Array | Any  # [m] accuracy of its last round, eq. (5), NaN where there was nothing to gain; or None
     theta_error: Array | Any  # [m] bound on the error of theta
 
@@ -142,20 +145,22 @@ class History(Pytree):
 
 
 class Progress(Pytree):
-    """The progress of a run: the algorithm's state and the driver's counters."""
+    """The progress of a run: the algorithm's state and the driver's counters.
+
+    Within a round only `time` needs numbers of all nodes at once. Everything else is counted node by node, `since` the
+    last record, and added up there: on an accelerator every sum in the loop of rounds were a kernel more.
+    """
 
     state: State
     time: Array  # [] simulated seconds
     lag: Array  # [] what rounding has kept from them
-    bytes_down: Array  # []
-    bytes_up: Array  # []
-    busy: Array  # [m] simulated seconds of each node
-    answered: Array  # [m] int32 rounds in which a node took part
+    since: Nodes  # the last record
+    active: Array  # [m] bool nodes that took part in the last round
+    bytes_down: Array  # [] up to the last record
+    bytes_up: Array  # [] up to the last record
+    busy: Array  # [m] simulated seconds of each node up to the last record
+    answered: Array  # [m] int32 rounds up to the last record in which a node took part
     bound: Array  # [] the best lower bound on the optimum so far, see `Quality.bound`
-    steps: Array  # [] int32 since the last record
-    active: Array  # [] int32 in the last round
-    capped: Array  # [] int32 since the last record
-    nodes: Nodes | None  # since the last record
 
 
 def start(
@@ -163,18 +168,16 @@ def start(
 ) -> Progress:
     """Nothing done yet, or nothing since `state`."""
     m, dtype = problem.data.num_nodes, problem.data.dtype
-    zero, nothing = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-    counts, reals = jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
-    nodes = None
-    if watch is not None:
-        theta = None if watch.theta is None else jnp.ones_like(reals)  # no dual has changed
-        nodes = Nodes(counts, reals, counts, theta, theta)
+    zero, counts, reals = jnp.zeros((), dtype), jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
+    theta = None
+    if watch is not None and watch.theta is not None:
+        theta = jnp.ones_like(reals)  # no dual has changed
+    since = Nodes(counts, reals, counts, counts, reals, reals, theta, theta)
     state = algorithm.init(problem) if state is None else algorithm.resume(state, problem)
     check.instance(f"{type(algorithm).__name__}.init", "what it returns", state, State, "a subclass of mocha_jax.State")
     return Progress(
-        state=state,
-        time=zero, lag=zero, bytes_down=zero, bytes_up=zero, busy=reals, answered=counts,
-        bound=jnp.full((), -jnp.inf, dtype), steps=nothing, active=nothing, capped=nothing, nodes=nodes,
+        state=state, time=zero, lag=zero, since=since, active=jnp.zeros((m,), bool),
+        bytes_down=zero, bytes_up=zero, busy=reals, answered=counts, bound=jnp.full((), -jnp.inf, dtype),
     )  # fmt: skip
 
 
@@ -182,48 +185,44 @@ def count(
     progress: Progress, problem: Federated, cost: Cost, request: Request, work: Work, info: Info,
     theta: tuple[Array, Array] | None,
 ) -> Progress:  # fmt: skip
-    """Add up a round: what the nodes did, how long it took and what went over the network."""
-    present = (work.budget(request.steps) > 0) & (problem.data.sizes > 0)
+    """Count a round: what the nodes did, how long it took and what went over the network."""
+    since, present = progress.since, (work.budget(request.steps) > 0) & (problem.data.sizes > 0)
     seconds = jnp.where(present, cost.seconds(info.flops, request.down, request.up), 0.0)
-    took_part = present.astype(jnp.int32)
-    width = jnp.sum(jnp.where(present, jnp.asarray(cost.bytes_per_number), 0.0))
+    width = jnp.where(present, jnp.asarray(cost.bytes_per_number), 0.0)
     # What adding a round's seconds to a long time rounds off is kept and added later.
     spent = progress.lag + cost.round_seconds(seconds)
     time = progress.time + spent
-    nodes = progress.nodes
-    if nodes is not None:
-        nodes = nodes.replace(
-            steps=nodes.steps + info.steps, seconds=nodes.seconds + seconds, answered=nodes.answered + took_part
-        )
-        if theta is not None:
-            nodes = nodes.replace(theta=theta[0], theta_error=theta[1])
-    return progress.replace(
-        time=time,
-        lag=spent - (time - progress.time),
-        bytes_down=progress.bytes_down + width * request.down,
-        bytes_up=progress.bytes_up + width * request.up,
-        busy=progress.busy + seconds,
-        answered=progress.answered + took_part,
-        steps=progress.steps + jnp.sum(info.steps, dtype=jnp.int32),
-        active=jnp.sum(took_part, dtype=jnp.int32),
-        capped=progress.capped + jnp.sum(info.capped, dtype=jnp.int32),
-        nodes=nodes,
+    since = since.replace(
+        steps=since.steps + info.steps,
+        seconds=since.seconds + seconds,
+        answered=since.answered + present.astype(jnp.int32),
+        capped=since.capped + info.capped.astype(jnp.int32),
+        bytes_down=since.bytes_down + width * request.down,
+        bytes_up=since.bytes_up + width * request.up,
     )
+    if theta is not None:
+        since = since.replace(theta=theta[0], theta_error=theta[1])
+    return progress.replace(time=time, lag=spent - (time - progress.time), since=since, active=present)
 
 
-def record(progress: Progress, problem: Federated, quality: Quality) -> tuple[Progress, History]:
+def record(progress: Progress, problem: Federated, quality: Quality, watch: Watch | None) -> tuple[Progress, History]:
     """Write down where the run stands, and begin to count anew what is counted between records."""
-    present = problem.data.sizes > 0
+    since, present = progress.since, problem.data.sizes > 0
+    nothing, none = jnp.zeros_like(since.steps), jnp.zeros_like(since.seconds)
+    progress = progress.replace(
+        since=since.replace(
+            steps=nothing, seconds=none, answered=nothing, capped=nothing, bytes_down=none, bytes_up=none
+        ),
+        bytes_down=progress.bytes_down + jnp.sum(since.bytes_down),
+        bytes_up=progress.bytes_up + jnp.sum(since.bytes_up),
+        busy=progress.busy + since.seconds,
+        answered=progress.answered + since.answered,
+        bound=quality.bound,
+    )
     total = jnp.sum(jnp.where(present, progress.busy, 0.0))
     busy = total / jnp.maximum(jnp.sum(present), 1).astype(total.dtype)
-    utilisation = jnp.minimum(safe_ratio(busy, progress.time), 1.0)
-    history = History(
-        progress.state.round, quality.summary(), progress.time, progress.bytes_down, progress.bytes_up, utilisation,
-        progress.steps, progress.active, progress.capped, progress.nodes,
+    steps, active, capped = (jnp.sum(a, dtype=jnp.int32) for a in (since.steps, progress.active, since.capped))
+    return progress, History(
+        progress.state.round, quality.summary(), progress.time, progress.bytes_down, progress.bytes_up,
+        jnp.minimum(safe_ratio(busy, progress.time), 1.0), steps, active, capped, None if watch is None else since,
     )  # fmt: skip
-    zero = jnp.zeros_like(progress.steps)
-    nodes = progress.nodes
-    if nodes is not None:
-        empty = jnp.zeros_like(nodes.steps)
-        nodes = nodes.replace(steps=empty, seconds=jnp.zeros_like(nodes.seconds), answered=empty)
-    return progress.replace(steps=zero, capped=zero, nodes=nodes, bound=quality.bound), history

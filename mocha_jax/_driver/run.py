@@ -48,7 +48,7 @@ def block(key: Array, config: RunConfig, progress: Progress, rounds: int) -> tup
     """Run `rounds` rounds and record the certificate."""
     progress = advance_many(key, config, progress, rounds)
     quality = config.algorithm.certify(progress.state, config.problem)
-    return record(progress, config.problem, quality.with_bound(config.problem, progress.bound))
+    return record(progress, config.problem, quality.with_bound(config.problem, progress.bound), config.watch)
 
 
 @on_purpose

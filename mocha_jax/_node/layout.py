@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding, each_device, fetched
 from mocha_jax._core.pytree import Pytree, Tree, static
-from mocha_jax._data.layout import Layout
+from mocha_jax._data.layout import AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
 
@@ -95,10 +95,14 @@ class TimeMajor(Layout):
     """The samples of all nodes, row by row."""
 
     buckets: tuple[Bucket, ...]
+    counts: Array  # [m] int32 real samples of each node
     backend: str = static(default="auto")  # see `BACKENDS`
     sharding: NodeSharding | None = static(default=None)  # where the nodes are; a bucket holds nodes of one device
 
     by_rows = True
+
+    def sizes(self, weight: Array) -> Array:
+        return self.counts
 
     def node_predictions(self, x: Array, weights: Array) -> Array:
         return self._everywhere(_times, x, weights)
@@ -187,13 +191,14 @@ def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto
 
 
 def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight: Array) -> TimeMajor:
+    counts = AsStored().sizes(weight)
     if len(bucketing) < 2:
-        return TimeMajor((_bucket(None, x, y, weight),))
+        return TimeMajor((_bucket(None, x, y, weight),), counts)
     order, buckets, start = jnp.argsort(-extents(weight)), [], 0
     for count, rows in bucketing:
         buckets.append(_bucket(order[start : start + count], x[:, :rows], y[:, :rows], weight[:, :rows]))
         start += count
-    return TimeMajor(tuple(buckets))
+    return TimeMajor(tuple(buckets), counts)
 
 
 def _bucket(node: Array | None, x: Array, y: Array, weight: Array) -> Bucket:
