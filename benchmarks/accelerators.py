@@ -177,7 +177,7 @@ def alone(machine: str, shape: tuple[int, int, int], storage: Any = jnp.float32)
     [device] = devices_of(machine, 1)
     real, count = (partial(struct, SingleDeviceSharding(device), dtype=dtype) for dtype in (jnp.float32, jnp.int32))
     x = real(n, m, d).update(dtype=storage)
-    return x, *[real(n, m)] * 4, real(m, d), real(m), real(m, d), count(m), count(m), count(n)
+    return x, *[real(n, m)] * 4, real(m, d), real(m), count(m), count(n)
 
 
 def whole_run(machine: str, case: Case) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q:
     def one_block(block: tuple[Array, ...]) -> Result:
         j, y, weight, norm2, beta, w, q, steps = block
 
-        def one_pass(carry: Result, order: Array) -> Result:
+        def one_pass(carry: Result, order: Array) -> tuple[Result, None]:
             beta, u, done = carry
             done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
 
@@ -135,9 +135,13 @@ def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q:
                 return step(x, *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
 
             u, new = lax.scan(one_step, u, (order, visit))
-            return beta.at[order].set(new, unique_indices=True), u, done
+            return (beta.at[order].set(new, unique_indices=True), u, done), None
 
-        return _passes(one_pass, (beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders, steps)
+        def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
+            return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: (carry, None), carry, order)
+
+        first, _ = one_pass((beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
+        return lax.scan(next_pass, first, orders[1:])[0] if len(orders) > 1 else first
 
     blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
     beta, u, done = lax.map(one_block, blocks)
@@ -198,29 +202,22 @@ def _by_kernel(
     if kernel is None:
         return _by_xla(orders, loss, bucket, beta, w, q, steps)
 
-    def one_pass(carry: Result, order: Array) -> Result:
-        beta, u, done = carry
+    def one_pass(carry: tuple[Array, ...], order: Array) -> Result:
+        beta, *earlier = carry
 
         def blocks(*block: Array) -> Result:
-            x, y, weight, norm2, beta, w, q, u, done, steps = block
-            found = kernel.epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order, interpret=interpret)
+            x, y, weight, norm2, beta, w, q, steps, *earlier = block
+            found = kernel.epoch(loss, x, y, weight, norm2, beta, w, q, steps, order, *earlier, interpret=interpret)
             return cast(Result, found)
 
-        return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, u, done, steps)
+        return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, steps, *earlier)
 
-    start = jnp.swapaxes(beta, 1, 2), jnp.zeros_like(w), jnp.zeros_like(steps)
-    beta, u, done = _passes(one_pass, start, orders.astype(jnp.int32), steps)
+    orders = orders.astype(jnp.int32)
+    found = one_pass((jnp.swapaxes(beta, 1, 2),), orders[0])
+    if len(orders) > 1:  # also where nobody has steps left: for a loop with an open end a host had to look
+        found = lax.scan(lambda carry, order: (one_pass(carry, order), None), found, orders[1:])[0]
+    beta, u, done = found
     return jnp.swapaxes(beta, 1, 2), u, done
-
-
-def _passes(one_pass: Callable[[Result, Array], Result], start: Result, orders: Array, steps: Array) -> Result:
-    """A pass for each order, as long as anybody has steps left to do."""
-
-    def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
-        return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: carry, carry, order), None
-
-    first = one_pass(start, orders[0])
-    return lax.scan(next_pass, first, orders[1:])[0] if len(orders) > 1 else first
 
 
 def _step_one_node(

@@ -19,7 +19,7 @@ before it is needed. One that has a unit for such copies (`mocha_jax._node.kerne
 many nodes at once to larger programs. A TPU (`mocha_jax._node.kernel_tpu`) runs one large program: the rows are the
 inner axis of its grid, whose pipeline fetches the next block of rows while this one is at work.
 
-Each has a function ``epoch(loss, x, y, weight, norm2, beta, w, q, u, done, steps, order)`` that works under `jit`,
+Each has a function ``epoch(loss, x, y, weight, norm2, beta, w, q, steps, order, *earlier)`` that works under `jit`,
 `scan`, `vmap` (over all but `order` in one kernel) and `shard_map` (with ``check_vma=False``). It has no derivative,
 and the automatic partitioner cannot split it over devices. Its arguments:
 
@@ -31,10 +31,10 @@ and the automatic partitioner cannot split it over devices. Its arguments:
 - beta: dual variables ``[n, m]``.
 - w: each node's weights at the start of the round ``[m, d]``.
 - q: each node's curvature ``[m]``.
-- u: change of each node's dual vector in earlier passes ``[m, d]``.
-- done: steps each node did in earlier passes ``[m]`` int32.
 - steps: each node's budget ``[m]`` int32.
 - order: a permutation of the rows ``[n]`` int32.
+- earlier: nothing in the first pass; then the change of each node's dual vector in earlier passes ``[m, d]``, and the
+  steps each node did in them ``[m]`` int32.
 
 It returns the new duals ``[n, m]``, u ``[m, d]`` and the steps done ``[m]``.
 """

@@ -63,16 +63,15 @@ def epoch(
       depth: rows in flight.
       interpret: run as plain JAX.
     """
-    x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
+    x, y, weight, norm2, beta, w, q, steps, order, *earlier = arrays
     _, m, d = x.shape
     width = pl.next_power_of_2(d)  # Triton's arrays have no other sizes; what is beyond d is masked
     nodes, warps = program(d, nodes, warps)
-    inputs = order, x, y, weight, norm2, beta, w, q, u, done, steps, *per_node(loss, w)
+    inputs = order, x, y, weight, norm2, beta, w, q, steps, *earlier, *per_node(loss, w)
     return pl.pallas_call(
-        partial(_kernel, jax.tree.structure(loss), nodes, width, depth),
-        out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, u, done)),
+        partial(_kernel, jax.tree.structure(loss), len(earlier), nodes, width, depth),
+        out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)),
         grid=(pl.cdiv(m, nodes),),
-        input_output_aliases={5: 0},  # the duals of rows that are not visited stay as they are
         compiler_params=pltriton.CompilerParams(num_warps=warps),
         interpret=interpret,
         name="epoch_on_gpu",
@@ -80,16 +79,17 @@ def epoch(
 
 
 def _kernel(
-    structure: jax.tree_util.PyTreeDef, nodes: int, width: int, depth: int, order: Ref, x: Ref, *refs: Ref
+    structure: jax.tree_util.PyTreeDef, earlier: int, nodes: int, width: int, depth: int, order: Ref, x: Ref, *refs: Ref
 ) -> None:
     """A pass of a few nodes; the arguments are references to whole arrays.
 
     Each of `depth` slots holds one row. As soon as a row is used its slot is filled again, with the row that will
     be used `depth` steps later: a load has that long to arrive, and, since a slot is never copied, stays in the same
-    registers. The row's number and weight came one turn before, so that no load waits for another one, and rows
-    that will not be visited (padding, or the budget spent) are not read at all.
+    registers. The row's number and weight came one turn before, so that no load waits for another one, and of rows
+    that will not be visited (padding, or the budget spent) nothing is read but the duals, which stay as they are.
     """
-    y, weight, norm2, beta, w, q, u, done, steps, *hyperparameters, beta_out, u_out, done_out = refs
+    y, weight, norm2, beta, w, q, steps, *more, beta_out, u_out, done_out = refs
+    before, hyperparameters = more[:earlier], more[earlier:]
     n, m, d = x.shape
 
     # Numbers of the nodes have one axis and are widened where they meet features, no sooner.
@@ -117,27 +117,29 @@ def _kernel(
     def fetch(found: Found, done: Array) -> tuple[Array, ...]:
         i, c_i = found
         wanted = (c_i > 0) & (done < budget)
-        numbers = (pltriton.load(ref.at[i, node], mask=wanted, other=0) for ref in (y, norm2, beta))
-        return pltriton.load(x.at[i, wide(node), feature], mask=wide(wanted) & inside, other=0), *numbers
+        y_i, norm2_i = (pltriton.load(ref.at[i, node], mask=wanted, other=0) for ref in (y, norm2))
+        beta_i = pltriton.load(beta.at[i, node], mask=real, other=0)
+        return pltriton.load(x.at[i, wide(node), feature], mask=wide(wanted) & inside, other=0), y_i, norm2_i, beta_i
 
     def turn(t: Array, carry: tuple[Array, Array, tuple[Slot, ...]]) -> tuple[Array, Array, tuple[Slot, ...]]:
         u, done, slots = carry
         filled = []
         for j, ((i, c_i), (x_i, y_i, norm2_i, beta_i), upcoming) in enumerate(slots):
-            before = done
             beta_i, u, done = step(loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start, curvature, u, done, budget)
-            pltriton.store(beta_out.at[i, node], beta_i, mask=done > before)
+            pltriton.store(beta_out.at[i, node], beta_i, mask=real & (t * depth + j < n))
             filled.append((upcoming, fetch(upcoming, done), look_up((t + 2) * depth + j)))
         return u, done, tuple(filled)
 
     start, curvature, budget = matrix(w), of_node(q), of_node(steps)
     loss = jax.tree.unflatten(structure, [of_node(h) for h in hyperparameters])
-    spent = of_node(done)
+    moved, spent = jnp.zeros_like(start), jnp.zeros_like(budget)
+    if before:
+        moved, spent = matrix(before[0]), of_node(before[1])
     slots = []
     for j in range(depth):
         first = look_up(jnp.int32(j))
         slots.append((first, fetch(first, spent), look_up(jnp.int32(depth + j))))
     turns = pl.cdiv(n, depth)
-    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (matrix(u), spent, tuple(slots)))
+    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, tuple(slots)))
     pltriton.store(u_out.at[wide(node), feature], moved, mask=inside)
     pltriton.store(done_out.at[node], spent, mask=real)

@@ -95,7 +95,7 @@ def epoch(
       depth: rows in flight.
       interpret: how to interpret it on a CPU, where this version of JAX can.
     """
-    x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
+    x, y, weight, norm2, beta, w, q, steps, order, *earlier = arrays
     n, m, d = x.shape
     nodes, width, lanes = program(d, x.dtype.itemsize, lanes)
     enough = max(m, nodes)
@@ -106,9 +106,9 @@ def epoch(
     def matrix(a: Array) -> Array:
         return jnp.pad(a, [(0, enough - m), (0, width - d)])
 
-    of_node = [numbers(a) for a in (q, done, steps, *per_node(loss, w))]
+    of_node = [numbers(a) if a.ndim == 1 else matrix(a) for a in (q, steps, *earlier, *per_node(loss, w))]
     of_row = [numbers(a) for a in (y, weight, norm2, beta)]
-    results = [((n, enough), beta.dtype), ((enough, width), u.dtype), ((enough,), done.dtype)]
+    results = [((n, enough), beta.dtype), ((enough, width), w.dtype), ((enough,), steps.dtype)]
     options: dict[str, Any] = {
         f"out_{_TYPE}": [jax.ShapeDtypeStruct(*result) for result in results],
         f"scratch_{_TYPE}s": [plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
@@ -116,7 +116,7 @@ def epoch(
     if interpret:
         options["interpret"] = interpret
     new, moved, spent = plgpu.kernel(
-        partial(_kernel, jax.tree.structure(loss), _layout(lanes, _LOAD // x.dtype.itemsize), m),
+        partial(_kernel, jax.tree.structure(loss), len(earlier), _layout(lanes, _LOAD // x.dtype.itemsize), m),
         grid=(pl.cdiv(m, nodes),),
         grid_names=("tile",),
         # What is read and written at once is ordered below, by one barrier a row.
@@ -125,7 +125,7 @@ def epoch(
         ),
         kernel_name="epoch_on_gpu_by_mosaic",
         **options,
-    )(order, x.reshape(n * m, d), *of_row, matrix(w), matrix(u), *of_node)
+    )(order, x.reshape(n * m, d), *of_row, matrix(w), *of_node)
     return new[:, :m], moved[:m, :d], spent[:m]
 
 
@@ -136,13 +136,16 @@ def _layout(lanes: int, vector: int) -> Any:
     return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
 
 
-def _kernel(structure: jax.tree_util.PyTreeDef, layout: Any, m: int, order: Ref, x: Ref, *refs: Ref) -> None:
+def _kernel(
+    structure: jax.tree_util.PyTreeDef, earlier: int, layout: Any, m: int, order: Ref, x: Ref, *refs: Ref
+) -> None:
     """A pass of one tile; the arguments are references to whole arrays, the slots and their barriers.
 
     As in `kernel_gpu` a slot is filled again as soon as its row is used, and what is on its way stays in its registers:
     to copy it were to wait for it.
     """
-    y, weight, norm2, beta, w, u, q, done, steps, *hyperparameters, beta_out, u_out, done_out, slots, arrived = refs
+    y, weight, norm2, beta, w, q, steps, *more, beta_out, u_out, done_out, slots, arrived = refs
+    before, hyperparameters = more[:earlier], more[earlier:]
     (n, enough), (depth, nodes, width) = y.shape, slots.shape
     first = jnp.minimum(lax.axis_index("tile") * nodes, enough - nodes)
     tile, features = pl.ds(first, nodes), pl.ds(0 * first, width)  # a static slice could not be wider than the array
@@ -198,8 +201,10 @@ def _kernel(structure: jax.tree_util.PyTreeDef, layout: Any, m: int, order: Ref,
         first_row = place(j)
         fetch(first_row, j)
         rows.append((look_up(first_row), place(depth + j)))
-    state = _load(u.at[tile], layout), _load(done.at[tile], row), rows
-    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, state)
+    moved, spent = jnp.zeros_like(start), jnp.zeros_like(budget)
+    if before:
+        moved, spent = _load(before[0].at[tile], layout), _load(before[1].at[tile], row)
+    moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, rows))
     _store(u_out.at[tile], moved)
     _store(done_out.at[tile], spent)
 

@@ -47,7 +47,7 @@ def epoch(loss: Loss, *arrays: Array, nodes: int | None = None, interpret: bool 
       nodes: nodes of one block, a multiple of 128 or all of them.
       interpret: run as plain JAX.
     """
-    x, y, weight, norm2, beta, w, q, u, done, steps, order = arrays
+    x, y, weight, norm2, beta, w, q, steps, order, *earlier = arrays
     n, m, d = x.shape
     if x.dtype == jnp.float16:  # a TPU has none
         x = x.astype(w.dtype)
@@ -59,17 +59,20 @@ def epoch(loss: Loss, *arrays: Array, nodes: int | None = None, interpret: bool 
     row = pl.BlockSpec((None, d, nodes), lambda b, i, order: (order[i], zero, b))
     numbers_of_row = pl.BlockSpec((None, 1, nodes), lambda b, i, order: (order[i], zero, b))
     hyperparameters = [a[None] for a in per_node(loss, w)]
+    of_node = w, q, steps, *earlier
     beta, u, done = pl.pallas_call(
-        partial(_kernel, jax.tree.structure(loss)),
+        partial(_kernel, jax.tree.structure(loss), len(earlier)),
         out_shape=(
             jax.ShapeDtypeStruct((n, 1, m), beta.dtype),
-            jax.ShapeDtypeStruct((d, m), u.dtype),
-            jax.ShapeDtypeStruct((1, m), done.dtype),
+            jax.ShapeDtypeStruct((d, m), w.dtype),
+            jax.ShapeDtypeStruct((1, m), steps.dtype),
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(pl.cdiv(m, nodes), n),
-            in_specs=[row] + [numbers_of_row] * 4 + [matrix, numbers, matrix] + [numbers] * (2 + len(hyperparameters)),
+            in_specs=[row, *[numbers_of_row] * 4, matrix, numbers, numbers]
+            + [matrix, numbers][: len(earlier)]
+            + [numbers] * len(hyperparameters),
             out_specs=(numbers_of_row, matrix, numbers),
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
@@ -79,25 +82,22 @@ def epoch(loss: Loss, *arrays: Array, nodes: int | None = None, interpret: bool 
         order,
         jnp.swapaxes(x, 1, 2),
         *(a[:, None] for a in (y, weight, norm2, beta)),
-        w.T,
-        q[None],
-        u.T,
-        done[None],
-        steps[None],
+        *(numbers_of_nodes.T if numbers_of_nodes.ndim == 2 else numbers_of_nodes[None] for numbers_of_nodes in of_node),
         *hyperparameters,
     )
     return beta[:, 0], u.T, done[0]
 
 
-def _kernel(structure: jax.tree_util.PyTreeDef, order: Ref, x: Ref, *refs: Ref) -> None:
+def _kernel(structure: jax.tree_util.PyTreeDef, earlier: int, order: Ref, x: Ref, *refs: Ref) -> None:
     """One row of many nodes; the arguments are references to blocks. Those of u and done stay for all rows."""
-    y, weight, norm2, beta, w, q, u, done, steps, *hyperparameters, beta_out, u_out, done_out = refs
+    y, weight, norm2, beta, w, q, steps, *more, beta_out, u_out, done_out = refs
+    before, hyperparameters = more[:earlier], more[earlier:]
     del order  # the pipeline has used it
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        u_out[...] = u[...]
-        done_out[...] = done[...]
+        for out, earlier_one in zip((u_out, done_out), before or (None, None), strict=True):
+            out[...] = jnp.zeros_like(out) if earlier_one is None else earlier_one[...]
 
     loss = jax.tree.unflatten(structure, [h[...] for h in hyperparameters])
     block = (ref[...] for ref in (x, y, weight, norm2, beta, w, q, u_out, done_out, steps))
