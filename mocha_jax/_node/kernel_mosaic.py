@@ -201,9 +201,11 @@ def _kernel(
         first_row = place(j)
         fetch(first_row, j)
         rows.append((look_up(first_row), place(depth + j)))
-    moved, spent = jnp.zeros_like(start), jnp.zeros_like(budget)
     if before:
         moved, spent = _load(before[0].at[tile], layout), _load(before[1].at[tile], row)
+    else:
+        moved = plgpu.layout_cast(jnp.zeros((nodes, width), w.dtype), layout)
+        spent = plgpu.layout_cast(jnp.zeros((nodes,), steps.dtype), row)
     moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, rows))
     _store(u_out.at[tile], moved)
     _store(done_out.at[tile], spent)

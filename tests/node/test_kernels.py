@@ -163,7 +163,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
 @pytest.mark.parametrize("platform", CALLS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
 def test_is_one_kernel_on_an_accelerator(loss, platform):
-    arrays = draw(0, 5, 300, 100)
+    arrays = draw(0, 5, 300, 100)[:9]  # of the first pass
     assert custom_calls(platform, EPOCHS[platform], zoo.LOSSES[loss], *arrays) == 1
 
 
