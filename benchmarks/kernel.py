@@ -26,7 +26,7 @@ import numpy as np
 import mocha_jax as mj
 from experiments import common
 from mocha_jax._node.ascent import ascend, visiting_orders
-from mocha_jax._node.layout import TimeMajor, time_major
+from mocha_jax._node.layout import time_major
 
 GOAL = (10_000, 128, 64)
 SHAPES = [
@@ -84,21 +84,21 @@ def speed(shape: tuple[int, int, int], loss: str, storage: str, copy: float, rep
         float(jnp.max(jnp.abs(a - b)))
         for a, b in zip(kernel(loss, *arguments), loops(loss, *arguments), strict=True)
     )  # fmt: skip
-    nbytes = arguments[0].buckets[0].x.nbytes
+    nbytes = arguments[0].x.nbytes
     return dict(shape=shape, loss=loss, storage=storage, kernel_us=1e6 * ours / PASSES, loops_us=1e6 * theirs / PASSES,
                 share=nbytes * PASSES / ours / copy, compile_s=compile_s, differ=differ)  # fmt: skip
 
 
 def several_passes(
-    loss: str, rows: TimeMajor, beta: jax.Array, w: jax.Array, q: jax.Array, steps: jax.Array, *, backend: str
+    loss: str, data: mj.TaskData, beta: jax.Array, w: jax.Array, q: jax.Array, steps: jax.Array, *, backend: str
 ) -> Any:
     """Several passes in one program, which hides the launch."""
-    rows = rows.replace(backend=backend)
-    return ascend(visiting_orders(jax.random.key(0), rows, PASSES), LOSSES[loss], rows, beta, w, q, steps)
+    data = time_major(data, (), backend)
+    return ascend(visiting_orders(jax.random.key(0), data, PASSES), LOSSES[loss], data, beta, w, q, steps)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def make(shape: tuple[int, int, int], storage: str) -> tuple[TimeMajor, jax.Array, jax.Array, jax.Array, jax.Array]:
+def make(shape: tuple[int, int, int], storage: str) -> tuple[mj.TaskData, jax.Array, jax.Array, jax.Array, jax.Array]:
     """The arguments of `several_passes`, made on the device."""
     m, n, d = shape
     keys = jax.random.split(jax.random.key(0), 3)
@@ -106,7 +106,7 @@ def make(shape: tuple[int, int, int], storage: str) -> tuple[TimeMajor, jax.Arra
     y = jnp.where(jax.random.bernoulli(keys[1], shape=(m, n)), 1.0, -1.0)
     data = mj.TaskData(x, y, jnp.full((m, n), 1.0 / n), jnp.arange(m, dtype=jnp.int32), num_tasks=m)
     w = jax.random.normal(keys[2], (m, d))
-    return time_major(data), jnp.zeros((m, n)), w, jnp.ones(m), jnp.full(m, PASSES * n, jnp.int32)
+    return data, jnp.zeros((m, n)), w, jnp.ones(m), jnp.full(m, PASSES * n, jnp.int32)
 
 
 def copy_bandwidth(repeats: int) -> float:

@@ -33,7 +33,7 @@ import numpy as np
 
 import mocha_jax as mj
 from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
-from mocha_jax._node.layout import TimeMajor, time_major
+from mocha_jax._node.layout import time_major
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
 COMPETITORS = ("library", "sharded", "liblinear", "numba")
@@ -106,9 +106,9 @@ def measure_sharded(task: Task, repeats: int) -> dict[str, Any]:
     return {f"sharded_{name}" if name != "ms" else name: value for name, value in measured.items()}
 
 
-def one_pass(key: jax.Array, loss: mj.losses.Loss, rows: TimeMajor, *state: jax.Array) -> tuple[jax.Array, ...]:
+def one_pass(key: jax.Array, loss: mj.losses.Loss, data: mj.TaskData, *state: jax.Array) -> tuple[jax.Array, ...]:
     """A pass over the rows, with the drawing of their order."""
-    return ascend(visiting_orders(key, rows, 1), loss, rows, *state)
+    return ascend(visiting_orders(key, data, 1), loss, data, *state)
 
 
 def _epoch(task: Task, problem: mj.Problem, repeats: int) -> dict[str, Any]:

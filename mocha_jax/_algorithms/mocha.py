@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,7 +13,6 @@ from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.ascent import STEP_FLOPS, ascend, visiting_orders
-from mocha_jax._node.layout import TimeMajor
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax._server.adaptive import AdaptiveServer
@@ -132,13 +130,12 @@ class Mocha(SubproblemMethod):
         """Draw the order in which the nodes visit their rows, for every pass."""
         if isinstance(key, Draws):
             return key
-        rows = cast(TimeMajor, self._laid_out(problem).data.layout)
-        return Draws(visiting_orders(key, rows, math.ceil(self.local_epochs)))
+        return Draws(visiting_orders(key, self._laid_out(problem).data, math.ceil(self.local_epochs)))
 
     def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         sub, full, gamma = self._subproblems(server, state, problem), self.full_work(problem), self._gamma(problem)
         beta, u, steps = ascend(
-            drawn.orders, sub.loss, sub.rows, sub.beta, sub.w, sub.q, work.budget(full), share=gamma
+            drawn.orders, sub.loss, sub.data, sub.beta, sub.w, sub.q, work.budget(full), share=gamma
         )
         done = steps.astype(u.dtype)
         flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)

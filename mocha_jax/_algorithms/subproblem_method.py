@@ -82,8 +82,7 @@ class SubproblemMethod(DualMethod):
 
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         problem = super().prepare(problem)
-        data = problem.data
-        return problem.replace(data=data.replace(layout=time_major(data, bucketing, self.backend)))
+        return problem.replace(data=time_major(problem.data, bucketing, self.backend))
 
     def subproblems(self, state: MochaState, problem: Problem) -> Subproblems:
         """The subproblems (4) that the nodes get in the round after `state`."""

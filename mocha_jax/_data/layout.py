@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -18,6 +18,14 @@ class Layout(Pytree):
     """Base class of layouts; ``x [m, n, d]`` are always the samples as `TaskData` stores them."""
 
     by_rows: ClassVar[bool]  # whether a local solver can read one row after the other
+
+    def slim(self) -> Self:
+        """Leave out what ``TaskData.x`` holds already, to be handed from one program to the next."""
+        return self
+
+    def whole(self, x: Array) -> Self:
+        """Restore what `slim` left out."""
+        return self
 
     def sizes(self, weight: Array) -> Array:
         """Count the real samples of each node, ``[m]`` int32: those of positive weight ``[m, n]``."""
@@ -66,4 +74,4 @@ class AsStored(Layout):
     def sum_over_rows(
         self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
     ) -> Terms:
-        return totals(terms, given, x, y, weight, weights, *rows)
+        return totals(terms, given, times(x, weights), y, weight, *rows)

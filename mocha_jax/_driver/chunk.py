@@ -26,8 +26,8 @@ def allocate(key: Array, config: RunConfig, state: State | None, *, records: int
 
 @jax.jit
 def prepare(config: RunConfig) -> RunConfig:
-    """Lay out the data."""
-    return config.prepared()
+    """Lay out the data, but for a copy of the samples: every chunk reads them where they are."""
+    return config.prepared().slim()
 
 
 @partial(jax.jit, static_argnames="rounds")
@@ -46,6 +46,7 @@ def run_chunk(
     Returns:
       Where the run stands; the records, the last ones in the last place where there is no more room; how many.
     """
+    config = config.whole()
 
     def unfinished(carry: tuple[Progress, History, Array, Array]) -> Array:
         return carry[3] & (carry[2] < blocks)
@@ -64,6 +65,7 @@ def run_chunk(
 @jax.jit
 def finalize(config: RunConfig, where: Progress) -> tuple[State, Quality, Relation]:
     """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
+    config = config.whole()
     state = config.algorithm.resume(where.state, config.problem)
     certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, where.bound)
     return state, certificate, config.algorithm.relation(state, config.problem)

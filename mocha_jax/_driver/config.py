@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._data.layout import Layout
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
 from mocha_jax._node.layout import BucketSizes, bucket_sizes
 from mocha_jax._problem.problem import Federated
@@ -33,6 +36,18 @@ class RunConfig(Pytree):
     def prepared(self) -> RunConfig:
         """Lay out the data for the algorithm."""
         return self.replace(problem=self.algorithm.prepare(self.problem, self.bucketing))
+
+    def slim(self) -> RunConfig:
+        """Leave out of the layout what the data hold already, to be handed from one program to the next."""
+        return self._with_layout(lambda data: data.layout.slim())
+
+    def whole(self) -> RunConfig:
+        """Restore what `slim` left out."""
+        return self._with_layout(lambda data: data.layout.whole(data.x))
+
+    def _with_layout(self, layout: Callable[[TaskData], Layout]) -> RunConfig:
+        data = self.problem.data
+        return self.replace(problem=self.problem.replace(data=data.replace(layout=layout(data))))
 
     def start(self, state: State | None) -> Progress:
         """Nothing done yet, or nothing since `state`."""

@@ -30,7 +30,9 @@ from jax import Array, lax
 
 from mocha_jax._core.devices import each_device
 from mocha_jax._core.platform import platform_dependent
-from mocha_jax._node.layout import Bucket, TimeMajor
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._node.layout import TimeMajor
+from mocha_jax._node.products import in_blocks, nodes_of, row_of
 from mocha_jax._numerics.math import matmul, uniform_bits
 from mocha_jax.losses import Loss
 
@@ -38,6 +40,10 @@ Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps 
 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
+
+
+# Rows that the loops take between two looks of an accelerator's host at their end.
+_ROWS_AT_ONCE = 4
 
 
 def visiting_order(key: Array, count: int) -> Array:
@@ -51,16 +57,17 @@ def visiting_order(key: Array, count: int) -> Array:
     return (jnp.sort(bits >> 16 << 16 | place) & 0xFFFF).astype(int)
 
 
-def visiting_orders(key: Array, rows: TimeMajor, passes: int) -> tuple[Array, ...]:
+def visiting_orders(key: Array, data: TaskData, passes: int) -> tuple[Array, ...]:
     """Orders of the rows of every bucket, one for each pass, ``[passes, n]``; the key is consumed."""
     keys = jax.vmap(lambda p: jax.random.fold_in(key, p))(jnp.arange(passes))
-    return tuple(jax.vmap(partial(visiting_order, count=bucket.y.shape[1]))(keys) for bucket in rows.buckets)
+    buckets = cast(TimeMajor, data.layout).buckets
+    return tuple(jax.vmap(partial(visiting_order, count=bucket.rows))(keys) for bucket in buckets)
 
 
 def ascend(
     orders: tuple[Array, ...],
     loss: Loss,
-    rows: TimeMajor,
+    data: TaskData,
     beta: Array,
     w: Array,
     q: Array,
@@ -73,7 +80,7 @@ def ascend(
     Args:
       orders: of each bucket's rows, from `visiting_orders`.
       loss: gives the coordinate step.
-      rows: the samples, from `time_major`.
+      data: the samples, laid out by `time_major`.
       beta: dual variables ``[m, n]``.
       w: each node's weights at the start of the round ``[m, d]``.
       q: each node's curvature ``[m]``.
@@ -84,22 +91,29 @@ def ascend(
       The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
       steps each node did ``[m]``.
     """
-    return each_device(rows.sharding, _ascend, (orders, loss, jnp.asarray(share, w.dtype)), rows, beta, w, q, steps)
+    rows, shared = cast(TimeMajor, data.layout), (orders, loss, jnp.asarray(share, w.dtype))
+    return each_device(rows.sharding, _ascend, shared, rows, beta, w, q, steps)
 
 
 def _ascend(
-    shared: tuple[tuple[Array, ...], Loss, Array], rows: TimeMajor, beta: Array, w: Array, q: Array, steps: Array
+    shared: tuple[tuple[Array, ...], Loss, Array],
+    rows: TimeMajor,
+    beta: Array,
+    w: Array,
+    q: Array,
+    steps: Array,
 ) -> Result:
     """All nodes of a device."""
     orders, loss, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket, order in zip(rows.buckets, orders, strict=True):
-        group = bucket.group
+        y = bucket.y[0]
+        samples = bucket.samples, y, bucket.weight[0], bucket.norm2[0]
         # From the new duals: to read them from the old ones, which others overwrite, were a copy.
-        (old,), rest = bucket.take_rows(new), map(group.take, (w, q, steps))
-        found, change, did = _ascend_bucket(order, loss, bucket, old, *rest, backend=rows.backend)
-        between = part_way(loss, share, old, found, jnp.swapaxes(bucket.y, 1, 2))
-        new, u, done = group.put(new, between), group.put(u, share * change), group.put(done, did)
+        (old,), rest = bucket.take_rows(new), map(bucket.take, (w, q, steps))
+        found, change, did = _by(rows.backend, order, loss, *samples, old, *rest)
+        between = part_way(loss, share, old, found, y.T)
+        new, u, done = bucket.put(new, between), bucket.put(u, share * change), bucket.put(done, did)
     return new, u, done
 
 
@@ -108,63 +122,79 @@ def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Arra
     return loss.project(old + share * (new - old), y)
 
 
-def _ascend_bucket(orders: Array, loss: Loss, bucket: Bucket, *state: Array, backend: str) -> Result:
-    """All nodes of a bucket: beta ``[k, b, n]``, w ``[k, b, d]``, q and steps ``[k, b]``."""
-    precise = backend == "auto" and state[0].dtype != jnp.float32
-    if backend == "xla" or precise or not loss.in_kernel:
-        return _by_xla(orders, loss, bucket, *state)
-    return _by_machine(backend, orders, loss, bucket, *state)
+# Orders, loss, samples of a bucket (x, y, weight, norm2), duals ``[c, n]``, weights, curvatures and steps of its nodes.
+Given = tuple[Array, Loss, Array, Array, Array, Array, Array, Array, Array, Array]
 
 
-def _by_xla(orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array) -> Result:
-    """Run a pass as loops over the rows, one block of nodes after the other."""
-    _, _, width, d = bucket.x.shape
-    step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
-
-    def one_block(block: tuple[Array, ...]) -> Result:
-        j, y, weight, norm2, beta, w, q, steps = block
-
-        def one_pass(carry: Result, order: Array) -> tuple[Result, None]:
-            beta, u, done = carry
-            done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
-
-            def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
-                i, visit = at
-                # Straight from the whole array: a block of it would be a copy.
-                x = lax.dynamic_slice(bucket.x, (j, i, 0, 0), (1, 1, width, d))[0, 0]
-                return step(x, *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
-
-            u, new = lax.scan(one_step, u, (order, visit))
-            return (beta.at[order].set(new, unique_indices=True), u, done), None
-
-        def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
-            return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: (carry, None), carry, order)
-
-        first, _ = one_pass((beta, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
-        return lax.scan(next_pass, first, orders[1:])[0] if len(orders) > 1 else first
-
-    blocks = jnp.arange(len(bucket.x)), bucket.y, bucket.weight, bucket.norm2, jnp.swapaxes(beta, 1, 2), w, q, steps
-    beta, u, done = lax.map(one_block, blocks)
-    return jnp.swapaxes(beta, 1, 2), u, done
-
-
-# Orders, loss, samples, duals, weights, curvatures and steps, as `_by_xla` names them.
-Given = tuple[Array, Loss, Bucket, Array, Array, Array, Array]
+def _by(backend: str, *given: *Given) -> Result:
+    """By what the backend says."""
+    loss, beta = given[1], given[6]
+    precise = backend == "auto" and beta.dtype != jnp.float32
+    return _by_machine("xla" if precise or not loss.in_kernel else backend, *given)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_machine(backend: str, *given: *Given) -> Result:
     """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
-    *_, beta, w, _, steps = given
-    other = _interpreted if backend == "pallas" else _by_xla
-    return platform_dependent((beta, w, steps), *given, cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu, default=other)
+    beta, w, _, steps = given[-4:]
+    other = _interpreted if backend == "pallas" else _in_blocks
+    by = dict(cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu)
+    if backend == "xla":
+        by = dict.fromkeys(by, _at_once)
+    return platform_dependent((beta, w, steps), *given, default=other, **by)
 
 
 @_by_machine.defjvp
 def _derivative(backend: str, primals: Given, tangents: Given) -> tuple[Result, Result]:
     """A kernel has no derivative of its own; that of the loops is that of the same function."""
     del backend
-    return jax.jvp(_by_xla, primals, tangents)
+    return jax.jvp(_in_blocks, primals, tangents)
+
+
+def _in_blocks(
+    orders: Array, loss: Loss, x: Array, y: Array, weight: Array, norm2: Array,
+    beta: Array, w: Array, q: Array, steps: Array,
+) -> Result:  # fmt: skip
+    """Run passes as loops over the rows, one block of nodes after the other: their weights stay in a CPU's cache."""
+
+    def block(first: Array | int, width: int) -> Result:
+        row, some = (partial(of, first=first, width=width) for of in (partial(row_of, x), nodes_of))
+        by_row = (some(a, axis=1) for a in (y, weight, norm2))
+        return _loops(orders, loss, row, *by_row, *map(some, (beta, w, q, steps)))
+
+    return in_blocks(block, *w.shape)
+
+
+def _at_once(orders: Array, loss: Loss, x: Array, *rest: Array) -> Result:
+    """Run passes as loops over the rows of all nodes: an accelerator has no use for blocks."""
+    return _loops(orders, loss, lambda i: _row(x, i), *rest, unroll=_ROWS_AT_ONCE)
+
+
+def _loops(
+    orders: Array, loss: Loss, row: Callable[[Array], Array], y: Array, weight: Array, norm2: Array,
+    beta: Array, w: Array, q: Array, steps: Array, *, unroll: int = 1,
+) -> Result:  # fmt: skip
+    step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
+
+    def one_pass(carry: Result, order: Array) -> tuple[Result, None]:
+        beta, u, done = carry
+        done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
+
+        def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+            i, visit = at
+            return step(row(i), *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
+
+        u, new = lax.scan(one_step, u, (order, visit), unroll=unroll)
+        return (beta.at[order].set(new, unique_indices=True), u, done), None
+
+    def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
+        return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: (carry, None), carry, order)
+
+    found, _ = one_pass((beta.T, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
+    if len(orders) > 1:
+        found, _ = lax.scan(next_pass, found, orders[1:])
+    beta, u, done = found
+    return beta.T, u, done
 
 
 def _on_cuda(*given: *Given) -> Result:
@@ -194,30 +224,24 @@ def _kernels(names: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _by_kernel(
-    names: tuple[str, ...], orders: Array, loss: Loss, bucket: Bucket, beta: Array, w: Array, q: Array, steps: Array, *,
-    interpret: bool = False,
+    names: tuple[str, ...], orders: Array, loss: Loss, x: Array, y: Array, weight: Array, norm2: Array,
+    beta: Array, w: Array, q: Array, steps: Array, *, interpret: bool = False,
 ) -> Result:  # fmt: skip
     """Run a kernel a pass, the first of these that is there and takes such rows; the loops where none does."""
-    kernel = next((k for k in _kernels(names) if k.fits(bucket.x.shape, bucket.x.dtype)), None)
+    kernel = next((k for k in _kernels(names) if k.fits(x.shape, x.dtype)), None)
     if kernel is None:
-        return _by_xla(orders, loss, bucket, beta, w, q, steps)
+        return _at_once(orders, loss, x, y, weight, norm2, beta, w, q, steps)
 
-    def one_pass(carry: tuple[Array, ...], order: Array) -> Result:
-        beta, *earlier = carry
-
-        def blocks(*block: Array) -> Result:
-            x, y, weight, norm2, beta, w, q, steps, *earlier = block
-            found = kernel.epoch(loss, x, y, weight, norm2, beta, w, q, steps, order, *earlier, interpret=interpret)
-            return cast(Result, found)
-
-        return jax.vmap(blocks)(bucket.x, bucket.y, bucket.weight, bucket.norm2, beta, w, q, steps, *earlier)
+    def one_pass(order: Array, beta: Array, *earlier: Array) -> Result:
+        given = x, y, weight, norm2, beta, w, q, steps, order, *earlier
+        return cast(Result, kernel.epoch(loss, *given, interpret=interpret))
 
     orders = orders.astype(jnp.int32)
-    found = one_pass((jnp.swapaxes(beta, 1, 2),), orders[0])
+    found = one_pass(orders[0], beta.T)
     if len(orders) > 1:  # also where nobody has steps left: for a loop with an open end a host had to look
-        found = lax.scan(lambda carry, order: (one_pass(carry, order), None), found, orders[1:])[0]
+        found = lax.scan(lambda found, order: (one_pass(order, *found), None), found, orders[1:])[0]
     beta, u, done = found
-    return jnp.swapaxes(beta, 1, 2), u, done
+    return beta.T, u, done
 
 
 def _step_one_node(

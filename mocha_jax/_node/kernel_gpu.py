@@ -33,7 +33,7 @@ Slot = tuple[Found, tuple[Array, ...], Found]  # a row, what is read of it, and 
 
 
 def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
-    """Tell whether the kernel takes samples of this shape ``[k, n, b, d]``."""
+    """Tell whether the kernel takes samples of this shape ``[n, m, d]``."""
     del dtype
     return shape[-1] <= _LONGEST
 

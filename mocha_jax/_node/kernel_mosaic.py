@@ -48,11 +48,11 @@ Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
 
 
 def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
-    """Tell whether the kernel is the one to take samples of this shape ``[k, n, b, d]``, on the card lowered for."""
-    k, n, b, d = shape
+    """Tell whether the kernel is the one to take samples of this shape ``[n, m, d]``, on the card lowered for."""
+    n, m, d = shape
     size = jnp.dtype(dtype).itemsize
     row = d * size % _LOAD == 0 and d * size >= 2 * _LOAD and d <= _LONGEST and size <= 4
-    return row and n * b < 2**31 and k * b * _lanes(d, size) >= _PROGRAMS * _THREADS and _on_this_card()
+    return row and n * m < 2**31 and m * _lanes(d, size) >= _PROGRAMS * _THREADS and _on_this_card()
 
 
 def _lanes(d: int, size: int) -> int:

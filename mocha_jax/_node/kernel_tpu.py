@@ -28,9 +28,9 @@ _LANES = 128  # the last axis of a block is a multiple of it, or the whole axis
 
 
 def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
-    """Tell whether the kernel takes samples of this shape ``[k, n, b, d]``."""
+    """Tell whether the kernel takes samples of this shape ``[n, m, d]``."""
     del dtype
-    _, n, _, d = shape
+    n, _, d = shape
     return n <= _MOST and d <= _LONGEST
 
 

@@ -1,8 +1,8 @@
 r"""The samples as the loops of the local solver read them.
 
 **Time-major.** All nodes visit their rows in one common random order, so a step takes row i of every node: stored
-in that order it is one contiguous slice. Many nodes are taken in blocks whose weights stay in the cache from one
-step to the next.
+in that order it is one contiguous slice. `TaskData` keeps its samples in memory so where it can
+(`mocha_jax._data.placement`), and then there is no copy of them.
 
 **Buckets.** Padded to the largest node, m nodes cost m n_max whatever they hold. Where sizes differ much, nodes of
 similar size are put into buckets, each padded to its own largest. Which sizes go together is a static choice
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +25,13 @@ from mocha_jax._core.devices import NodeSharding, each_device, fetched
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.layout import AsStored, Layout
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
+from mocha_jax._node.products import combine, times
+from mocha_jax._numerics.products import Terms, lengths, totals
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
 
 # What works through the rows: loops that XLA compiles, a Pallas kernel a pass, or the better one for the device.
 BACKENDS = ("auto", "xla", "pallas")
-
-# Numbers in one row of a block, b times d: large enough to keep two cores busy with one step, small
-# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
-_BLOCK_NUMBERS = 2**16
 
 # What one step costs besides its numbers, in numbers; what a bucket must save, as a share of a pass without padding.
 _STEP_NUMBERS, _BUCKET_SHARE = 1024, 0.02
@@ -43,52 +40,43 @@ _STEP_NUMBERS, _BUCKET_SHARE = 1024, 0.02
 _CUTS = 48
 
 
-class Group(Pytree):
-    """The nodes of a device that a bucket holds, in blocks. Nodes to fill up the last block are inert."""
+class Bucket(Pytree):
+    """Nodes of similar size, c of them on each device, and their n rows. The first axis counts devices."""
 
-    node: Array | None  # [k b] which, m where there is none; None: all in their order
-    blocks: int = static()  # k
-    width: int = static()  # b
+    node: Array | None  # [c] which; None: all in their order
+    x: Array | None  # [1, n, c, d]; None between programs, where it is `TaskData.x` with its first axes swapped
+    y: Array  # [1, n, c]
+    weight: Array  # [1, n, c]
+    norm2: Array  # [1, n, c] squared length of each row
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the largest node."""
+        return self.y.shape[1]
+
+    @property
+    def samples(self) -> Array:
+        """The samples of its nodes, ``[n, c, d]``."""
+        assert self.x is not None
+        return self.x[0]
 
     def take(self, by_node: Array) -> Array:
-        """Take the entries of these nodes: ``[m, ...]`` to ``[k, b, ...]``."""
-        if self.node is None:
-            fill = [(0, self.blocks * self.width - len(by_node))] + [(0, 0)] * (by_node.ndim - 1)
-            mine = jnp.pad(by_node, fill)
-        else:
-            mine = by_node.at[self.node].get(mode="fill", fill_value=0)
-        return mine.reshape(self.blocks, self.width, *by_node.shape[1:])
-
-    def take_rows(self, by_row: Array, count: int) -> Array:
-        """Take the first numbers of every row: ``[m, n]`` to ``[k, b, count]``."""
-        if self.node is None:
-            return self.take(by_row[:, :count])
-        mine = by_row.at[self.node, :count].get(mode="fill", fill_value=0)
-        return mine.reshape(self.blocks, self.width, count)
-
-    def put(self, into: Array, mine: Array) -> Array:
-        """The reverse, ``[k, b, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
-        mine = mine.reshape(-1, *mine.shape[2:])
-        if self.node is None:
-            return mine[: len(into)]
-        if mine.ndim == 1:
-            return into.at[self.node].set(mine, mode="drop")
-        return into.at[self.node, : mine.shape[1]].set(mine, mode="drop")
-
-
-class Bucket(Pytree):
-    """The samples of a group of nodes: row i of a block of them together."""
-
-    group: Group
-    x: Array  # [k, n, b, d]
-    y: Array  # [k, n, b]
-    weight: Array  # [k, n, b]
-    norm2: Array  # [k, n, b] squared length of each row
-    samples: Array | None  # [k, b, n, d] the same as x, node by node; None: data.x is that already
+        """Take the entries of these nodes: ``[m, ...]`` to ``[c, ...]``."""
+        return by_node if self.node is None else by_node[self.node]
 
     def take_rows(self, *by_row: Array) -> tuple[Array, ...]:
-        """Take this bucket's part of numbers per row: each ``[m, n]`` to ``[k, b, n]``."""
-        return tuple(self.group.take_rows(a, self.y.shape[1]) for a in by_row)
+        """Take this bucket's part of numbers per row: each ``[m, n]`` to ``[c, rows]``."""
+        if self.node is None:
+            return by_row
+        return tuple(a.at[self.node, : self.rows].get(mode="promise_in_bounds") for a in by_row)
+
+    def put(self, into: Array, mine: Array) -> Array:
+        """The reverse, ``[c, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
+        if self.node is None:
+            return mine
+        if mine.ndim == 1:
+            return into.at[self.node].set(mine)
+        return into.at[self.node, : mine.shape[1]].set(mine)
 
 
 class TimeMajor(Layout):
@@ -100,6 +88,15 @@ class TimeMajor(Layout):
     sharding: NodeSharding | None = static(default=None)  # where the nodes are; a bucket holds nodes of one device
 
     by_rows = True
+
+    def slim(self) -> Self:
+        return self.replace(buckets=tuple(b if b.node is not None else b.replace(x=None) for b in self.buckets))
+
+    def whole(self, x: Array) -> Self:
+        if all(bucket.x is not None for bucket in self.buckets):
+            return self
+        [bucket] = self.buckets
+        return self.replace(buckets=(bucket.replace(x=each_device(self.sharding, _by_row, (), x)),))
 
     def sizes(self, weight: Array) -> Array:
         return self.counts
@@ -119,34 +116,35 @@ class TimeMajor(Layout):
     def sum_over_rows(
         self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
     ) -> Terms:
-        return each_device(self.sharding, partial(_totals, terms), given, self, x, y, weight, weights, *rows)
+        return each_device(self.sharding, partial(_totals, terms), given, self, x, weights, *rows)
 
     def _everywhere(self, work: Callable[[TimeMajor, Array, Array], Array], x: Array, by_node: Array) -> Array:
         return each_device(self.sharding, lambda _, *mine: work(*mine), (), self, x, by_node)
 
 
+def _by_row(_: tuple[()], x: Array) -> Array:
+    """Swap the axes of nodes and rows. It is no work where that is how they lie in memory."""
+    return jnp.swapaxes(x, 0, 1)[None]
+
+
 def _times(rows: TimeMajor, x: Array, weights: Array) -> Array:
     z = jnp.zeros(x.shape[:2], weights.dtype)
     for bucket in rows.buckets:
-        if bucket.samples is None:
-            return times(x, weights)
-        z = bucket.group.put(z, times(bucket.samples, bucket.group.take(weights)))
+        z = bucket.put(z, times(bucket.samples, bucket.take(weights)))
     return z
 
 
 def _combine(rows: TimeMajor, x: Array, factors: Array) -> Array:
     v = jnp.zeros((len(x), x.shape[2]), factors.dtype)
     for bucket in rows.buckets:
-        if bucket.samples is None:
-            return combine(x, factors)
-        v = bucket.group.put(v, combine(bucket.samples, *bucket.take_rows(factors)))
+        v = bucket.put(v, combine(bucket.samples, *bucket.take_rows(factors)))
     return v
 
 
 def _longest(rows: TimeMajor, x: Array) -> Array:
     squared = jnp.zeros(len(x), rows.buckets[0].norm2.dtype)
     for bucket in rows.buckets:
-        squared = bucket.group.put(squared, jnp.max(bucket.norm2, axis=1))
+        squared = bucket.put(squared, jnp.max(bucket.norm2[0], axis=0))
     return lengths(squared)
 
 
@@ -154,40 +152,29 @@ def _each_row(
     work: Callable[..., Array], given: Tree, rows: TimeMajor, by_node: tuple[Array, ...], first: Array, *more: Array
 ) -> Array:
     for bucket in rows.buckets:
-        if bucket.samples is None:
-            return work(given, by_node, first, *more)
-        mine = tuple(map(bucket.group.take, by_node))
+        mine = tuple(map(bucket.take, by_node))
         # The first array is read and written in turns: the buckets are disjoint, and to keep the old one were a copy.
-        first = bucket.group.put(first, work(given, mine, *bucket.take_rows(first, *more)))
+        first = bucket.put(first, work(given, mine, *bucket.take_rows(first, *more)))
     return first
 
 
 def _totals(
-    terms: Callable[..., Terms],
-    given: Tree,
-    rows: TimeMajor,
-    x: Array,
-    y: Array,
-    weight: Array,
-    weights: Array,
-    *arrays: Array,
+    terms: Callable[..., Terms], given: Tree, rows: TimeMajor, x: Array, weights: Array, *arrays: Array
 ) -> Terms:
     found = None
     for bucket in rows.buckets:
-        if bucket.samples is None:
-            return totals(terms, given, x, y, weight, weights, *arrays)
-        own = bucket.samples, *(jnp.swapaxes(a, 1, 2) for a in (bucket.y, bucket.weight))
-        mine = totals(terms, given, *own, bucket.group.take(weights), *bucket.take_rows(*arrays))
+        z, y, weight = times(bucket.samples, bucket.take(weights)), bucket.y[0].T, bucket.weight[0].T
+        mine = totals(terms, given, z, y, weight, *bucket.take_rows(*arrays))
         if found is None:
             found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
-        found = jax.tree.map(bucket.group.put, found, mine)
+        found = jax.tree.map(bucket.put, found, mine)
     return cast(Terms, found)
 
 
-def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto") -> TimeMajor:
-    """Lay out the data for `ascend`: one transposition, done before the loops over rounds."""
+def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto") -> TaskData:
+    """Lay out the data for `ascend`, before the loops over rounds."""
     rows: TimeMajor = each_device(data.sharding, partial(_time_major, bucketing), (), data.x, data.y, data.weight)
-    return rows.replace(backend=backend, sharding=data.sharding)
+    return data.replace(layout=rows.replace(backend=backend, sharding=data.sharding))
 
 
 def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight: Array) -> TimeMajor:
@@ -201,18 +188,10 @@ def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight
     return TimeMajor(tuple(buckets), counts)
 
 
-def _bucket(node: Array | None, x: Array, y: Array, weight: Array) -> Bucket:
-    m, _, d = x.shape
-    count = m if node is None else len(node)
-    blocks = -(-count // max(_BLOCK_NUMBERS // d, 1))
-    width = -(-count // blocks)
-    if node is not None:
-        node = jnp.pad(node, (0, blocks * width - count), constant_values=m)
-    group = Group(node, blocks, width)
-    samples = group.take(x)
-    x, y, weight = (jnp.swapaxes(a, 1, 2) for a in (samples, group.take(y), group.take(weight)))
-    norm2 = jnp.sum(x.astype(y.dtype) ** 2, axis=3)
-    return Bucket(group, x, y, weight, norm2, None if node is None else samples)
+def _bucket(node: Array | None, *arrays: Array) -> Bucket:
+    x, y, weight = (jnp.swapaxes(a if node is None else a[node], 0, 1) for a in arrays)
+    norm2 = jnp.sum(x.astype(y.dtype) ** 2, axis=2)
+    return Bucket(node, x[None], y[None], weight[None], norm2[None])
 
 
 def extents(weight: Array) -> Array:

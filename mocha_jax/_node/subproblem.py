@@ -19,8 +19,6 @@ Nothing here is a difference of objectives, so theta is accurate however small i
 
 from __future__ import annotations
 
-from typing import cast
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -28,7 +26,6 @@ from jax import Array, lax
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.ascent import ascend, visiting_orders
-from mocha_jax._node.layout import TimeMajor
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import conjugates
 from mocha_jax.losses import Loss
@@ -45,11 +42,6 @@ class Subproblems(Pytree):
     beta: Array  # [m, n] the duals at the start of the round
     w: Array  # [m, d] each node's weights
     q: Array  # [m] each node's curvature
-
-    @property
-    def rows(self) -> TimeMajor:
-        """The samples as `ascend` reads them."""
-        return cast(TimeMajor, self.data.layout)
 
     def predictions(self, u: Array) -> Array:
         """Z = X(w + q u), ``[m, n]``."""
@@ -122,8 +114,8 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
         steps = jnp.where(unfinished(s), jnp.minimum(sizes, budget - s.steps), 0)
         # The rest of a subproblem is one with the same curvature, begun where the last pass ended.
         w = sub.w + sub.q[:, None] * s.u
-        orders = visiting_orders(jax.random.fold_in(key, i), sub.rows, 1)
-        beta, du, done = ascend(orders, sub.loss, sub.rows, s.beta, w, sub.q, steps)
+        orders = visiting_orders(jax.random.fold_in(key, i), sub.data, 1)
+        beta, du, done = ascend(orders, sub.loss, sub.data, s.beta, w, sub.q, steps)
         return i + 1, check(s.replace(beta=beta, u=s.u + du, steps=s.steps + done), steps > 0)
 
     nothing = jnp.zeros_like(sizes)

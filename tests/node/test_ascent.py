@@ -59,15 +59,16 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     )
     start = jnp.zeros_like(data.y)
     results = []
-    for numbers in (10_000, 8, 1):  # one block; four of two nodes, one of them padding; one node each
-        monkeypatch.setattr("mocha_jax._node.layout._BLOCK_NUMBERS", numbers)
-        rows = time_major(data)
-        found = ascend(visiting_orders(key, rows, 2), mj.losses.Hinge(), rows, start, w, q, steps)
-        results.append((len(rows.buckets[0].x), found))
-    assert [blocks for blocks, _ in results] == [1, 4, 7]
-    for _, other in results[1:]:
-        for a, b in zip(results[0][1], other, strict=True):
+    for numbers in (10_000, 8, 1):  # one block; four of two nodes, of which one is in two; one node each
+        monkeypatch.setattr("mocha_jax._node.products.BLOCK_NUMBERS", numbers)
+        laid = time_major(data)
+        found = ascend(visiting_orders(key, laid, 2), mj.losses.Hinge(), laid, start, w, q, steps)
+        results.append((*found, laid.node_predictions(w), laid.weighted_sums(laid.y)))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(results[0][3], np.einsum("mnd,md->mn", data.x, w), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(results[0][4], np.einsum("mnd,mn->md", data.x, data.y), rtol=1e-12, atol=1e-15)
 
 
 def test_buckets_of_sizes_change_nothing(key, monkeypatch):
@@ -89,8 +90,8 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     w, q = jnp.asarray(rng.normal(size=(m, 4))), jnp.asarray(rng.uniform(1, 2, m))
     steps = jnp.asarray(rng.integers(0, 500, m), jnp.int32)
     plain, dealt = time_major(data), time_major(data, bucketing)
-    for rows in (plain, dealt):
-        assert rows.node_predictions(data.x, w).shape == data.y.shape
+    for laid in (plain, dealt):
+        assert laid.node_predictions(w).shape == data.y.shape
     for a, b in zip(
         ascend(visiting_orders(key, plain, 2), mj.losses.Hinge(), plain, beta, w, q, steps),
         ascend(visiting_orders(key, dealt, 2), mj.losses.Hinge(), dealt, beta, w, q, steps),
@@ -98,25 +99,20 @@ def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     ):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     real = np.asarray(data.weight > 0).astype(float)
-    np.testing.assert_allclose(
-        dealt.node_predictions(data.x, w) * real, plain.node_predictions(data.x, w) * real, rtol=1e-12
-    )
+    np.testing.assert_allclose(dealt.node_predictions(w) * real, plain.node_predictions(w) * real, rtol=1e-12)
     factors = data.weight * beta
-    np.testing.assert_allclose(
-        dealt.weighted_sums(data.x, factors), plain.weighted_sums(data.x, factors), rtol=1e-12, atol=1e-12
-    )
+    np.testing.assert_allclose(dealt.weighted_sums(factors), plain.weighted_sums(factors), rtol=1e-12, atol=1e-12)
 
     def scaled(given, by_node, beta, y):
         return given * by_node[0][..., None] * beta + y
 
-    there = [rows.map_rows(scaled, 2.0, (q,), beta, data.y) * real for rows in (plain, dealt)]
+    there = [laid.map_rows(scaled, 2.0, (q,), beta, data.y) * real for laid in (plain, dealt)]
     np.testing.assert_allclose(there[1], there[0], rtol=1e-12)
 
     def terms(given, z, y, beta):
         return given * z**2 + y, z * beta
 
-    laid = data.replace(layout=dealt)
-    sums = laid.sum_over_rows(terms, 3.0, w, beta), data.sum_over_rows(terms, 3.0, w, beta)
+    sums = dealt.sum_over_rows(terms, 3.0, w, beta), data.sum_over_rows(terms, 3.0, w, beta)
     for a, b in zip(*sums, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 

@@ -43,11 +43,11 @@ def draw(seed, n, m, d, store=np.float32):
     beta = y * rng.random((n, m)) * (weight > 0)
     w, q, u = rng.normal(size=(m, d)), rng.uniform(0.5, 2.0, m), 0.1 * rng.normal(size=(m, d))
     done = rng.integers(0, 3, m)
-    *numbers, u = (jnp.asarray(a, jnp.float32) for a in (y, weight, norm2, beta, w, q, u))
-    *counts, done = (
+    *numbers, change = (jnp.asarray(a, jnp.float32) for a in (y, weight, norm2, beta, w, q, u))
+    *counts, spent = (
         jnp.asarray(a, jnp.int32) for a in (done + rng.integers(0, 2 * n + 2, m), rng.permutation(n), done)
     )
-    return x, *numbers, *counts, u, done
+    return x, *numbers, *counts, change, spent
 
 
 def numpy_epoch(gamma, *arrays):
@@ -351,7 +351,7 @@ def refusing(tried):
 
     def by_machine(backend, *given):
         *_, beta, w, _, steps = given
-        return platform_dependent((beta, w, steps), *given, default=refuses)
+        return platform_dependent((beta, w, steps), *given, default=ascent._in_blocks if backend == "xla" else refuses)
 
     return by_machine
 

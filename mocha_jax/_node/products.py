@@ -1,0 +1,128 @@
+"""Products with samples that are stored row by row, ``[n, c, d]``: row i of all c nodes together.
+
+An accelerator takes all of it as one operation. A CPU goes through the rows of a block of nodes, whose weights or sums
+stay in its cache from one row to the next, as the local solver does (`mocha_jax._node.ascent`): its own reductions over
+features are not vectorised, and over rows they jump through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+
+from mocha_jax._core.platform import platform_dependent
+from mocha_jax._numerics.math import EXACT, matmul
+
+Blocks = TypeVar("Blocks")  # a tree of arrays [nodes, ...]
+
+# Numbers in one row of a block of nodes: large enough to keep two cores busy with one step, small
+# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
+BLOCK_NUMBERS = 2**16
+
+
+def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, d: int) -> Blocks:
+    """``work(first, width)`` for one block of nodes after the other, and its results ``[width, ...]`` put together.
+
+    Where blocks do not divide the nodes the last one begins earlier, and some nodes are worked on twice.
+    """
+    blocks = -(-count // max(BLOCK_NUMBERS // d, 1))
+    if blocks < 2:
+        return work(0, count)
+    width = -(-count // blocks)
+    firsts = jnp.minimum(jnp.arange(blocks) * width, count - width)
+    found = lax.map(lambda first: work(first, width), firsts)
+    before = (blocks - 1) * width
+
+    def together(parts: Array) -> Array:
+        flat = parts.reshape(blocks * width, *parts.shape[2:])
+        twice = blocks * width - count
+        return jnp.concatenate([flat[:before], flat[before + twice :]]) if twice else flat
+
+    return jax.tree.map(together, found)
+
+
+def row_of(x: Array, i: Array, first: Array | int, width: int) -> Array:
+    """Row i of some nodes, straight from the whole array: a block of it would be a copy; ``[width, d]``."""
+    return lax.dynamic_slice(x, (i, first, 0), (1, width, x.shape[2]))[0]
+
+
+def nodes_of(array: Array, first: Array | int, width: int, axis: int = 0) -> Array:
+    """The entries of some nodes, which are counted by an axis."""
+    return array if width == array.shape[axis] else lax.dynamic_slice_in_dim(array, first, width, axis)
+
+
+@jax.custom_jvp
+def times(x: Array, weights: Array) -> Array:
+    """``[n, c, d]`` times ``[c, d]``, in the precision of the latter, ``[c, n]``."""
+    shape = cast(Array, jax.ShapeDtypeStruct((x.shape[1], x.shape[0]), weights.dtype))
+    whole = dict.fromkeys(("cuda", "rocm", "tpu"), _times_at_once)
+    return platform_dependent(shape, x, weights, default=_times_by_rows, **whole)
+
+
+def _times_at_once(x: Array, weights: Array) -> Array:
+    return jnp.einsum("ncd,cd->cn", x.astype(weights.dtype), weights, precision=EXACT)
+
+
+def _times_by_rows(x: Array, weights: Array) -> Array:
+    n, count, d = x.shape
+
+    def block(first: Array | int, width: int) -> Array:
+        w, ones = nodes_of(weights, first, width), jnp.ones(d, weights.dtype)
+        # A product with ones is a vectorised sum; XLA's own reduction over the last axis is not.
+        rows = lax.map(lambda i: matmul(row_of(x, i, first, width).astype(w.dtype) * w, ones), jnp.arange(n))
+        return rows.T
+
+    return in_blocks(block, count, d)
+
+
+@jax.custom_jvp
+def combine(x: Array, factors: Array) -> Array:
+    """``[n, c, d]`` combined by ``[c, n]``, in the precision of the latter, ``[c, d]``."""
+    shape = cast(Array, jax.ShapeDtypeStruct(x.shape[1:], factors.dtype))
+    whole = dict.fromkeys(("cuda", "rocm", "tpu"), _combine_at_once)
+    return platform_dependent(shape, x, factors, default=_combine_by_rows, **whole)
+
+
+def _combine_at_once(x: Array, factors: Array) -> Array:
+    return jnp.einsum("ncd,cn->cd", x.astype(factors.dtype), factors, precision=EXACT)
+
+
+def _combine_by_rows(x: Array, factors: Array) -> Array:
+    _, count, d = x.shape
+
+    def block(first: Array | int, width: int) -> Array:
+        of_rows = nodes_of(factors, first, width).T
+
+        def add(total: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+            i, factor = row
+            return total + factor[:, None] * row_of(x, i, first, width).astype(total.dtype), None
+
+        start = jnp.zeros((width, d), factors.dtype)
+        return lax.scan(add, start, (jnp.arange(len(of_rows)), of_rows))[0]
+
+    return in_blocks(block, count, d)
+
+
+Pair = tuple[Array, Array]
+
+
+def _derivative(
+    product: Callable[[Array, Array], Array], at_once: Callable[[Array, Array], Array], at: Pair, along: Any
+) -> Pair:
+    """The derivative of a product of both; of the samples, which nobody may have asked for, only where it is wanted."""
+    (x, other), (dx, d_other) = at, along
+    changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other)]
+    if not isinstance(dx, SymbolicZero):
+        changes.append(at_once(dx, other))
+    found = product(x, other)
+    return found, sum(changes, start=jnp.zeros_like(found))
+
+
+times.defjvp(partial(_derivative, times, _times_at_once), symbolic_zeros=True)
+combine.defjvp(partial(_derivative, combine, _combine_at_once), symbolic_zeros=True)
