@@ -90,6 +90,12 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         """A copy with some fields changed; the checks of the constructor run again."""
         return type(self)(**{**fields_of(self), **changes})
 
+    def exchange(self, **changes: object) -> Self:
+        """A copy with some fields changed that nobody looks at again: what they are is known."""
+        twin = copy.copy(self)
+        vars(twin).update(changes)
+        return twin
+
     def __getstate__(self) -> dict[str, object]:
         return {name: portable(value) for name, value in vars(self).items()}
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Self
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from mocha_jax._core.devices import NodeSharding, each_device
 from mocha_jax._core.pytree import Pytree, Tree
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
 
 
@@ -23,8 +26,8 @@ class Layout(Pytree):
         """Leave out what ``TaskData.x`` holds already, to be handed from one program to the next."""
         return self
 
-    def whole(self, x: Array) -> Self:
-        """Restore what `slim` left out."""
+    def whole(self, x: Array, rows: Array | None = None) -> Self:
+        """Restore what `slim` left out; from `rows` ``[1, n, m, d]`` where somebody has them."""
         return self
 
     def sizes(self, weight: Array) -> Array:
@@ -38,6 +41,10 @@ class Layout(Pytree):
     @abstractmethod
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+
+    @abstractmethod
+    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
+        """See `TaskData.map_samples`."""
 
     @abstractmethod
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
@@ -54,8 +61,14 @@ class Layout(Pytree):
         """See `TaskData.sum_over_rows`."""
 
 
+# Numbers of the samples that `TaskData.map_samples` takes at once.
+PART = 2**23
+
+
 class AsStored(Layout):
     """The samples node by node, as they are stored."""
+
+    rows: Array | None = None  # [1, n, m, d] the same row by row, where somebody has them
 
     by_rows = False
 
@@ -64,6 +77,9 @@ class AsStored(Layout):
 
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return combine(x, factors)
+
+    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
+        return each_device(sharding, partial(_in_parts, work), (), x, *by_node)
 
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return lengths(jnp.max(jnp.sum(x.astype(dtype) ** 2, axis=2), axis=1))
@@ -75,3 +91,10 @@ class AsStored(Layout):
         self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
     ) -> Terms:
         return totals(terms, given, times(x, weights), y, weight, *rows)
+
+
+def _in_parts(work: Callable[..., Tree], _: tuple[()], x: Array, *by_node: Array) -> Tree:
+    def part(first: Array | int, width: int) -> Tree:
+        return work(*(nodes_of(a, first, width) for a in (x, *by_node)))
+
+    return in_blocks(part, len(x), x[0].size, PART)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,12 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
+from mocha_jax._data.placement import collect
 from mocha_jax._data.samples import check_unmasked, masked
 from mocha_jax._data.task_data import SCALINGS, TaskData
+
+# Bytes of samples that are padded on the host at a time.
+_PIECE = 2**26
 
 
 @on_purpose
@@ -75,19 +79,30 @@ def pack_tasks(
     _check_tasks(xs, ys, names)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
 
-    x = np.zeros((m, n, d + intercept), storage)
+    def overflow(t: int) -> ValueError:
+        return ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
+
     y = np.zeros((m, n), dtype)
     weight = np.zeros((m, n), dtype)
-    with np.errstate(over="ignore"):  # reported below, by name
-        for t, (rows, labels) in enumerate(zip(xs, ys, strict=True)):
-            x[t, : len(rows), :d] = rows
-            x[t, : len(rows), d:] = 1.0
-            y[t, : len(rows)] = labels
-            y[t, len(rows) :] = labels[-1]  # padding carries a real label, so every loss is finite on it
-            weight[t, : len(rows)] = 1.0
-    if not np.isfinite(x).all() or not np.isfinite(y).all():
-        t = int(np.argmin(np.isfinite(x).all((1, 2)) & np.isfinite(y).all(1)))
-        raise ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
+    with np.errstate(over="ignore"):  # reported by name
+        for t, labels in enumerate(ys):
+            y[t, : len(labels)] = labels
+            y[t, len(labels) :] = labels[-1]  # padding carries a real label, so every loss is finite on it
+            weight[t, : len(labels)] = 1.0
+    if not (fine := np.isfinite(y).all(1)).all():
+        raise overflow(int(np.argmin(fine)))
+
+    def pieces() -> Iterator[np.ndarray]:
+        count = max(_PIECE // (n * (d + intercept) * storage.itemsize), 1)
+        for first in range(0, m, count):
+            piece = np.zeros((min(count, m - first), n, d + intercept), storage)
+            with np.errstate(over="ignore"):
+                for k, rows in enumerate(xs[first : first + count]):
+                    piece[k, : len(rows), :d] = rows
+                    piece[k, : len(rows), d:] = 1.0
+            if not (fine := np.isfinite(piece).all((1, 2))).all():
+                raise overflow(first + int(np.argmin(fine)))
+            yield piece
 
     owner = np.arange(m) if task is None else check.concrete(task)
     if (
@@ -101,7 +116,7 @@ def pack_tasks(
             f"largest needs a node; renumber them, e.g. with np.unique(task, return_inverse=True)[1]."
         )
     data = TaskData(
-        x=jnp.asarray(x), y=jnp.asarray(y), weight=jnp.asarray(weight),
+        x=collect(pieces(), (m, n, d + intercept), storage), y=jnp.asarray(y), weight=jnp.asarray(weight),
         task=jnp.asarray(owner, jnp.int32), loss_scaling=loss_scaling,
     )  # fmt: skip
     return data.replace(weight=data.base_weight())

@@ -8,7 +8,7 @@ paper; all nodes on one task is the global model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data import reshape, selection
 from mocha_jax._data.layout import AsStored, Layout
+from mocha_jax._data.placement import row_by_row
 from mocha_jax._data.samples import check_arrays
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.products import Terms
@@ -29,6 +30,7 @@ from mocha_jax._numerics.products import Terms
 SCALINGS = ("sum", "task_mean")
 
 Value = TypeVar("Value")
+Result = TypeVar("Result")  # a tree of arrays [m, ...]
 
 
 class TaskData(Pytree):
@@ -86,6 +88,8 @@ class TaskData(Pytree):
             changes = {"num_tasks": -1, **changes}
         if not changes.keys().isdisjoint({"x", "y", "weight", "sharding"}):
             changes = {"layout": AsStored(), **changes}
+        if "x" in changes:
+            changes["x"] = row_by_row(changes["x"])
         changed: Self = super().replace(**changes)
         if changed.loss_scaling == self.loss_scaling or "weight" in changes:
             return changed
@@ -184,6 +188,15 @@ class TaskData(Pytree):
     def weighted(self, terms: Array) -> Array:
         """Multiply terms ``[m, n]`` by c, with padding cut off rather than multiplied: 0 times infinity is not 0."""
         return jnp.where(self.weight > 0, self.weight * terms, 0.0)
+
+    def map_samples(self, work: Callable[..., Result], *by_node: Array) -> Result:
+        """Compute something of the samples of every node, of some nodes at a time.
+
+        Args:
+          work: ``work(x, *by_node)``, of samples ``[k, n, d]`` and arrays ``[k, ...]`` makes arrays ``[k, ...]``.
+          *by_node: arrays ``[m, ...]``.
+        """
+        return cast(Result, self.layout.map_samples(self.x, self.sharding, work, *by_node))
 
     @property
     def longest(self) -> Array:

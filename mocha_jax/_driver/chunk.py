@@ -19,15 +19,10 @@ from mocha_jax._problem.quality import Quality
 @partial(jax.jit, static_argnames="records")
 def allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
     """Nothing done yet, and room for the records of a stretch."""
+    config = config.whole()
     progress = config.start(state)
     shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
     return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
-
-
-@jax.jit
-def prepare(config: RunConfig) -> RunConfig:
-    """Lay out the data, but for a copy of the samples: every chunk reads them where they are."""
-    return config.prepared().slim()
 
 
 @partial(jax.jit, static_argnames="rounds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._data.layout import Layout
+from mocha_jax._data.layout import AsStored, Layout
+from mocha_jax._data.placement import row_by_row, seen_by_rows
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
 from mocha_jax._node.layout import BucketSizes, bucket_sizes
@@ -37,21 +38,39 @@ class RunConfig(Pytree):
         """Lay out the data for the algorithm."""
         return self.replace(problem=self.algorithm.prepare(self.problem, self.bucketing))
 
-    def slim(self) -> RunConfig:
-        """Leave out of the layout what the data hold already, to be handed from one program to the next."""
-        return self._with_layout(lambda data: data.layout.slim())
+    def laid_out(self) -> RunConfig:
+        """Lay out the data as `prepared` does, by a program of its own that does not copy what is there already."""
+        config = self.in_order()
+        data = config.problem.data
+        rows, there = cast(AsStored, data.layout).rows, jax.eval_shape(RunConfig.prepared, config).problem.data
+        laid_out = config._with_data(data.exchange(layout=_layout(config), sharding=there.sharding))
+        return laid_out if rows is None else laid_out.whole(rows)
 
-    def whole(self) -> RunConfig:
-        """Restore what `slim` left out."""
-        return self._with_layout(lambda data: data.layout.whole(data.x))
+    def whole(self, rows: Array | None = None) -> RunConfig:
+        """Restore what `slim` left out; from samples row by row where somebody has them."""
+        return self._with_layout(lambda data: data.layout.whole(data.x, rows))
+
+    def in_order(self) -> RunConfig:
+        """Put the samples in order in memory, if that is this one's to do: not within a transformation."""
+        x = row_by_row(self.problem.data.x)
+        return self._with_data(self.problem.data.exchange(x=x, layout=AsStored(seen_by_rows(x))))
 
     def _with_layout(self, layout: Callable[[TaskData], Layout]) -> RunConfig:
         data = self.problem.data
-        return self.replace(problem=self.problem.replace(data=data.replace(layout=layout(data))))
+        return self._with_data(data.exchange(layout=layout(data)))
+
+    def _with_data(self, data: TaskData) -> RunConfig:
+        return self.exchange(problem=self.problem.exchange(data=data))
 
     def start(self, state: State | None) -> Progress:
         """Nothing done yet, or nothing since `state`."""
         return start(self.algorithm, self.problem, state, self.watch)
+
+
+@jax.jit
+def _layout(config: RunConfig) -> Layout:
+    """Lay out the data and leave out what they hold already."""
+    return config.prepared().problem.data.layout.slim()
 
 
 def make_config(

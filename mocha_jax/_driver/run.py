@@ -105,7 +105,7 @@ def run(
     config = make_config(algorithm, problem, systems, cost, watch, record_every)
 
     def work(by: Algorithm[Kind]) -> tuple[Any, History]:
-        there = run_by(by, config)
+        there = run_by(by, config).in_order()
         return _run(key, there, state, num_rounds=int(num_rounds), record_every=int(record_every))
 
     return or_by_loops(config.problem, config.algorithm, work)

@@ -20,7 +20,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
-from mocha_jax._driver.chunk import allocate, finalize, prepare, run_chunk
+from mocha_jax._driver.chunk import allocate, finalize, run_chunk
 from mocha_jax._driver.config import RunConfig, check_state, make_config
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
@@ -143,13 +143,13 @@ def solve(
             adjoint = Implicit() if problem.convex else Unrolled()
         return _within_a_transformation(problem, adjoint, key, config, state, tol, max_rounds, record_every)
 
+    given, config = config, config.laid_out()
     where, room = allocate(key, config, state, records=chunk // record_every)
     first = int(where.state.round)
     last = first + int(max_rounds)
     within, stopped = _aim(problem, tol), False
-    with Saver(checkpoint, key, config, record_every, state) as save:
+    with Saver(checkpoint, key, given, record_every, state) as save:
         where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
-        config = prepare(config)
         if not _ended(history, where, within, last, stopped):
             save(where, history)  # a path that cannot be saved to is found out before there is something to lose
         with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:

@@ -32,7 +32,8 @@ from mocha_jax._core.devices import each_device
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.layout import TimeMajor
-from mocha_jax._node.products import in_blocks, nodes_of, row_of
+from mocha_jax._node.products import BLOCK_NUMBERS, row_of
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, uniform_bits
 from mocha_jax.losses import Loss
 
@@ -162,7 +163,8 @@ def _in_blocks(
         by_row = (some(a, axis=1) for a in (y, weight, norm2))
         return _loops(orders, loss, row, *by_row, *map(some, (beta, w, q, steps)))
 
-    return in_blocks(block, *w.shape)
+    count, d = w.shape
+    return in_blocks(block, count, d, BLOCK_NUMBERS)
 
 
 def _at_once(orders: Array, loss: Loss, x: Array, *rest: Array) -> Result:

@@ -23,9 +23,10 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding, each_device, fetched
 from mocha_jax._core.pytree import Pytree, Tree, static
-from mocha_jax._data.layout import AsStored, Layout
+from mocha_jax._data.layout import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.products import combine, times
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.products import Terms, lengths, totals
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
@@ -92,11 +93,12 @@ class TimeMajor(Layout):
     def slim(self) -> Self:
         return self.replace(buckets=tuple(b if b.node is not None else b.replace(x=None) for b in self.buckets))
 
-    def whole(self, x: Array) -> Self:
+    def whole(self, x: Array, rows: Array | None = None) -> Self:
         if all(bucket.x is not None for bucket in self.buckets):
             return self
         [bucket] = self.buckets
-        return self.replace(buckets=(bucket.replace(x=each_device(self.sharding, _by_row, (), x)),))
+        by_row = each_device(self.sharding, _by_row, (), x) if rows is None else rows
+        return self.replace(buckets=(bucket.replace(x=by_row),))
 
     def sizes(self, weight: Array) -> Array:
         return self.counts
@@ -106,6 +108,11 @@ class TimeMajor(Layout):
 
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return self._everywhere(_combine, x, factors)
+
+    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
+        if self.buckets[0].node is not None:
+            return AsStored().map_samples(x, sharding, work, *by_node)
+        return each_device(sharding, partial(_in_parts, work), (), self, *by_node)
 
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return each_device(self.sharding, lambda _, rows, x: _longest(rows, x), (), self, x)
@@ -141,6 +148,16 @@ def _combine(rows: TimeMajor, x: Array, factors: Array) -> Array:
     return v
 
 
+def _in_parts(work: Callable[..., Tree], _: tuple[()], rows: TimeMajor, *by_node: Array) -> Tree:
+    x = rows.buckets[0].samples
+
+    def part(first: Array | int, width: int) -> Tree:
+        return work(jnp.swapaxes(nodes_of(x, first, width, 1), 0, 1), *(nodes_of(a, first, width) for a in by_node))
+
+    n, count, d = x.shape
+    return in_blocks(part, count, n * d, PART)
+
+
 def _longest(rows: TimeMajor, x: Array) -> Array:
     squared = jnp.zeros(len(x), rows.buckets[0].norm2.dtype)
     for bucket in rows.buckets:
@@ -173,7 +190,10 @@ def _totals(
 
 def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto") -> TaskData:
     """Lay out the data for `ascend`, before the loops over rounds."""
-    rows: TimeMajor = each_device(data.sharding, partial(_time_major, bucketing), (), data.x, data.y, data.weight)
+    x = data.x
+    if isinstance(data.layout, AsStored) and data.layout.rows is not None:
+        x = jnp.swapaxes(data.layout.rows[0], 0, 1)
+    rows: TimeMajor = each_device(data.sharding, partial(_time_major, bucketing), (), x, data.y, data.weight)
     return data.replace(layout=rows.replace(backend=backend, sharding=data.sharding))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,44 +17,17 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
 from mocha_jax._core.platform import platform_dependent
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import EXACT, matmul
-
-Blocks = TypeVar("Blocks")  # a tree of arrays [nodes, ...]
 
 # Numbers in one row of a block of nodes: large enough to keep two cores busy with one step, small
 # enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
 BLOCK_NUMBERS = 2**16
 
 
-def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, d: int) -> Blocks:
-    """``work(first, width)`` for one block of nodes after the other, and its results ``[width, ...]`` put together.
-
-    Where blocks do not divide the nodes the last one begins earlier, and some nodes are worked on twice.
-    """
-    blocks = -(-count // max(BLOCK_NUMBERS // d, 1))
-    if blocks < 2:
-        return work(0, count)
-    width = -(-count // blocks)
-    firsts = jnp.minimum(jnp.arange(blocks) * width, count - width)
-    found = lax.map(lambda first: work(first, width), firsts)
-    before = (blocks - 1) * width
-
-    def together(parts: Array) -> Array:
-        flat = parts.reshape(blocks * width, *parts.shape[2:])
-        twice = blocks * width - count
-        return jnp.concatenate([flat[:before], flat[before + twice :]]) if twice else flat
-
-    return jax.tree.map(together, found)
-
-
 def row_of(x: Array, i: Array, first: Array | int, width: int) -> Array:
     """Row i of some nodes, straight from the whole array: a block of it would be a copy; ``[width, d]``."""
     return lax.dynamic_slice(x, (i, first, 0), (1, width, x.shape[2]))[0]
-
-
-def nodes_of(array: Array, first: Array | int, width: int, axis: int = 0) -> Array:
-    """The entries of some nodes, which are counted by an axis."""
-    return array if width == array.shape[axis] else lax.dynamic_slice_in_dim(array, first, width, axis)
 
 
 @jax.custom_jvp
@@ -78,7 +51,7 @@ def _times_by_rows(x: Array, weights: Array) -> Array:
         rows = lax.map(lambda i: matmul(row_of(x, i, first, width).astype(w.dtype) * w, ones), jnp.arange(n))
         return rows.T
 
-    return in_blocks(block, count, d)
+    return in_blocks(block, count, d, BLOCK_NUMBERS)
 
 
 @jax.custom_jvp
@@ -106,7 +79,7 @@ def _combine_by_rows(x: Array, factors: Array) -> Array:
         start = jnp.zeros((width, d), factors.dtype)
         return lax.scan(add, start, (jnp.arange(len(of_rows)), of_rows))[0]
 
-    return in_blocks(block, count, d)
+    return in_blocks(block, count, d, BLOCK_NUMBERS)
 
 
 Pair = tuple[Array, Array]

@@ -88,7 +88,7 @@ def _dual_vectors(problem: Problem, beta: Array) -> Pair:
     data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
     limits = jnp.finfo(beta.dtype)
     factors, lost = twofold.product(data.weight, beta)
-    v, error = twofold.combine(data.x, factors)
+    v, error = data.map_samples(twofold.combine, factors)
     v, rest = twofold.two_sum(v, data.weighted_sums(lost))
     # What is lost of a factor may itself be lost, being too small.
     error = error + jnp.abs(rest) + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
@@ -115,7 +115,7 @@ def _certified(
     gap_before: Array | float = math.inf,
 ) -> Certificate:
     data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
-    z, error = twofold.times(data.x, data.to_nodes(weights))
+    z, error = data.map_samples(twofold.times, data.to_nodes(weights))
     terms, losses, moved = _of_samples(problem.loss, z, error, data.y, beta)
     # The terms are not negative, so that adding them up costs a few roundings of the result.
     more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
