@@ -60,6 +60,7 @@ import mocha_jax as mj  # noqa: E402
 from benchmarks._cards import CARDS  # noqa: E402
 from benchmarks._programs import resources, starts  # noqa: E402
 from mocha_jax._core.devices import NodeSharding  # noqa: E402
+from mocha_jax._data.placement import format_of  # noqa: E402
 
 SLICES = {"TPU v5e": "v5e:2x2", "TPU v5p": "v5p:2x2x1"}
 MACHINES = tuple(CARDS if GPU else SLICES)
@@ -254,6 +255,7 @@ def abstract(case: Case, regularizer: Any, devices: list[Any]) -> tuple[Any, mj.
     key: Any = jax.eval_shape(lambda: jax.random.key(0))
     x, y, owner = ((case.shape, case.storage), ((m, n), jnp.float32), ((m,), jnp.int32))
     fields: list[Any] = [struct(by_node, *size, dtype=dtype) for size, dtype in (x, y, y, owner)]
+    fields[0] = jax.ShapeDtypeStruct(case.shape, case.storage, sharding=format_of(by_node))  # as packed
     data = mj.TaskData(
         x=fields[0], y=fields[1], weight=fields[2], task=fields[3], num_tasks=m, loss_scaling="task_mean"
     )

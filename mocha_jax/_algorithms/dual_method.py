@@ -206,9 +206,13 @@ def _round(
     data = problem.data
     update = algorithm.local_update(drawn, server, state, problem, work)
     round = state.round + 1
-    fresh = round % REFRESH_EVERY == 0
-    change = lax.cond(fresh, lambda: data.node_vectors(update.beta), lambda: update.dv)
-    v = data.to_tasks(change) + jnp.where(fresh, 0.0, state.v)
+    if data.shared:  # of single nodes nothing is known but what they add
+        fresh = round % REFRESH_EVERY == 0
+        change = lax.cond(fresh, lambda: data.node_vectors(update.beta), lambda: update.dv)
+        v = data.to_tasks(change) + jnp.where(fresh, 0.0, state.v)
+    else:
+        own = data.to_nodes(state.v) + update.dv
+        v = data.to_tasks(data.renewed(own, update.beta, round % REFRESH_EVERY, REFRESH_EVERY))
     beta, v, after = server.aggregate(problem, state.server, round, state.beta, update, v)
     return state.replace(round=round, beta=beta, v=v, server=after), update.info
 

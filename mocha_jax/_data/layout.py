@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding, each_device
 from mocha_jax._core.pytree import Pytree, Tree
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
+from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
 from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
 
 
@@ -41,6 +41,12 @@ class Layout(Pytree):
     @abstractmethod
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         """Add up each node's samples times their factors: ``[m, n]`` to ``[m, d]``."""
+
+    @abstractmethod
+    def renewed(
+        self, x: Array, sharding: NodeSharding | None, factors: Array, sums: Array, part: Array, parts: int, real: int
+    ) -> Array:
+        """See `TaskData.renewed`."""
 
     @abstractmethod
     def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
@@ -77,6 +83,16 @@ class AsStored(Layout):
 
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return combine(x, factors)
+
+    def renewed(
+        self, x: Array, sharding: NodeSharding | None, factors: Array, sums: Array, part: Array, parts: int, real: int
+    ) -> Array:
+        def work(part: Array, x: Array, factors: Array, sums: Array) -> Array:
+            begin, width = part_of(min(real, len(x)), part, parts)
+            exact = combine(*(nodes_of(a, begin, width) for a in (x, factors)))
+            return with_part(sums, exact, begin)
+
+        return each_device(sharding, work, part, x, factors, sums)
 
     def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
         return each_device(sharding, partial(_in_parts, work), (), x, *by_node)

@@ -181,6 +181,15 @@ class TaskData(Pytree):
         r"""Add up $\sum_i c_{ki}\beta_{ki}x_{ki}$ of every node: duals ``[m, n]`` to ``[m, d]``."""
         return self.weighted_sums(self.weight * beta)
 
+    def renewed(self, vectors: Array, beta: Array, part: Array, parts: int) -> Array:
+        """Derive `node_vectors` afresh for one of so many parts of the nodes; of the others they stay what they are.
+
+        What rounds have added up has the rounding of all of them. In every round a part of it is replaced, which costs
+        little and, unlike all of it now and then, takes no decision.
+        """
+        real = self.num_nodes if self.shared else self.num_tasks  # beyond it nodes hold no data
+        return self.layout.renewed(self.x, self.sharding, self.weight * beta, vectors, part, parts, real)
+
     def dual_vectors(self, beta: Array) -> Array:
         r"""Add up $v_t = \sum_i c_{ti}\beta_{ti}x_{ti}$: duals ``[m, n]`` to ``[num_tasks, d]``."""
         return self.to_tasks(self.node_vectors(beta))

@@ -26,7 +26,7 @@ from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.layout import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.products import combine, times
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
+from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
 from mocha_jax._numerics.products import Terms, lengths, totals
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
@@ -109,6 +109,11 @@ class TimeMajor(Layout):
     def weighted_sums(self, x: Array, factors: Array) -> Array:
         return self._everywhere(_combine, x, factors)
 
+    def renewed(
+        self, x: Array, sharding: NodeSharding | None, factors: Array, sums: Array, part: Array, parts: int, real: int
+    ) -> Array:
+        return each_device(sharding, partial(_renewed, parts, real), part, self, factors, sums)
+
     def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
         if self.buckets[0].node is not None:
             return AsStored().map_samples(x, sharding, work, *by_node)
@@ -146,6 +151,15 @@ def _combine(rows: TimeMajor, x: Array, factors: Array) -> Array:
     for bucket in rows.buckets:
         v = bucket.put(v, combine(bucket.samples, *bucket.take_rows(factors)))
     return v
+
+
+def _renewed(parts: int, real: int, part: Array, rows: TimeMajor, factors: Array, sums: Array) -> Array:
+    for bucket in rows.buckets:
+        (of_rows,), mine = bucket.take_rows(factors), bucket.take(sums)
+        begin, width = part_of(min(real, len(mine)), part, parts)
+        exact = combine(bucket.samples, nodes_of(of_rows, begin, width), begin)
+        sums = bucket.put(sums, with_part(mine, exact, begin))
+    return sums
 
 
 def _in_parts(work: Callable[..., Tree], _: tuple[()], rows: TimeMajor, *by_node: Array) -> Tree:

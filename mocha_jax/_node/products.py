@@ -54,27 +54,33 @@ def _times_by_rows(x: Array, weights: Array) -> Array:
     return in_blocks(block, count, d, BLOCK_NUMBERS)
 
 
+def combine(x: Array, factors: Array, begin: Array | int = 0) -> Array:
+    """``[n, c, d]`` combined by ``[k, n]``, in the precision of the latter, ``[k, d]``: of k nodes from `begin`."""
+    return _combine(x, factors, jnp.asarray(begin, int))
+
+
 @jax.custom_jvp
-def combine(x: Array, factors: Array) -> Array:
-    """``[n, c, d]`` combined by ``[c, n]``, in the precision of the latter, ``[c, d]``."""
-    shape = cast(Array, jax.ShapeDtypeStruct(x.shape[1:], factors.dtype))
+def _combine(x: Array, factors: Array, begin: Array) -> Array:
+    shape = cast(Array, jax.ShapeDtypeStruct((len(factors), x.shape[2]), factors.dtype))
     whole = dict.fromkeys(("cuda", "rocm", "tpu"), _combine_at_once)
-    return platform_dependent(shape, x, factors, default=_combine_by_rows, **whole)
+    return platform_dependent(shape, x, factors, begin, default=_combine_by_rows, **whole)
 
 
-def _combine_at_once(x: Array, factors: Array) -> Array:
-    return jnp.einsum("ncd,cn->cd", x.astype(factors.dtype), factors, precision=EXACT)
+def _combine_at_once(x: Array, factors: Array, begin: Array) -> Array:
+    # A sum rather than a product of matrices: it takes some of the nodes without a copy of them.
+    x = nodes_of(x, begin, len(factors), 1)
+    return jnp.sum(x.astype(factors.dtype) * factors.T[:, :, None], axis=0)
 
 
-def _combine_by_rows(x: Array, factors: Array) -> Array:
-    _, count, d = x.shape
+def _combine_by_rows(x: Array, factors: Array, begin: Array) -> Array:
+    count, d = len(factors), x.shape[2]
 
     def block(first: Array | int, width: int) -> Array:
         of_rows = nodes_of(factors, first, width).T
 
         def add(total: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
             i, factor = row
-            return total + factor[:, None] * row_of(x, i, first, width).astype(total.dtype), None
+            return total + factor[:, None] * row_of(x, i, begin + first, width).astype(total.dtype), None
 
         start = jnp.zeros((width, d), factors.dtype)
         return lax.scan(add, start, (jnp.arange(len(of_rows)), of_rows))[0]
@@ -82,20 +88,17 @@ def _combine_by_rows(x: Array, factors: Array) -> Array:
     return in_blocks(block, count, d, BLOCK_NUMBERS)
 
 
-Pair = tuple[Array, Array]
-
-
 def _derivative(
-    product: Callable[[Array, Array], Array], at_once: Callable[[Array, Array], Array], at: Pair, along: Any
-) -> Pair:
+    product: Callable[..., Array], at_once: Callable[..., Array], at: tuple[Array, ...], along: tuple[Any, ...]
+) -> tuple[Array, Array]:
     """The derivative of a product of both; of the samples, which nobody may have asked for, only where it is wanted."""
-    (x, other), (dx, d_other) = at, along
-    changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other)]
+    (x, other, *where), (dx, d_other, *_) = at, along
+    changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other, *where)]
     if not isinstance(dx, SymbolicZero):
-        changes.append(at_once(dx, other))
-    found = product(x, other)
+        changes.append(at_once(dx, other, *where))
+    found = product(x, other, *where)
     return found, sum(changes, start=jnp.zeros_like(found))
 
 
 times.defjvp(partial(_derivative, times, _times_at_once), symbolic_zeros=True)
-combine.defjvp(partial(_derivative, combine, _combine_at_once), symbolic_zeros=True)
+_combine.defjvp(partial(_derivative, _combine, _combine_at_once), symbolic_zeros=True)

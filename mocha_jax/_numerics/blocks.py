@@ -39,6 +39,20 @@ def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, each: int,
     return jax.tree.map(together, found)
 
 
+def part_of(count: int, part: Array, parts: int) -> tuple[Array, int]:
+    """Where a part of so many nodes begins, and how many it has; together the parts are all of them, some twice."""
+    width = -(-count // parts)
+    return jnp.minimum(part * width, count - width), width
+
+
+def with_part(whole: Array, part: Array, begin: Array) -> Array:
+    """An array ``[m, ...]`` with the entries of some nodes ``[k, ...]`` in place of its own."""
+    place = jnp.arange(len(whole), dtype=begin.dtype) - begin
+    inside = ((place >= 0) & (place < len(part))).reshape(-1, *[1] * (whole.ndim - 1))
+    # Unlike an update in place it is computed together with what makes and takes the array.
+    return jnp.where(inside, part.at[jnp.clip(place, 0, len(part) - 1)].get(mode="promise_in_bounds"), whole)
+
+
 def nodes_of(array: Array, first: Array | int, width: int, axis: int = 0) -> Array:
     """The entries of some nodes, which are counted by an axis."""
     return array if width == array.shape[axis] else lax.dynamic_slice_in_dim(array, first, width, axis)
