@@ -18,7 +18,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax.spectral import thin_svd
+from mocha_jax.spectral import singular_values, spectral_map
 
 __all__ = [
     "as_matrix",
@@ -40,6 +40,9 @@ SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
 
 # Up to so many tasks the row sums of a low-rank coupling are exact, a few rows at a time; beyond, bounded.
 _EXACT_ROWS, _ROWS_AT_ONCE = 4096, 64
+
+# In units of the largest one's rounding, the singular values of F whose left vectors may be shorter than 1.
+_NOISE = 128.0
 
 
 class Coupling(Pytree):
@@ -259,21 +262,25 @@ class LowRank(Coupling):
         return self.base + jnp.sum(self.factor**2, axis=1)
 
     def gradient(self, w: Array) -> Array:
-        u, curvature = self._spectrum()
-        along = matmul(u.T, w)
-        aside = jnp.where(self.base > 0, w - matmul(u, along), 0.0)
-        return matmul(u, safe_ratio(along, curvature[:, None])) + safe_ratio(aside, self.base)
+        inverse, rest = spectral_map(_inverse_roots, self.factor, self.base), w - self._inside(w)
+        return matmul(inverse, matmul(inverse.T, w)) + jnp.where(self.base > 0, safe_ratio(rest, self.base), 0.0)
 
     def project_to_range(self, w: Array) -> Array:
-        u, curvature = self._spectrum()
-        inside = matmul(u, jnp.where(curvature > 0, 1.0, 0.0)[:, None] * matmul(u.T, w))
-        return jnp.where(self.base > 0, w, inside)
+        return jnp.where(self.base > 0, w, self._inside(w))
 
-    def _spectrum(self) -> tuple[Array, Array]:
-        r"""Left singular vectors of F ``[m, r]``, and eigenvalues of $\bar M$ there, 0 up to rounding."""
-        u, f, _ = thin_svd(self.factor)
-        curvature = self.base + f**2
-        return u, jnp.where(curvature > jnp.finfo(f.dtype).eps * jnp.max(curvature), curvature, 0.0)
+    def energy(self, w: Array) -> Array:
+        r"""$\tfrac12\mathrm{tr}(W^\top\bar M^{-1}W)$, a scalar; infinite where W leaves the range of $\bar M$."""
+        eps, largest = jnp.finfo(w.dtype).eps, self.base + singular_values(self.factor)[0] ** 2
+        along = jnp.sum(matmul(spectral_map(_inverse_roots, self.factor, self.base).T, w) ** 2)
+        rest = jnp.sum((w - self._inside(w)) ** 2)
+        nothing, free = rest <= eps * jnp.sum(w**2), self.base <= eps * largest
+        aside = jnp.where(free, jnp.where(nothing, 0.0, jnp.inf), rest / jnp.where(free, 1.0, self.base))
+        return 0.5 * (along + aside)
+
+    def _inside(self, w: Array) -> Array:
+        """The part of W along the columns of F, but for those that are noise."""
+        along = spectral_map(_told_apart, self.factor, self.base)
+        return matmul(along, matmul(along.T, w))
 
     def prox(self, y: Array, rho: Array) -> Array:
         # Woodbury: y - inv(c I + rho F F') y with c = 1 + rho b.
@@ -294,6 +301,19 @@ class LowRank(Coupling):
         scale = safe_ratio(nodes, self.diagonal())
         inner = matmul(self.factor.T, scale[:, None] * self.factor)
         return jnp.max(scale) * self.base + jnp.linalg.eigvalsh(inner)[-1]
+
+
+def _inverse_roots(f: Array, base: Array) -> Array:
+    """Inverse roots of the eigenvalues of the operator in the directions of these singular values."""
+    kept = _told_apart(f, base) > 0
+    return jnp.where(kept, 1.0 / jnp.sqrt(jnp.where(kept, base + f**2, 1.0)), 0.0)
+
+
+def _told_apart(f: Array, base: Array) -> Array:
+    """1 for directions told apart from those outside of F, which the base is for, 0 for noise."""
+    eps, curvature = jnp.finfo(f.dtype).eps, base + f**2
+    told = (f > _NOISE * eps * jnp.max(f)) & (curvature > eps * jnp.max(curvature))
+    return jnp.where(told, 1.0, 0.0).astype(f.dtype)
 
 
 def as_matrix(coupling: Coupling) -> Array:

@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
+from mocha_jax._numerics import tall
 from mocha_jax._numerics.math import matmul, safe_ratio
 
 __all__ = [
@@ -56,18 +57,28 @@ def singular_values(w: Array) -> Array:
 
     Their derivative is diag(U' dW V): exact for every symmetric function of them.
     """
-    return _singular_values(check.floats("singular_values", "w", w, ("m", "d")))
+    return _singular_values(_upright(check.floats("singular_values", "w", w, ("m", "d"))))
+
+
+def _upright(w: Array) -> Array:
+    """W, or its transpose where W has more columns than rows."""
+    return w if w.shape[0] >= w.shape[1] else w.T
 
 
 @jax.custom_jvp
 def _singular_values(w: Array) -> Array:
-    return thin_svd(w)[1]
+    return tall.factors(w).s
 
 
 @_singular_values.defjvp
 def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    u, s, vt = thin_svd(primals[0])
-    return s, jnp.sum(u * matmul(tangents[0], vt.T), axis=0)
+    found = tall.factors(primals[0])
+    return found.s, jnp.diagonal(_core(found, tangents[0]))
+
+
+def _core(found: tall.Factors, dw: Array) -> Array:
+    """U' dW V."""
+    return matmul(found.against(dw), found.vt.T)
 
 
 def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, params: Params) -> Array:
@@ -93,7 +104,8 @@ def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, pa
     """
     check.function("spectral_map", "fn", fn, "lambda s, params: ...")
     w, params = _checked("spectral_map", fn, w, params)
-    return _spectral_map(fn, w, params)
+    mapped = _spectral_map(fn, _upright(w), params)
+    return mapped if mapped.shape == w.shape else mapped.T
 
 
 def _checked(owner: str, fn: Callable[[Array, Params], Array], w: ArrayLike, params: Params) -> tuple[Array, Params]:
@@ -108,8 +120,8 @@ def _checked(owner: str, fn: Callable[[Array, Params], Array], w: ArrayLike, par
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
-    u, s, vt = thin_svd(w)
-    return matmul(u * fn(s, params)[None, :], vt)
+    found = tall.factors(w)
+    return found.left(fn(found.s, params)[:, None] * found.vt)
 
 
 @_spectral_map.defjvp
@@ -117,19 +129,17 @@ def _spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
-    u, s, vt = thin_svd(w)
-    core = matmul(matmul(u.T, dw), vt.T)
+    found = tall.factors(w)
+    s, core = found.s, _core(found, dw)
     p, dp, minus, limit = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
     total = s[:, None] + s[None, :]
     plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), limit)
     inner = minus * 0.5 * (core + core.T) + plus * 0.5 * (core - core.T)
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    out = matmul(matmul(u, inner), vt)
-    # The parts of dW outside the spans of U and V.
+    # The part of dW outside the span of U; V spans everything.
     slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jax.jacfwd(fn)(s, params)))
-    left, right = dw - matmul(u, matmul(u.T, dw)), dw - matmul(matmul(dw, vt.T), vt)
-    out = out + matmul(matmul(left, vt.T) * slope[None, :], vt) + matmul(u, slope[:, None] * matmul(u.T, right))
-    return matmul(u * p[None, :], vt), out
+    inside = found.left(matmul(inner - core * slope[None, :], found.vt))
+    return found.left(p[:, None] * found.vt), inside + matmul(dw, matmul(found.vt.T, slope[:, None] * found.vt))
 
 
 def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
@@ -140,28 +150,30 @@ def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Pa
     """
     check.function("left_spectral_map", "fn", fn, "lambda s, params: ...")
     w, params = _checked("left_spectral_map", fn, w, params)
-    return _left_spectral_map(fn, w, params)
+    if w.shape[0] > w.shape[1]:
+        raise ValueError(f"left_spectral_map: w must have at most as many rows as columns, got shape {w.shape}.")
+    return _right_spectral_map(fn, w.T, params)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
-    u, s, _ = thin_svd(w)
-    return matmul(u * fn(s, params)[None, :], u.T)
+def _right_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
+    found = tall.factors(w)
+    return matmul(found.vt.T, fn(found.s, params)[:, None] * found.vt)
 
 
-@_left_spectral_map.defjvp
-def _left_spectral_map_jvp(
+@_right_spectral_map.defjvp
+def _right_spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
-    u, s, vt = thin_svd(w)
-    core = matmul(matmul(u.T, dw), vt.T)
+    found = tall.factors(w)
+    s, core = found.s, _core(found, dw)
     p, dp, minus, _ = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
-    # d(W W') in this basis is core S + S core', and (p_i - p_j) / (s_i^2 - s_j^2) multiplies it.
-    gram = core * s[None, :] + s[:, None] * core.T
+    # d(W'W) in this basis is core' S + S core, and (p_i - p_j) / (s_i^2 - s_j^2) multiplies it.
+    gram = core.T * s[None, :] + s[:, None] * core
     inner = minus * safe_ratio(gram, s[:, None] + s[None, :])
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    return matmul(u * p[None, :], u.T), matmul(matmul(u, inner), u.T)
+    return matmul(found.vt.T, p[:, None] * found.vt), matmul(matmul(found.vt.T, inner), found.vt)
 
 
 def _divided_differences(

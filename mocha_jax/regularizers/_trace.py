@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._numerics.math import matmul, safe_ratio
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
-from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map, thin_svd
+from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map
 
 # Roundings of the largest singular value in each, as LAPACK finds them: about one, seen up to 800 x 800.
 _NOISE = 2.0
@@ -60,16 +60,7 @@ class TraceLimited(Regularizer):
     def value(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is None:
             return self.spectral_value(singular_values(weights))
-        # tr(W' inv(M) W) / 2, infinite where W leaves the range of a singular Omega.
-        coupling = self._coupling_of(relation)
-        u, f, _ = thin_svd(coupling.factor)
-        along = jnp.sum(matmul(u.T, weights) ** 2, axis=1)
-        aside = jnp.sum((weights - matmul(u, matmul(u.T, weights))) ** 2)
-        energy, curvature = jnp.append(along, aside), jnp.append(coupling.base + f**2, coupling.base)
-        nothing = energy <= jnp.finfo(energy.dtype).eps * jnp.sum(energy)
-        free = curvature <= jnp.finfo(energy.dtype).eps * jnp.max(curvature)
-        terms = jnp.where(free, jnp.where(nothing, 0.0, jnp.inf), energy / jnp.where(free, 1.0, curvature))
-        return 0.5 * jnp.sum(terms)
+        return self._coupling_of(relation).energy(weights)
 
     def conjugate(self, v: Array) -> Array:
         return self.spectral_conjugate(singular_values(v))
