@@ -1,0 +1,99 @@
+"""What the processes of `test_processes` do: ``python -m tests.driver.scenarios NAME SETTINGS``."""
+
+import json
+import os
+import signal
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from tests.driver import test_processes as shared
+
+
+def data_of(counts, process, **more):
+    first = sum(counts[:process])
+    return shared.pack(first, first + counts[process], **more)
+
+
+def killed(counts, process, folder, kill, victim):
+    """Train, and be killed in the middle of writing: a part, or the file that makes the parts count."""
+    seen = []
+
+    def strike(to, **arrays):
+        writes = "part" if "progress_0_rows" in arrays or any(n.endswith("_rows") for n in arrays) else "file"
+        if writes == kill and process == victim and seen and seen[-1] >= shared.KILLED_AT - shared.CHUNK:
+            to.write(b"half of it")
+            to.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(to, **arrays)
+
+    save, np.savez = np.savez, strike
+    problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
+    shared.solve(problem, checkpoint=f"{folder}/run.npz", callback=lambda round, _: seen.append(round))
+
+
+def resumed(counts, process, folder, rounds=shared.ROUNDS):
+    """Go on from the checkpoint, and end to the last bit where these processes would have ended without it."""
+    seen = []
+    problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
+    found = shared.solve(
+        problem, checkpoint=f"{folder}/run.npz", max_rounds=rounds, callback=lambda round, _: seen.append(round)
+    )
+    straight = shared.solve(problem, max_rounds=rounds)
+    for a, b in zip(shared.numbers(found), shared.numbers(straight), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    assert problem.data.x.addressable_shards[0].data.shape[0] == max(counts)
+    mixed = mj.from_process_local(
+        data_of(counts, process), task=(np.arange(12) % 3)[sum(counts[:process]) :][: counts[process]]
+    )
+    weight = jax.experimental.multihost_utils.process_allgather(mixed.weight, tiled=True)
+    mistakes(counts, process)
+    if process == 0:
+        np.savez(
+            f"{folder}/out.npz",
+            weights=found.weights,
+            gap=found.history.gap,
+            utilisation=found.utilisation,
+            first=seen[0],
+            shared_weight=weight,
+        )
+
+
+def mistakes(counts, process):
+    """Every process is told, whoever made the mistake."""
+    own = data_of(counts, process)
+    cases = {
+        "disagree in features: 3 in process 0, 4 in process 1": own.replace(x=own.x[..., process == 0 :]),
+        "disagree in loss_scaling": own.replace(loss_scaling=("sum", "task_mean")[process]) if process < 2 else own,
+        "disagree in dtype of samples": own.replace(x=own.x.astype(np.float32)) if process else own,
+        "data must be a TaskData|process 1 failed: .* data must be a TaskData": None if process == 1 else own,
+    }
+    for message, data in cases.items():
+        with pytest.raises(ValueError, match=message):
+            mj.from_process_local(data)
+    with pytest.raises(ValueError, match="disagree in whether task is given"):
+        mj.from_process_local(own, task=None if process else own.task)
+    with pytest.raises(ValueError, match="no node of any process works on task 0"):
+        mj.from_process_local(own, task=own.task + 1)
+
+
+def continued(counts, process, folder, rounds):
+    """Go on from a checkpoint of another number of processes."""
+    problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
+    found = shared.solve(problem, checkpoint=f"{folder}/run.npz", max_rounds=rounds)
+    assert len(found.history.round) == rounds
+    assert len(np.load(f"{folder}/run.npz")["parts"]) == len(counts)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    jax.config.update("jax_num_cpu_devices", given.pop("devices"))
+    jax.config.update("jax_enable_x64", True)
+    jax.distributed.initialize(
+        f"localhost:{given.pop('port')}", num_processes=len(given["counts"]), process_id=given["process"]
+    )
+    globals()[sys.argv[1]](**given)
