@@ -103,7 +103,7 @@ class _Deal:
 
     @property
     def real(self) -> np.ndarray:
-        """Where there is a node of somebody, ``[m]``."""
+        """The places that hold a node, ``[m]`` bool."""
         found = np.zeros(self.sharding.devices * self.size, bool)
         for places, count in zip(self.places, self.counts, strict=True):
             found[places[:count]] = True
@@ -199,7 +199,7 @@ def _exchanged(
 
 
 def _share(data: TaskData, owner: np.ndarray, samples: np.ndarray, deal: _Deal) -> np.ndarray:
-    """Of every own node: the samples of its task in what this process packed, over those of all processes."""
+    """Return the samples of each own node's task in what this process packed, over those of all processes."""
     packed, sizes = np.asarray(data.task), np.asarray(data.sizes)
     here = np.bincount(packed, sizes)[packed]
     everywhere = np.bincount(owner, samples)[owner[deal.mine[: data.num_nodes]]]

@@ -33,6 +33,7 @@ def shard(problem: Kind, mesh: Mesh | AbstractMesh | None = None, axes: str | tu
 
     A problem of shapes (leaves `jax.ShapeDtypeStruct`) may be spread over devices that are not here. Its shapes then
     say where everything lies, and ``jax.jit(...).lower(key, problem).compile()`` tells what a run would take there.
+    An `AbstractMesh` has no compiler: ``jax.jit(...).trace(key, problem).lower(lowering_platforms=("tpu",))``.
 
     Args:
       problem: a problem on one device or on the host, or of data that is spread already; not under `jit`.

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
 import mocha_jax as mj
 from tests.driver import test_processes as shared
@@ -20,24 +23,25 @@ def data_of(counts, process, **more):
 
 def killed(counts, process, folder, kill, victim):
     """Train, and be killed in the middle of writing: a part, or the file that makes the parts count."""
-    seen = []
+    seen: list[int] = []
 
     def strike(to, **arrays):
-        writes = "part" if "progress_0_rows" in arrays or any(n.endswith("_rows") for n in arrays) else "file"
+        writes = "file" if "history_0" in arrays else "part"
         if writes == kill and process == victim and seen and seen[-1] >= shared.KILLED_AT - shared.CHUNK:
             to.write(b"half of it")
             to.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         save(to, **arrays)
 
-    save, np.savez = np.savez, strike
+    save = np.savez
+    np.savez = strike  # type: ignore[assignment]
     problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
     shared.solve(problem, checkpoint=f"{folder}/run.npz", callback=lambda round, _: seen.append(round))
 
 
 def resumed(counts, process, folder, rounds=shared.ROUNDS):
     """Go on from the checkpoint, and end to the last bit where these processes would have ended without it."""
-    seen = []
+    seen: list[int] = []
     problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
     found = shared.solve(
         problem, checkpoint=f"{folder}/run.npz", max_rounds=rounds, callback=lambda round, _: seen.append(round)
@@ -50,17 +54,42 @@ def resumed(counts, process, folder, rounds=shared.ROUNDS):
     mixed = mj.from_process_local(
         data_of(counts, process), task=(np.arange(12) % 3)[sum(counts[:process]) :][: counts[process]]
     )
-    weight = jax.experimental.multihost_utils.process_allgather(mixed.weight, tiled=True)
+    weights, shared_weight = process_allgather((found.weights, mixed.weight), tiled=True)
     mistakes(counts, process)
+    damaged(problem, folder, process)
     if process == 0:
         np.savez(
             f"{folder}/out.npz",
-            weights=found.weights,
+            weights=weights,
             gap=found.history.gap,
             utilisation=found.utilisation,
             first=seen[0],
-            shared_weight=weight,
+            shared_weight=shared_weight,
         )
+
+
+def damaged(problem, folder, process):
+    """Every process is told, whichever part is damaged or gone."""
+    there = Path(folder, "copy")
+    if process == 0:
+        there.mkdir()
+        for file in Path(folder).glob("run.npz*"):
+            shutil.copy(file, there)
+    sync_global_devices("copied")
+    [part] = there.glob("run.npz.1-of-*.part")
+    whole = part.read_bytes()
+    sync_global_devices("read")
+    for content, message in (
+        (whole[:-9], "is damaged"),
+        (whole[:999] + b"X" + whole[1000:], "is damaged"),
+        (None, "is missing"),
+    ):
+        if process == 1:
+            part.unlink() if content is None else part.write_bytes(content)
+        sync_global_devices("done")
+        with pytest.raises(mj.CheckpointError, match=message):
+            shared.solve(problem, checkpoint=there / "run.npz")
+        sync_global_devices("told")
 
 
 def mistakes(counts, process):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver import owned_file, parts
+from mocha_jax._driver import checkpoint, fingerprint, owned_file, parts
 from tests import zoo
 from tests.driver.test_solve import SYSTEMS, same
 
@@ -54,6 +54,29 @@ def test_resume_after_the_callback_raised(problem, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         mj.solve(problem, **options(tmp_path / "run.npz", callback=fail))
     same(mj.solve(problem, **options(None)), mj.solve(problem, **options(tmp_path / "run.npz")))
+
+
+def test_a_checkpoint_of_the_format_before_is_read(problem, tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "_FORMAT", "mocha_jax checkpoint 4")
+        before.setattr(checkpoint, "by_rows", fingerprint.whole)
+        mj.solve(problem, **options(path, max_rounds=24))
+    with np.load(path) as file:
+        assert str(file["format"]).endswith("4")
+        assert len(file["history_0"]) == 24
+    same(mj.solve(problem, **options(None)), mj.solve(problem, **options(path)))
+    with np.load(path) as file:
+        assert str(file["format"]).endswith("5")
+
+
+def test_a_fingerprint_by_rows_knows_their_order_and_not_who_holds_them():
+    rows = np.arange(24.0).reshape(8, 3)
+    by_rows = fingerprint.by_rows
+    parts = sum(fingerprint._digest_of_rows(at, rows[at : at + 2]) for at in (2, 0, 6, 4))
+    assert by_rows(rows) == (parts % 2**128).to_bytes(16, "little")
+    others = rows[::-1], rows.astype(np.float32), np.concatenate([rows, rows]), rows + 1e-9
+    assert len({by_rows(one) for one in (rows, *others)}) == 5
 
 
 @pytest.mark.parametrize("change", ["lam", "data", "loss", "key", "systems", "algorithm", "record_every"])
