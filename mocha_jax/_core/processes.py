@@ -21,7 +21,8 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
     """Do ``work()`` in every process; return what came of it in each, in the order of processes.
 
     An error is raised in all processes: its own in the one where it happened, one that says where elsewhere, an
-    `OSError` for one of the operating system and a `ValueError` for any other.
+    `OSError` for one of the operating system and a `ValueError` for any other. Where processes do not answer, it is a
+    `RuntimeError`.
 
     Args:
       owner: whom to name in an error.
@@ -34,7 +35,11 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
         own = {"found": work()}
     except Exception as found:  # the others have to learn of it, whatever it is
         error, own = found, {"error": str(found)[:300], "system": isinstance(found, OSError)}
-    reports = [json.loads(text) for text in _exchange(json.dumps(own))]
+    try:
+        texts = _exchange(json.dumps(own))
+    except Exception as lost:  # of whatever carries messages: what the others did is not known
+        raise RuntimeError(f"{owner}: other processes do not answer: {str(lost)[:200]}") from lost
+    reports = [json.loads(text) for text in texts]
     if error is not None:
         raise error
     for process, report in enumerate(reports):

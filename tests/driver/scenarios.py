@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
 import mocha_jax as mj
+from mocha_jax._driver import checkpoint, parts
 from tests.driver import test_processes as shared
 
 
@@ -22,19 +24,28 @@ def data_of(counts, process, **more):
 
 
 def killed(counts, process, folder, kill, victim):
-    """Train, and be killed in the middle of writing: a part, or the file that makes the parts count."""
+    """Train, and be killed: in the middle of writing a part, or the file that makes parts count, or after that."""
     seen: list[int] = []
 
-    def strike(to, **arrays):
-        writes = "file" if "history_0" in arrays else "part"
-        if writes == kill and process == victim and seen and seen[-1] >= shared.KILLED_AT - shared.CHUNK:
+    def now(doing):
+        return doing == kill and process == victim and bool(seen) and seen[-1] >= shared.KILLED_AT - shared.CHUNK
+
+    def savez(to, **arrays):
+        if now("file" if "history_0" in arrays else "part"):
             to.write(b"half of it")
             to.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         save(to, **arrays)
 
-    save = np.savez
-    np.savez = strike  # type: ignore[assignment]
+    def together(owner, work):
+        if now("told") and "write" not in work.__code__.co_names:  # its part is written, the file is not its own
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return all_together(owner, work)
+
+    save, all_together = np.savez, checkpoint.together
+    np.savez = savez  # type: ignore[assignment]
+    checkpoint.together = together
     problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
     shared.solve(problem, checkpoint=f"{folder}/run.npz", callback=lambda round, _: seen.append(round))
 
@@ -77,19 +88,37 @@ def damaged(problem, folder, process):
             shutil.copy(file, there)
     sync_global_devices("copied")
     [part] = there.glob("run.npz.1-of-*.part")
-    whole = part.read_bytes()
-    sync_global_devices("read")
-    for content, message in (
-        (whole[:-9], "is damaged"),
-        (whole[:999] + b"X" + whole[1000:], "is damaged"),
-        (None, "is missing"),
+    sync_global_devices("found")
+    if process == 1:
+        arrays = dict(np.load(part))
+        name = max(arrays, key=lambda name: arrays[name].size)
+        arrays[name].reshape(-1)[0] += 1
+        consistent = arrays | {"digest": np.array(parts.digest_of({n: a for n, a in arrays.items() if n != "digest"}))}
+    for what, message in (
+        ("torn", "is damaged"),
+        ("changed", "is damaged"),
+        ("other", "is damaged"),
+        ("gone", "is missing"),
     ):
         if process == 1:
-            part.unlink() if content is None else part.write_bytes(content)
+            match what:
+                case "torn":
+                    part.write_bytes(part.read_bytes()[:-9])
+                case "changed":
+                    overwrite(part, arrays)
+                case "other":
+                    overwrite(part, consistent)
+                case "gone":
+                    part.unlink()
         sync_global_devices("done")
         with pytest.raises(mj.CheckpointError, match=message):
             shared.solve(problem, checkpoint=there / "run.npz")
         sync_global_devices("told")
+
+
+def overwrite(part, arrays):
+    with open(part, "wb") as file:  # of a path NumPy would change the name
+        np.savez(file, **arrays)
 
 
 def mistakes(counts, process):
