@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 GPU = find_spec("jax_plugins") is not None
 DUMP = tempfile.TemporaryDirectory()
@@ -51,7 +51,6 @@ from jax.sharding import (  # noqa: E402
     Mesh,
     NamedSharding,
     PartitionSpec,
-    Sharding,
     SingleDeviceSharding,
     use_abstract_mesh,
 )  # fmt: skip
@@ -59,8 +58,7 @@ from jax.sharding import (  # noqa: E402
 import mocha_jax as mj  # noqa: E402
 from benchmarks._cards import CARDS  # noqa: E402
 from benchmarks._programs import resources, starts  # noqa: E402
-from mocha_jax._core.devices import NodeSharding  # noqa: E402
-from mocha_jax._data.placement import format_of  # noqa: E402
+from mocha_jax._data.placement import in_format  # noqa: E402
 
 SLICES = {"TPU v5e": "v5e:2x2", "TPU v5p": "v5p:2x2x1"}
 MACHINES = tuple(CARDS if GPU else SLICES)
@@ -245,29 +243,21 @@ def struct(where: Any, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeS
 
 
 def abstract(case: Case, regularizer: Any, devices: list[Any]) -> tuple[Any, mj.Problem]:
-    """A key and a problem of shapes, spread over the devices as `mj.shard` does where there are several."""
+    """A key and a problem of shapes, on one device or spread over several."""
     m, n, d = case.shape
-    mesh = Mesh(np.array(devices), ("nodes",), axis_types=(AxisType.Auto,))
-    by_node: Sharding = NamedSharding(mesh, PartitionSpec("nodes"))
-    everywhere: Sharding = NamedSharding(mesh, PartitionSpec())
+
+    def of(x: jax.Array, y: jax.Array, owner: jax.Array) -> tuple[jax.Array, mj.Problem]:
+        data = mj.TaskData(x, y, y, owner, num_tasks=m, loss_scaling="task_mean")
+        return jax.random.key(0), mj.Problem(data, LOSSES[case.loss], regularizer)
+
+    shapes = ((m, n, d), jnp.dtype(case.storage)), ((m, n), jnp.float32), ((m,), jnp.int32)
+    key, problem = jax.eval_shape(of, *(jax.ShapeDtypeStruct(*one) for one in shapes))
     if case.devices == 1:
-        by_node = everywhere = SingleDeviceSharding(devices[0])
-    key: Any = jax.eval_shape(lambda: jax.random.key(0))
-    x, y, owner = ((case.shape, case.storage), ((m, n), jnp.float32), ((m,), jnp.int32))
-    fields: list[Any] = [struct(by_node, *size, dtype=dtype) for size, dtype in (x, y, y, owner)]
-    fields[0] = jax.ShapeDtypeStruct(case.shape, case.storage, sharding=format_of(by_node))  # as packed
-    data = mj.TaskData(
-        x=fields[0], y=fields[1], weight=fields[2], task=fields[3], num_tasks=m, loss_scaling="task_mean"
-    )
-    if case.devices > 1:
-        data = data.replace(sharding=NodeSharding(mesh, ("nodes",), split_tasks=not regularizer.learned, nodes=m))
-
-    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
-            return leaf
-        return struct(everywhere, *jnp.shape(leaf), dtype=getattr(leaf, "dtype", jnp.float32))
-
-    return cast(Any, jax.tree.map(shape_of, (key, mj.Problem(data, LOSSES[case.loss], regularizer))))
+        one = SingleDeviceSharding(devices[0])
+        key, problem = jax.tree.map(lambda leaf: leaf.update(sharding=one), (key, problem))
+        return key, problem.replace(data=problem.data.exchange(x=in_format(problem.data.x)))  # as packed
+    mesh = Mesh(np.array(devices), ("nodes",), axis_types=(AxisType.Auto,))
+    return key.update(sharding=NamedSharding(mesh, PartitionSpec())), mj.shard(problem, mesh)
 
 
 def first_line(error: Exception) -> str:

@@ -60,6 +60,7 @@ from mocha_jax._problem.certificate import Certificate as Certificate
 from mocha_jax._problem.certificate import objective as objective
 from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
+from mocha_jax._problem.process_local import from_process_local as from_process_local
 from mocha_jax._problem.proof import certificate as certificate
 from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.sharding import shard as shard
@@ -94,6 +95,7 @@ __all__ = [
     "Evaluation",
     "FedAvg",
     "Federated",
+    "from_process_local",
     "graphical_lasso",
     "GraphicalLasso",
     "grid",

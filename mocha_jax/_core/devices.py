@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
+from jax import Array
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike
+
+from mocha_jax._core import check
 
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
@@ -22,10 +25,11 @@ Trees = TypeVarTuple("Trees")
 class NodeSharding:
     """Equal blocks of consecutive nodes on the devices along some axes of a mesh; tasks too, or whole on each."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     axes: tuple[str, ...]
     split_tasks: bool
-    nodes: int  # of the problem; those beyond were added to fill up the devices
+    nodes: int  # of the problem; all others were added to fill up the devices
+    filled: tuple[int, ...] = ()  # nodes of the problem in each block, the first of it; (): full ones, then the rest
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nowhere, ()  # devices are of one process; what is read back is on the default one
@@ -37,6 +41,29 @@ class NodeSharding:
     def devices(self) -> int:
         """The number of blocks."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    @property
+    def here(self) -> bool:
+        """Tell whether these are devices of this run, on which arrays can be put."""
+        if isinstance(self.mesh, AbstractMesh):
+            return False
+        return all(map(_is_of_this_run, self.mesh.devices.flat))
+
+    def blocks_of_processes(self) -> dict[int, list[int]]:
+        """The blocks that lie on the devices of each process, in order."""
+        found: dict[int, set[int]] = {}
+        where: Any = self.by_node.devices_indices_map((self.devices,))
+        for device, (rows,) in where.items():
+            found.setdefault(device.process_index, set()).add(rows.start or 0)
+        return {process: sorted(blocks) for process, blocks in found.items()}
+
+    def numbers(self, num_nodes: int) -> np.ndarray:
+        """Return which node of the problem is in each place ``[num_nodes]``; where none is, the last one before."""
+        if not self.filled:
+            return np.minimum(np.arange(num_nodes), self.nodes - 1)
+        block, place = np.divmod(np.arange(num_nodes), num_nodes // self.devices)
+        filled = np.asarray(self.filled)
+        return np.maximum((np.cumsum(filled) - filled)[block] + np.minimum(place, filled[block] - 1), 0)
 
     @property
     def by_node(self) -> NamedSharding:
@@ -56,6 +83,37 @@ class NodeSharding:
 
 def _nowhere() -> None:
     """Return what is left of a `NodeSharding` in a file or another process: None."""
+
+
+def node_sharding(
+    owner: str, mesh: Mesh | AbstractMesh, axes: str | tuple[str, ...] | None, nodes: int
+) -> NodeSharding:
+    """Nodes over some axes of a mesh, default all of them; both as a person gave them."""
+    if not isinstance(mesh, AbstractMesh):
+        check.instance(owner, "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
+    axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
+    if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
+        raise ValueError(
+            f"{owner}: axes must name axes of the mesh, such as {mesh.axis_names}, got {check.shown(axes)}."
+        )
+    axes = tuple(axes)
+    missing = [axis for axis in axes if axis not in mesh.axis_names]
+    if missing or not axes:
+        none = check.shown(missing) if missing else "axes were named"
+        raise ValueError(f"{owner}: the mesh has axes {mesh.axis_names}, but no {none}.")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"{owner}: the mesh's axes are of types {mesh.axis_types}; make it with axis_types=(AxisType.Auto,) for "
+            f"each axis (from jax.sharding import AxisType)."
+        )
+    return NodeSharding(mesh, axes, False, nodes)
+
+
+def _is_of_this_run(device: jax.Device) -> bool:
+    try:
+        return device in jax.devices(device.platform)
+    except RuntimeError:  # there are no devices of that kind
+        return False
 
 
 def each_device(
@@ -89,11 +147,31 @@ def fetched(array: ArrayLike) -> np.ndarray:
 
     Of random keys their numbers.
     """
-    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
+    array = numbers(array)
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)
+
+
+def numbers(array: ArrayLike) -> ArrayLike:
+    """An array as it is, of random keys their numbers."""
+    keys = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if keys else array
+
+
+def own_rows(array: Array) -> list[tuple[int, np.ndarray]]:
+    """The blocks of rows of a shared array that this process answers for, each with its first row."""
+    mine = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    blocks = {shard.index[0].start or 0: shard.data for shard in mine}
+    return [(start, np.asarray(blocks[start])) for start in sorted(blocks)]
+
+
+def is_cut_by_rows(array: ArrayLike) -> bool:
+    """Tell whether processes share an array and each holds whole rows of it, not all."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return False
+    block = array.sharding.shard_shape(array.shape)
+    return block[1:] == array.shape[1:]
 
 
 def place(array: ArrayLike, sharding: Sharding) -> jax.Array:
@@ -102,3 +180,13 @@ def place(array: ArrayLike, sharding: Sharding) -> jax.Array:
         return jax.device_put(array, sharding)
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place_rows(shape: tuple[int, ...], sharding: Sharding, rows: Callable[[int, int], np.ndarray]) -> jax.Array:
+    """An array that is cut along its leading axis, each process making ``rows(start, stop)`` where they lie with it."""
+
+    def block(index: Any) -> np.ndarray:
+        start, stop, _ = index[0].indices(shape[0])
+        return rows(start, stop)[(slice(None), *index[1:])]
+
+    return jax.make_array_from_callback(shape, sharding, block)

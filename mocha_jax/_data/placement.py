@@ -36,6 +36,11 @@ def _order_on(sharding: Sharding) -> tuple[int, ...]:
     return _ORDER_ON_TPU if device.platform == "tpu" else _ORDER
 
 
+def in_format(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The shape of samples on some devices, in order."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=format_of(x.sharding))
+
+
 def row_by_row(x: Any) -> Any:
     """Put samples ``[m, n, d]`` in order, if they are an array that lies otherwise and is not small."""
     if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, jax.core.Tracer) or x.nbytes < _SMALL:

@@ -155,12 +155,12 @@ class TaskData(Pytree):
         """Settings per node ``[..., m]`` of the nodes there were before `shard`, for all: those beyond are inert."""
         if self.sharding is None:
             return settings
-        more, known = self.num_nodes - self.sharding.nodes, (self.sharding.nodes,)
+        if self.num_nodes == (nodes := self.sharding.nodes):
+            return settings
+        numbers = self.sharding.numbers(self.num_nodes)
 
         def fill(array: ArrayLike) -> ArrayLike:
-            if np.shape(array)[-1:] != known:
-                return array
-            return jnp.pad(jnp.asarray(array), [(0, 0)] * (np.ndim(array) - 1) + [(0, more)], mode="edge")
+            return jnp.asarray(array)[..., numbers] if np.shape(array)[-1:] == (nodes,) else array
 
         return jax.tree.map(fill, settings)
 

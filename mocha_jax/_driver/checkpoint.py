@@ -3,25 +3,31 @@
 The file holds the arrays of `Progress` and `History`, who wrote it, a digest of all that, and a fingerprint of
 everything that determines the run: data, loss, regularizer, algorithm, systems, key. How many
 rounds to run and when to stop are not part of it, so a finished solve can be continued.
+
+Of arrays that processes share the file holds no rows, but the names and digests of `mocha_jax._driver.parts` that do:
+every process writes its own, then the first one writes the file, and with that they count.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.devices import fetched, place
+from mocha_jax._core.devices import fetched, is_cut_by_rows, place
+from mocha_jax._core.processes import together
 from mocha_jax._core.warnings import warn
-from mocha_jax._driver.fingerprint import fingerprint, plain, plain_dtype
+from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, plain, plain_dtype
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
+from mocha_jax._driver.parts import Arrays, Part, PartReader, digest_of, read, remove_abandoned
 
 _FORMAT = "mocha_jax checkpoint 5"
 
@@ -36,8 +42,11 @@ class Saver:
     def __init__(self, path: str | os.PathLike[str] | None, key: Array, *config: object) -> None:
         # Where a link points: two solves by two names are two solves of one file, and a link stays one.
         self._file = None if path is None else OwnedFile(_target(path))
-        self._fingerprint = "" if path is None else fingerprint(jax.random.key_data(key), *config)
+        self._part = None if self._file is None else Part(self._file.path)
+        run = jax.random.key_data(key), *config
+        self._fingerprint = "" if path is None else fingerprint(*run, contents=by_rows)
         self._writer = uuid.uuid4().hex
+        self._shared = False  # whether processes share arrays, and hence the work
         self._digest: str | None = None  # of what we know to be in the file
         self._saved = self._warned = False
 
@@ -45,19 +54,24 @@ class Saver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None and jax.process_index() == 0:
+        if self._file is None or self._part is None:
+            return
+        self._part.release()
+        if jax.process_index() == 0:
             self._file.release()
 
     def __call__(self, progress: Progress, history: History) -> None:
-        """Write everything to a new file, then put it in place of the old one."""
-        if self._file is None:
+        """Write everything to new files, then put the one that counts in place of the old one."""
+        if self._file is None or self._part is None:
             return
-        arrays = {f"progress_{i}": plain(fetched(a)) for i, a in enumerate(jax.tree.leaves(progress))}
+        leaves = {f"progress_{i}": a for i, a in enumerate(jax.tree.leaves(progress))}
+        shared = {name: a for name, a in leaves.items() if is_cut_by_rows(a)}
+        arrays = {name: plain(fetched(a)) for name, a in leaves.items() if name not in shared}
         arrays |= {f"history_{i}": plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
-        if jax.process_index() != 0:
+        if jax.process_index() != 0 and not self._shared:
             return
         try:
-            self._write(self._file, arrays)
+            self._save(self._file, self._part, arrays, shared)
         except OSError as error:
             reason = error.strerror or str(error)
             if not self._saved:
@@ -72,7 +86,24 @@ class Saver:
                     f"saved before, and the solve goes on."
                 )
 
-    def _write(self, file: OwnedFile, arrays: dict[str, np.ndarray]) -> None:
+    def _save(self, file: OwnedFile, part: Part, arrays: Arrays, shared: dict[str, Array]) -> None:
+        names: tuple[str, ...] = ()
+        first = jax.process_index() == 0
+        try:
+            if shared:
+                names, digests = zip(*self._together(lambda: part.write(shared)), strict=True)
+                arrays |= {"parts": np.array(names), "part_digests": np.array(digests)}
+            self._digest = self._together(lambda: self._write(file, arrays) if first else None)[0]
+        except (OSError, CheckpointError):
+            # Of other errors, such as those of a network, nobody knows whether the file came to name the new part.
+            part.settle(counts=False)
+            raise
+        part.settle(counts=True)
+        if first and not self._saved:
+            remove_abandoned(file.path, names)
+        self._saved = True
+
+    def _write(self, file: OwnedFile, arrays: Arrays) -> str:
         if self._digest is not None and _digest_at(file.path) not in (self._digest, None):
             raise CheckpointError(
                 f"{file.path} is no longer what this solve saved there: another solve saves to it too; let that one go "
@@ -80,26 +111,57 @@ class Saver:
             )
         own = {"format": _FORMAT, "fingerprint": self._fingerprint, "writer": self._writer}
         arrays |= {name: np.array(text) for name, text in own.items()}
-        digest = _digest(arrays)
+        digest = digest_of(arrays)
         file.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
-        self._digest, self._saved = digest, True
+        return digest
 
     def load(self, fresh: Progress, blank: History) -> tuple[Progress, History]:
         """The saved run where there is one, else nothing done and nothing recorded."""
         if self._file is None:
             return fresh, blank
-        path = self._file.path
+        path, arrays = self._file.path, Arrays()
+        self._shared = any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(fresh))
+
+        def claim() -> str:
+            arrays.update(self._claim(path))
+            return str(arrays.get("digest", ""))
+
+        found = self._together(claim)
+        if any(digest != found[0] for digest in found):
+            raise CheckpointError(
+                f"processes find different files at {path}; it must lie where all of them read and write the same."
+            )
+        if not arrays:
+            return fresh, blank
+        self._check(path, arrays)
+        leaves, structure = jax.tree.flatten(fresh)
+        blanks, records = jax.tree.flatten(blank)
+        if not _complete(arrays, leaves, blanks):
+            raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
+        self._digest = found[0]
+        parts = PartReader(path, arrays)
+        saved: list[Array] = []
+        self._together(lambda: saved.extend(_restored(f"progress_{i}", a, arrays, parts) for i, a in enumerate(leaves)))
+        history = [native(arrays[f"history_{i}"], one.dtype) for i, one in enumerate(blanks)]
+        return jax.tree.unflatten(structure, saved), jax.tree.unflatten(records, history)
+
+    def _claim(self, path: Path) -> Arrays:
+        """Make the file ours, and read it where there is one."""
         if os.path.lexists(path) and not os.path.isfile(path):
             raise CheckpointError(f"{path} is not a file; choose another path.")
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and self._file is not None:
             self._file.claim()
-        if not os.path.exists(path):
-            return fresh, blank
-        arrays = _read(path)
+        found = read(path) if os.path.exists(path) else {}
+        if jax.process_index() == 0:
+            remove_abandoned(path, found.get("parts", np.array([])).tolist())
+        return found
+
+    def _check(self, path: Path, arrays: Arrays) -> None:
+        """Take the digest out, and make sure that the rest is what was written, by this run."""
         digest = str(arrays.pop("digest", ""))
         if str(arrays.get("format")) != _FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of this library; choose another path.")
-        if digest != _digest(arrays):
+        if digest != digest_of(arrays):
             raise CheckpointError(f"{path} is damaged: its digest does not match; delete it to start afresh.")
         if str(arrays.get("fingerprint")) != self._fingerprint:
             raise CheckpointError(
@@ -107,14 +169,17 @@ class Saver:
                 f"key or record_every differ from this call's (nodes that `shard` adds to fill up the devices are data "
                 f"too); choose another path, or delete it to start afresh."
             )
-        leaves, structure = jax.tree.flatten(fresh)
-        blanks, records = jax.tree.flatten(blank)
-        if not _complete(arrays, leaves, blanks):
-            raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
-        self._digest = digest
-        saved = [_like(arrays[f"progress_{i}"], leaf) for i, leaf in enumerate(leaves)]
-        history = [_native(arrays[f"history_{i}"], one.dtype) for i, one in enumerate(blanks)]
-        return jax.tree.unflatten(structure, saved), jax.tree.unflatten(records, history)
+
+    def _together(self, work: Callable[[], Any]) -> list[Any]:
+        """Work that all processes do where they share arrays, and one does else."""
+        if not self._shared:
+            return [work()]
+        try:
+            return together("checkpoint", work)
+        except CheckpointError:
+            raise
+        except ValueError as error:  # of another process
+            raise CheckpointError(str(error)) from error
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
@@ -122,14 +187,6 @@ def _target(path: str | os.PathLike[str]) -> Path:
         return Path(os.path.realpath(path))
     except (TypeError, ValueError) as error:  # of bytes, or with a null character
         raise CheckpointError(f"{os.fspath(path)!r} cannot be the path of a checkpoint; choose another one.") from error
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # whatever a reader of zip and npy files makes of garbage
-        raise CheckpointError(f"{path} is damaged or not a checkpoint; delete it to start afresh.") from error
 
 
 def _digest_at(path: Path) -> str | None:
@@ -149,26 +206,22 @@ def _complete(arrays: dict[str, np.ndarray], leaves: list[Array], blanks: list[n
     """Tell whether every array is there, with the shape and dtype of this run, and equally many records of each."""
     raw = [jax.eval_shape(jax.random.key_data, a) if _is_key(a) else a for a in leaves]
     wanted = {f"progress_{i}": (a.shape, plain_dtype(a.dtype)) for i, a in enumerate(raw)}
+    if "parts" in arrays:  # they hold the others
+        wanted = {name: of for name, of in wanted.items() if name in arrays}
     count = arrays["history_0"].shape[:1] if "history_0" in arrays else ()
     wanted |= {f"history_{i}": ((*count, *a.shape[1:]), plain_dtype(a.dtype)) for i, a in enumerate(blanks)}
     return all(name in arrays and (arrays[name].shape, arrays[name].dtype) == of for name, of in wanted.items())
-
-
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    return fingerprint(*((name, arrays[name]) for name in sorted(arrays)))
 
 
 def _is_key(leaf: Array) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _like(array: np.ndarray, leaf: Array) -> Array:
+def _restored(name: str, leaf: Array, arrays: Arrays, parts: PartReader) -> Array:
     """Return a saved array in its dtype and where it was."""
+    if name not in arrays:
+        return parts.array(name, leaf)
+    array = arrays[name]
     if _is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return place(_native(array, leaf.dtype), leaf.sharding)
-
-
-def _native(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Undo `plain`."""
-    return array.view(dtype) if dtype.kind == "V" else array
+    return place(native(array, leaf.dtype), leaf.sharding)

@@ -8,33 +8,72 @@ import functools
 import hashlib
 import inspect
 import types
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from mocha_jax._core.devices import NodeSharding, fetched
+from mocha_jax._core.devices import NodeSharding, fetched, is_cut_by_rows, numbers, own_rows
+from mocha_jax._core.processes import gathered
 from mocha_jax._core.pytree import Pytree, fields_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Contents = Callable[[ArrayLike], bytes | memoryview]
+
+_SIZE = 16  # bytes of a digest
+_RANGE = 2 ** (8 * _SIZE)
 
 
-def fingerprint(*parts: object) -> str:
-    """A digest of records, arrays and plain values by content, the same in every process."""
-    digest = hashlib.blake2b(digest_size=16)
-    _feed(digest, parts)
+def whole(array: ArrayLike) -> bytes | memoryview:
+    """Return the contents of an array, brought together where processes share it."""
+    return plain(np.ascontiguousarray(fetched(array))).data
+
+
+def by_rows(array: ArrayLike) -> bytes | memoryview:
+    """Return a digest of the contents of an array that each process reads its own rows for: a sum over rows."""
+    if is_cut_by_rows(array):
+        own = sum(_digest_of_rows(start, rows) for start, rows in own_rows(cast(Array, array))) % _RANGE
+        sums = gathered(np.frombuffer(own.to_bytes(_SIZE, "little"), np.uint8))
+        total = sum(int.from_bytes(one.tobytes(), "little") for one in sums)
+    elif np.ndim(array):
+        total = _digest_of_rows(0, fetched(array))
+    else:
+        return whole(array)
+    return (total % _RANGE).to_bytes(_SIZE, "little")
+
+
+def _digest_of_rows(start: int, rows: np.ndarray) -> int:
+    data, total = plain(np.ascontiguousarray(rows)).reshape(-1).view(np.uint8).data, 0
+    width = len(data) // max(len(rows), 1)
+    for i in range(len(rows)):
+        row = hashlib.blake2b((start + i).to_bytes(8, "little"), digest_size=_SIZE)
+        row.update(data[i * width : (i + 1) * width])
+        total += int.from_bytes(row.digest(), "little")
+    return total
+
+
+def fingerprint(*parts: object, contents: Contents = whole) -> str:
+    """A digest of records, arrays and plain values by content, the same in every process.
+
+    Args:
+      *parts: of what.
+      contents: what to read of an array: the `whole` of it, or a sum `by_rows`.
+    """
+    digest = hashlib.blake2b(digest_size=_SIZE)
+    _feed(digest, parts, contents)
     return digest.hexdigest()
 
 
-def _feed(digest: hashlib.blake2b, value: object, reading: tuple[int, ...] = ()) -> None:
+def _feed(digest: hashlib.blake2b, value: object, contents: Contents, reading: tuple[int, ...] = ()) -> None:
     """Everything that a value consists of; `reading` are the objects that it is part of."""
     if id(value) in reading:
         digest.update(f"again {reading.index(id(value))};".encode())
         return
 
     def feed(part: object) -> None:
-        _feed(digest, part, (*reading, id(value)))
+        _feed(digest, part, contents, (*reading, id(value)))
 
     if isinstance(value, Pytree):
         digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
@@ -49,15 +88,15 @@ def _feed(digest: hashlib.blake2b, value: object, reading: tuple[int, ...] = ())
     elif isinstance(value, dict):
         feed(sorted(value.items(), key=lambda item: str(item[0])))
     elif isinstance(value, set | frozenset):
-        feed(sorted(map(fingerprint, value)))
+        feed(sorted(fingerprint(one, contents=contents) for one in value))
     elif isinstance(value, tuple | list):
         digest.update(f"[{len(value)}".encode())
         for item in value:
             feed(item)
     elif hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type | types.ModuleType):
-        array = np.ascontiguousarray(fetched(cast(ArrayLike, value)))
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(plain(array).data)
+        array = cast(Array, numbers(cast(ArrayLike, value)))
+        digest.update(f"{array.dtype}{np.shape(array) or (1,)}".encode())
+        digest.update(contents(array))
     elif isinstance(value, str | bytes | int | float | complex | type(None) | type(...)):
         digest.update(f"{value!r};".encode())
     else:
@@ -142,3 +181,8 @@ def plain(array: np.ndarray) -> np.ndarray:
 def plain_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype of what `plain` returns."""
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
+
+
+def native(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Undo `plain`."""
+    return array.view(dtype) if dtype.kind == "V" else array

@@ -127,7 +127,7 @@ class OwnedFile:
         with contextlib.suppress(OSError):
             for name in os.listdir(self.path.parent):
                 if pattern.fullmatch(name):
-                    _remove_if_abandoned(self.path.with_name(name))
+                    remove_if_abandoned(self.path.with_name(name))
 
 
 def _lock(file: IO[bytes]) -> bool | None:
@@ -151,7 +151,8 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _remove_if_abandoned(partial: Path) -> None:
+def remove_if_abandoned(partial: Path) -> None:
+    """Remove a file unless somebody has it open and locked."""
     with contextlib.suppress(OSError):
         if fcntl is None:
             partial.unlink()

@@ -83,9 +83,10 @@ def solve(
       callback: called as ``callback(round, history)`` after each chunk with all records so
         far; a true return value stops the solve.
       checkpoint: file to save to before the first round and after each chunk, and to resume from where it exists. It is
-        replaced atomically. A damaged file, one of another run, or one that another solve is saving to is refused with
-        a `CheckpointError`, and so is a path that cannot be saved to. A save that fails later, on a disk that is
-        full by then, costs a warning: the file keeps what it has, and the solve goes on.
+        replaced atomically; processes that share arrays write parts beside it, each the rows of its own nodes. A
+        damaged file, one of another run, or one that another solve is saving to is refused with a `CheckpointError`,
+        and so is a path that cannot be saved to. A save that fails later, on a disk that is full by then, costs a
+        warning: the file keeps what it has, and the solve goes on.
       state: continue from here instead of ``algorithm.init(problem)``; on another problem of the
         same shape it is a warm start. `max_rounds` counts the rounds of this call.
       adjoint: how derivatives go through it, `Implicit` (the default) or `Unrolled`; of no effect outside of a

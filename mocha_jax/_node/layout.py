@@ -236,7 +236,7 @@ def extents(weight: Array) -> Array:
 
 def bucket_sizes(data: TaskData) -> BucketSizes:
     """Choose which sizes to put together, so that padding costs little; one bucket where sizes are alike or unknown."""
-    if isinstance(data.weight, jax.core.Tracer):
+    if isinstance(data.weight, jax.core.Tracer | jax.ShapeDtypeStruct):
         return ()
     devices = 1 if data.sharding is None else data.sharding.devices
     with jax.ensure_compile_time_eval():

@@ -114,7 +114,8 @@ class Problem(Federated):
     def placement(self, sharding: NodeSharding) -> NodeSharding:
         # What couples all pairs of tasks is applied on every device; anything else where tasks can be dealt out evenly.
         m, d = self.data.num_tasks, self.data.num_features
-        coupling = self.regularizer.coupling(m, self.regularizer.initial_relation(m, d))
+        # Of shapes alone: a relation of many tasks is large.
+        coupling = jax.eval_shape(lambda r: r.coupling(m, r.initial_relation(m, d)), self.regularizer)
         return dataclasses.replace(sharding, split_tasks=not coupling.dense and m % sharding.devices == 0)
 
     def aim(self, tol: Array) -> Array:
@@ -143,14 +144,14 @@ class Problem(Federated):
 
 
 def _check_signs(data: TaskData, loss: str) -> None:
-    y, weight = check.concrete(data.y), check.concrete(data.weight)
-    if y is None or weight is None:
+    y, weight, task = (check.of_this_process(a) for a in (data.y, data.weight, data.task))
+    if y is None or weight is None or task is None:
         return
     wrong = (np.abs(y) != 1) & (weight > 0)
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
         raise ValueError(
-            f"task {int(data.task[node])}{f' (node {node})' if data.shared else ''}: "
+            f"task {int(task[node])}{f' (node {node})' if data.shared else ''}: "
             f"has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
             f"np.where(y == positive_class, 1, -1)."
         )

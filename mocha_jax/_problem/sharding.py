@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TypeVar
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax import Array
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding, place
+from mocha_jax._core.devices import NodeSharding, node_sharding, place
 from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.layout import AsStored
+from mocha_jax._data.placement import in_format, row_by_row
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Federated
 
@@ -18,7 +21,7 @@ Kind = TypeVar("Kind", bound=Federated)
 
 
 @on_purpose
-def shard(problem: Kind, mesh: Mesh | None = None, axes: str | tuple[str, ...] | None = None) -> Kind:
+def shard(problem: Kind, mesh: Mesh | AbstractMesh | None = None, axes: str | tuple[str, ...] | None = None) -> Kind:
     """Spread a problem's nodes over devices; `run`, `solve` and `certificate` then work on all of them.
 
     Every device holds an equal block of consecutive nodes and does their local work; nodes without data are added
@@ -27,11 +30,16 @@ def shard(problem: Kind, mesh: Mesh | None = None, axes: str | tuple[str, ...] |
     tasks' dual vectors once: an all-gather of ``[m, d]`` numbers for a dense coupling, a sum of ``[r, d]`` for one of
     low rank r.
 
-    With several processes (`jax.distributed`) all call this with the same problem, on a mesh of all their devices.
+    With several processes (`jax.distributed`) all call this with the same problem, on a mesh of all their devices; or
+    each brings nodes of its own, and the problem is of the data that `from_process_local` makes of them.
+
+    A problem of shapes (leaves `jax.ShapeDtypeStruct`) may be spread over devices that are not here. Its shapes then
+    say where everything lies, and ``jax.jit(...).lower(key, problem).compile()`` tells what a run would take there.
+    An `AbstractMesh` has no compiler: ``jax.jit(...).trace(key, problem).lower(lowering_platforms=("tpu",))``.
 
     Args:
-      problem: a problem on one device or on the host, not under `jit`.
-      mesh: devices, from `jax.make_mesh` with axes of type `Auto`; default all devices there are.
+      problem: a problem on one device or on the host, or of data that is spread already; not under `jit`.
+      mesh: devices, from `jax.make_mesh` with axes of type `Auto`; default where the data is, or else all devices.
       axes: axes of the mesh to spread the nodes over; default all.
 
     Examples:
@@ -41,37 +49,79 @@ def shard(problem: Kind, mesh: Mesh | None = None, axes: str | tuple[str, ...] |
       >>> solution = mj.solve(mj.shard(problem), tol=1e-3)
       >>> solution.weights.shape == (data.num_tasks, data.num_features)
       True
+
+      A million tasks on 64 devices, without any of it:
+
+      >>> from jax.sharding import AbstractMesh, AxisType
+      >>> def of_zeros(x, y, task):
+      ...     data = mj.TaskData(x, y, y, task, num_tasks=len(task))
+      ...     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
+      >>> shapes = [jax.ShapeDtypeStruct((10**6, *s), t) for s, t in (((64, 8), "f"), ((64,), "f"), ((), "i"))]
+      >>> pod = AbstractMesh((64,), ("nodes",), axis_types=(AxisType.Auto,))
+      >>> mj.shard(jax.eval_shape(of_zeros, *shapes), pod).data.x.sharding.shard_shape((10**6, 64, 8))
+      (15625, 64, 8)
     """
     check.instance("shard", "problem", problem, Federated, "Problem(data, loss, regularizer)")
-    sharding = _node_sharding(problem, mesh, axes)
     if isinstance(problem.data.x, jax.core.Tracer):
         raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
+    sharding = problem.placement(_where(problem.data, mesh, axes))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(problem)):
+        return _shapes(problem, sharding)
+    if not sharding.here:
+        raise ValueError(
+            "shard: the mesh is of devices that are not here; to compile for them, pass the problem's shapes, "
+            "jax.eval_shape(lambda: problem)."
+        )
     rest = {name: value for name, value in fields_of(problem).items() if name != "data"}
-    rest = jax.tree.map(lambda a: place(a, sharding.replicated), rest)
+    rest = jax.tree.map(lambda a: a if _is_spread(a) else place(a, sharding.replicated), rest)
     return problem.replace(data=_put(problem.data, sharding), **rest)
 
 
 def _put(data: TaskData, sharding: NodeSharding) -> TaskData:
-    data = data.replace(sharding=None)
-    data = data.pad(nodes=-(-data.num_nodes // sharding.devices) * sharding.devices)
-    return jax.tree.map(lambda a: place(a, sharding.by_node), data).replace(sharding=sharding)
+    if _same_place(data.sharding, sharding):
+        return data.replace(sharding=sharding)
+    data = jax.tree.map(lambda a: place(a, sharding.by_node), _padded(data, sharding))
+    return data.exchange(x=row_by_row(data.x), layout=AsStored(), sharding=sharding)
 
 
-def _node_sharding(problem: Federated, mesh: Mesh | None, axes: str | tuple[str, ...] | None) -> NodeSharding:
+def _shapes(problem: Kind, sharding: NodeSharding) -> Kind:
+    """Return the shapes of a sharded problem, and where they lie."""
+
+    def spread(problem: Kind) -> Kind:
+        data = problem.data if _same_place(problem.data.sharding, sharding) else _padded(problem.data, sharding)
+        return problem.replace(data=data.replace(sharding=sharding))
+
+    def placed(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return leaf.update(sharding=sharding.by_node if path[0] == _DATA else sharding.replicated)
+
+    found = jax.tree_util.tree_map_with_path(placed, jax.eval_shape(spread, problem))
+    return found.exchange(data=found.data.exchange(x=in_format(found.data.x)))
+
+
+_DATA = jax.tree_util.GetAttrKey("data")
+
+
+def _padded(data: TaskData, sharding: NodeSharding) -> TaskData:
+    return data.replace(sharding=None).pad(nodes=-(-data.num_nodes // sharding.devices) * sharding.devices)
+
+
+def _where(data: TaskData, mesh: Mesh | AbstractMesh | None, axes: str | tuple[str, ...] | None) -> NodeSharding:
+    old = data.sharding
+    if old is not None and mesh is None:
+        mesh, axes = old.mesh, old.axes if axes is None else axes
     if mesh is None:
         mesh = jax.make_mesh((jax.device_count(),), ("nodes",), axis_types=(AxisType.Auto,))
-    check.instance("shard", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("nodes",), axis_types=(AxisType.Auto,))')
-    axes = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
-    if not isinstance(axes, tuple | list) or not all(isinstance(axis, str) for axis in axes):
-        raise ValueError(f"shard: axes must name axes of the mesh, such as {mesh.axis_names}, got {check.shown(axes)}.")
-    axes = tuple(axes)
-    missing = [axis for axis in axes if axis not in mesh.axis_names]
-    if missing or not axes:
-        none = check.shown(missing) if missing else "axes were named"
-        raise ValueError(f"shard: the mesh has axes {mesh.axis_names}, but no {none}.")
-    if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise ValueError(
-            f"shard: the mesh's axes are of types {mesh.axis_types}; make it with axis_types=(AxisType.Auto,) for "
-            f"each axis (from jax.sharding import AxisType)."
-        )
-    return problem.placement(NodeSharding(mesh, axes, False, problem.data.num_nodes))
+    wanted = node_sharding("shard", mesh, axes, data.num_nodes)
+    if old is not None and _same_place(old, wanted):
+        return old
+    if _is_spread(data.x):
+        raise ValueError("shard: the data is spread over processes already; leave mesh and axes out, or give its own.")
+    return wanted
+
+
+def _same_place(one: NodeSharding | None, other: NodeSharding) -> bool:
+    return one is not None and one.by_node == other.by_node
+
+
+def _is_spread(array: Array) -> bool:
+    return isinstance(array, jax.Array) and not array.is_fully_addressable

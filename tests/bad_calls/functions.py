@@ -121,6 +121,10 @@ def drivers():
         "shard": Call(mj.shard, {
             "problem": of(mj.Problem, world.problem()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
         }),
+        "from_process_local": Call(mj.from_process_local, {
+            "data": of(mj.TaskData, world.data()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
+            "task": Arg(None, optional(reals(world.M, whole=True, low=0, high=2))),
+        }),
         "grid": Call(mj.grid, {
             "make": Arg(mj.regularizers.Independent, function), "lam": Arg([0.5, 1.0], number(above=0)),
         }),

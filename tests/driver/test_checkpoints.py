@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver import checkpoint, owned_file
+from mocha_jax._driver import fingerprint, owned_file, parts
 from tests import zoo
 from tests.driver.test_solve import SYSTEMS, same
 
@@ -54,6 +54,15 @@ def test_resume_after_the_callback_raised(problem, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         mj.solve(problem, **options(tmp_path / "run.npz", callback=fail))
     same(mj.solve(problem, **options(None)), mj.solve(problem, **options(tmp_path / "run.npz")))
+
+
+def test_a_fingerprint_by_rows_knows_their_order_and_not_who_holds_them():
+    rows = np.arange(24.0).reshape(8, 3)
+    by_rows = fingerprint.by_rows
+    parts = sum(fingerprint._digest_of_rows(at, rows[at : at + 2]) for at in (2, 0, 6, 4))
+    assert by_rows(rows) == (parts % 2**128).to_bytes(16, "little")
+    others = rows[::-1], rows.astype(np.float32), np.concatenate([rows, rows]), rows + 1e-9
+    assert len({by_rows(one) for one in (rows, *others)}) == 5
 
 
 @pytest.mark.parametrize("change", ["lam", "data", "loss", "key", "systems", "algorithm", "record_every"])
@@ -137,7 +146,7 @@ def test_what_has_a_digest_but_not_what_the_run_needs_is_refused(problem, tmp_pa
     wrong += [whole | {"progress_1": a} for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
     wrong += [whole | {"history_1": a} for a in (records[1:], records.astype(int), records[0])]
     for arrays in wrong:
-        np.savez(path, digest=np.array(checkpoint._digest(arrays)), **arrays)
+        np.savez(path, digest=np.array(parts.digest_of(arrays)), **arrays)
         with pytest.raises(mj.CheckpointError, match=r"run\.npz (is|does|belongs)"):
             mj.solve(problem, **options(path))
 
@@ -180,7 +189,7 @@ def test_a_file_that_cannot_be_read_for_a_while_costs_a_warning_and_no_solution(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def fail(round, history):
-        monkeypatch.setattr(checkpoint.np, "load", broken if 8 <= round < 16 else load)
+        monkeypatch.setattr(np, "load", broken if 8 <= round < 16 else load)
 
     with pytest.warns(UserWarning, match="could not be saved to after round .*Input/output error") as warned:
         solution = mj.solve(problem, **options(tmp_path / "run.npz"), callback=fail)

@@ -1,5 +1,6 @@
 """Many devices: the same numbers on any number of them, and no more talk than a round needs."""
 
+import dataclasses
 import pickle
 import re
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import mocha_jax as mj
 from mocha_jax import regularizers
@@ -220,6 +221,61 @@ def test_data_placed_by_hand_works_too(key):
     np.testing.assert_allclose(
         mj.run(there, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4)[1].gap, expected, rtol=1e-9
     )
+
+
+def test_data_that_is_spread_already_stays_where_it_is(key):
+    problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), 13), mj.Mocha(sigma_prime="per_task")
+    data = mj.from_process_local(problem.data, mesh_of(4))
+    there = mj.shard(problem.replace(data=data))
+    assert there.data.x is data.x
+    assert there.data.sharding.filled == (4, 4, 4, 1)
+    expected = mj.run(problem, plain, key, num_rounds=4, systems=mj.systems.Dropout(0.2))[1].gap
+    found = mj.run(there, plain, key, num_rounds=4, systems=mj.systems.Dropout(0.2))[1].gap
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert mj.shard(mj.shard(problem, mesh_of(2))).data.sharding.devices == 2
+    assert mj.shard(mj.shard(problem, mesh_of(2)), mesh_of(8)).data.sharding.devices == 8
+
+
+def test_settings_skip_places_without_a_node():
+    sharding = mj.shard(make(regularizers.Independent(0.1)), mesh_of(4)).data.sharding
+    sharding = dataclasses.replace(sharding, nodes=6, filled=(2, 0, 3, 1))
+    assert sharding.numbers(12).tolist() == [0, 1, 1, 1, 1, 1, 2, 3, 4, 5, 5, 5]
+
+
+def program_of(algorithm, key, problem):
+    return jax.jit(lambda key, problem: mj.run(problem, algorithm, key, num_rounds=3)[1].gap).trace(key, problem)
+
+
+@pytest.mark.parametrize("count", [13, 16])
+def test_shapes_compile_to_the_program_that_arrays_do(key, count):
+    problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), count), mj.Mocha(sigma_prime="per_task")
+    there, shapes = mj.shard(problem, mesh_of(4)), mj.shard(jax.eval_shape(lambda: problem), mesh_of(4))
+    assert str(jax.tree.structure(there)) == str(jax.tree.structure(shapes))
+    for array, shape in zip(jax.tree.leaves(there), jax.tree.leaves(shapes), strict=True):
+        assert (array.shape, array.dtype, array.sharding) == (shape.shape, shape.dtype, shape.sharding)
+    one, other = (program_of(plain, key, p).lower().compile() for p in (there, shapes))
+    assert one.as_text() == other.as_text()
+
+
+def test_shapes_are_lowered_for_devices_that_are_not_here(key):
+    pod = AbstractMesh((4096,), ("nodes",), axis_types=(AxisType.Auto,))
+    m, n, d = 10**8, 64, 32  # 820 GB
+
+    def of(x, y, task):
+        data = mj.TaskData(x, y, y, task, num_tasks=m, loss_scaling="task_mean")
+        return mj.Problem(data, mj.losses.Hinge(), regularizers.MeanRegularized(0.1, 0.1))
+
+    shapes = ((m, n, d), np.float32), ((m, n), np.float32), ((m,), np.int32)
+    problem = mj.shard(jax.eval_shape(of, *(jax.ShapeDtypeStruct(*one) for one in shapes)), pod)
+    per_device = -(-m // 4096)
+    assert problem.data.x.sharding.shard_shape(problem.data.x.shape) == (per_device, n, d)
+    assert problem.data.num_nodes == 4096 * per_device
+    assert problem.data.num_tasks == m
+    assert problem.regularizer.lam1.sharding.is_fully_replicated
+    traced = program_of(mj.Mocha(sigma_prime="per_task"), key, problem)
+    assert f"{per_device}x{n}x{d}xf32" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    with pytest.raises(ValueError, match="not here.*eval_shape"):
+        mj.shard(make(regularizers.MeanRegularized(0.1, 0.1)), pod)
 
 
 def test_mistakes_are_named():
