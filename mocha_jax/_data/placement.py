@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Format, Layout
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 # Axes of ``[m, n, d]``, the one whose neighbours are farthest apart first.
@@ -37,7 +37,10 @@ def _order_on(sharding: Sharding) -> tuple[int, ...]:
 
 
 def in_format(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The shape of samples on some devices, in order."""
+    """The shape of samples, in order as `row_by_row` puts them if it is known on which machines."""
+    small = np.prod(x.shape) * x.dtype.itemsize < _SMALL
+    if small or isinstance(getattr(x.sharding, "mesh", None), AbstractMesh):
+        return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=format_of(x.sharding))
 
 
