@@ -37,7 +37,7 @@ def _order_on(sharding: Sharding) -> tuple[int, ...]:
 
 
 def in_format(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The shape of samples, in order as `row_by_row` puts them if it is known on which machines."""
+    """Return the shape of samples, in order as `row_by_row` puts them if it is known on which machines."""
     small = np.prod(x.shape) * x.dtype.itemsize < _SMALL
     if small or isinstance(getattr(x.sharding, "mesh", None), AbstractMesh):
         return x
@@ -55,7 +55,7 @@ def row_by_row(x: Any) -> Any:
 
 
 def seen_by_rows(x: Any) -> Array | None:
-    """The same memory as an array ``[1, n, m, d]``, where it lies so on one CPU; else None.
+    """Return the same memory as an array ``[1, n, m, d]``, where it lies so on one CPU; else None.
 
     XLA for CPUs copies what it gets in any order but its own. Other compilers read it as it lies.
     """

@@ -36,7 +36,7 @@ def run_chunk(
     *,
     rounds: int,
 ) -> tuple[Progress, History, Array]:
-    """So many blocks of rounds, or fewer: until the tolerance or numbers that are not finite.
+    """Run so many blocks of rounds, or fewer: until the tolerance or numbers that are not finite.
 
     Returns:
       Where the run stands; the records, the last ones in the last place where there is no more room; how many.

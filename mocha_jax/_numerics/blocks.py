@@ -40,13 +40,13 @@ def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, each: int,
 
 
 def part_of(count: int, part: Array, parts: int) -> tuple[Array, int]:
-    """Where a part of so many nodes begins, and how many it has; together the parts are all of them, some twice."""
+    """Tell where a part of the nodes begins, and how many it has; together the parts are all, some nodes twice."""
     width = -(-count // parts)
     return jnp.minimum(part * width, count - width), width
 
 
 def with_part(whole: Array, part: Array, begin: Array) -> Array:
-    """An array ``[m, ...]`` with the entries of some nodes ``[k, ...]`` in place of its own."""
+    """Return an array ``[m, ...]`` with the entries of some nodes ``[k, ...]`` in place of its own."""
     place = jnp.arange(len(whole), dtype=begin.dtype) - begin
     inside = ((place >= 0) & (place < len(part))).reshape(-1, *[1] * (whole.ndim - 1))
     # Unlike an update in place it is computed together with what makes and takes the array.
