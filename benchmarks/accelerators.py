@@ -255,7 +255,7 @@ def abstract(case: Case, regularizer: Any, devices: list[Any]) -> tuple[Any, mj.
     if case.devices == 1:
         one = SingleDeviceSharding(devices[0])
         key, problem = jax.tree.map(lambda leaf: leaf.update(sharding=one), (key, problem))
-        return key, problem.replace(data=problem.data.exchange(x=in_format(problem.data.x)))  # as packed
+        return key, problem.exchange(data=problem.data.exchange(x=in_format(problem.data.x)))  # as packed
     mesh = Mesh(np.array(devices), ("nodes",), axis_types=(AxisType.Auto,))
     return key.update(sharding=NamedSharding(mesh, PartitionSpec())), mj.shard(problem, mesh)
 
