@@ -186,8 +186,8 @@ def whole_run(machine: str, case: Case) -> dict[str, Any]:
     row = {"machine": machine} | dataclasses.asdict(case)
     row |= {"kernels": 0, "starts": None, "memory": float("nan"), "registers": 0, "spilled": 0, "wrong": ""}
 
-    def go(key: jax.Array, problem: mj.Problem) -> jax.Array:
-        return mj.run(problem, algorithm, key, num_rounds=ROUNDS, record_every=ROUNDS)[1].gap
+    def go(key: jax.Array, problem: mj.Problem) -> Any:
+        return mj.run(problem, algorithm, key, num_rounds=ROUNDS, record_every=ROUNDS)
 
     try:
         program = compiled(machine, go, *abstract(case, regularizer, devices))
