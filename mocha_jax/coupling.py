@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.linalg import solve_triangular
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
@@ -45,14 +46,18 @@ _EXACT_ROWS, _ROWS_AT_ONCE = 4096, 64
 _NOISE = 128.0
 
 
-class Coupling(Pytree):
-    r"""A symmetric positive semi-definite operator on the task axis."""
-
-    dense: ClassVar[bool] = False  # whether it needs all tasks' rows at once, as a full matrix does
+class Operator(Pytree):
+    """A linear operator on the task axis, or nearly one."""
 
     @abstractmethod
     def apply(self, v: Array) -> Array:
-        r"""$W = \bar M V$: ``[m, d]`` to ``[m, d]``."""
+        """What it makes of all tasks' rows: ``[m, d]`` to ``[m, d]``."""
+
+
+class Coupling(Operator):
+    r"""A symmetric positive semi-definite operator on the task axis: `apply` is $W = \bar M V$."""
+
+    dense: ClassVar[bool] = False  # whether it needs all tasks' rows at once, as a full matrix does
 
     @abstractmethod
     def diagonal(self) -> Array:
@@ -69,6 +74,10 @@ class Coupling(Pytree):
     @abstractmethod
     def prox(self, y: Array, rho: Array) -> Array:
         r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2 = \rho\bar M(I + \rho\bar M)^{-1} Y$."""
+
+    def resolvent(self, rho: Array) -> Operator:
+        r"""$\rho\bar M(I + \rho\bar M)^{-1}$, factorised once: the operator that `prox` applies."""
+        return _Proximal(self, rho)
 
     @abstractmethod
     def gradient(self, w: Array) -> Array:
@@ -131,6 +140,16 @@ class Coupling(Pytree):
         return jnp.asarray(check.number("sigma_prime", "gamma", gamma)) * jnp.maximum(sigma, 1.0)
 
 
+class _Proximal(Operator):
+    """The resolvent of a coupling that says no more of it."""
+
+    coupling: Coupling
+    rho: Array  # []
+
+    def apply(self, v: Array) -> Array:
+        return self.coupling.prox(v, self.rho)
+
+
 class Diagonal(Coupling):
     """Tasks that do not touch each other: one number per task. O(m d)."""
 
@@ -149,8 +168,11 @@ class Diagonal(Coupling):
         return w / self.scale[:, None]
 
     def prox(self, y: Array, rho: Array) -> Array:
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> Diagonal:
         pull = rho * self.scale
-        return (pull / (1.0 + pull))[:, None] * y
+        return Diagonal(pull / (1.0 + pull))
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.scale
@@ -185,8 +207,11 @@ class Exchangeable(Coupling):
         return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
 
     def prox(self, y: Array, rho: Array) -> Array:
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> Exchangeable:
         within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
-        return within * y + (common - within) * jnp.mean(y, axis=0, keepdims=True)
+        return Exchangeable(within, common, self.num_tasks)
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.within + jnp.sum(nodes) * self._off
@@ -234,6 +259,9 @@ class Dense(Coupling):
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix
         return jnp.linalg.solve(jnp.eye(len(y), dtype=y.dtype) + pull, matmul(pull, y))
+
+    def resolvent(self, rho: Array) -> Dense:
+        return Dense(self.prox(jnp.eye(len(self.matrix), dtype=self.matrix.dtype), rho))
 
     def row_sums(self, nodes: Array) -> Array:
         return matmul(jnp.abs(self.matrix), nodes)
@@ -283,10 +311,14 @@ class LowRank(Coupling):
         return matmul(along, matmul(along.T, w))
 
     def prox(self, y: Array, rho: Array) -> Array:
-        # Woodbury: y - inv(c I + rho F F') y with c = 1 + rho b.
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> LowRank:
+        # Woodbury, with c = 1 + rho b: 1 - (c + rho F F')^-1 = rho b / c + (rho / c) F (c + rho F'F)^-1 F'.
         c, f = 1.0 + rho * self.base, self.factor
-        inner = (c / rho) * jnp.eye(f.shape[1], dtype=y.dtype) + matmul(f.T, f)
-        return y - (y - matmul(f, jnp.linalg.solve(inner, matmul(f.T, y)))) / c
+        root = jnp.linalg.cholesky(c * jnp.eye(f.shape[1], dtype=f.dtype) + rho * matmul(f.T, f))
+        factor = jnp.sqrt(rho / c) * solve_triangular(root, f.T, lower=True).T
+        return LowRank(rho * self.base / c, factor)
 
     def row_sums(self, nodes: Array) -> Array:
         f, m = self.factor, len(self.factor)

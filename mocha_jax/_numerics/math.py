@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +36,11 @@ def saturating_ratio(num: Array, den: Array) -> Array:
     huge = info.max**0.5
     ok = den > info.tiny**0.5  # below it the derivative num / den^2 overflows
     return jnp.where(ok, num / jnp.where(ok, den, 1.0), num * huge)
+
+
+def total(rows: Iterable[Array]) -> Array:
+    """The sum of arrays, one after another: XLA's own reduction over a first axis is slow."""
+    return reduce(jnp.add, rows)
 
 
 def uniform_bits(key: Array, count: int) -> Array:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -23,9 +22,9 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server, ServerState
-from mocha_jax._server.bundle import Point, best_mixture, expand, mixed, slopes
+from mocha_jax._server.bundle import Point, expand, mixed, slopes
 from mocha_jax._server.dual import DualServer, DualState
-from mocha_jax.coupling import Coupling
+from mocha_jax._server.weighing import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.losses import Loss
 from mocha_jax.systems._work import Request
 
@@ -49,6 +48,7 @@ class AdaptiveState(Pytree):
     node_scale: Array  # [m] times this
     own: Array  # [m, d] each node's dual vector
     memory: tuple[Point, ...]  # older points of every node
+    consensus: Consensus  # what the weighing needs of the coupling
     newest: Array  # [m] int32 which of them was found in the last round, -1 for nodes that did not answer
 
     @property
@@ -67,15 +67,10 @@ class AdaptiveState(Pytree):
 
 
 def _recombined(
-    data: TaskData, coupling: Coupling, task: Array, v: Sequence[Array], slope: Array, answered: Array
+    tasks: Tasks, stiffness: Array, v: Sequence[Array], slope: Array, answered: Array
 ) -> tuple[Array, Array]:
     """On one device: the weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
-    data = data.replace(sharding=None, task=task, num_tasks=data.num_tasks)
-
-    def apply(u: Array) -> Array:
-        return data.to_nodes(coupling.apply(data.to_tasks(u)))
-
-    weights = best_mixture(v, slope, apply, data.to_nodes(coupling.diagonal()), answered)
+    weights = best_mixture(v, slope, tasks, stiffness, answered)
     return weights, mixed(weights, v)
 
 
@@ -133,7 +128,16 @@ class AdaptiveServer(Server):
         point = self._known(problem.data, beta)
         nobody = jnp.full((len(beta),), -1, jnp.int32)
         one = jnp.ones_like(beta[:, 0])
-        return AdaptiveState(dual, jnp.ones((), beta.dtype), one, point.v, (point,) * self.memory, nobody)
+        memory, scale = (point,) * self.memory, jnp.ones((), beta.dtype)
+        return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), nobody)
+
+    def _consensus(self, dual: DualState) -> Consensus:
+        return consensus(dual.coupling.quadratic_majorizer())
+
+    def _tasks(self, data: TaskData, state: AdaptiveState) -> Tasks:
+        coupling, counts = state.dual.coupling.quadratic_majorizer(), jnp.maximum(data.nodes_per_task, 1.0)
+        task = data.replicated(data.task) if data.shared else None
+        return Tasks(coupling, state.consensus.resolvent, task, data.replicated(counts), data.num_nodes)
 
     def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
         safe, own = data.to_nodes(state.dual.sigma), data.to_nodes(state.dual.coupling.diagonal())
@@ -150,16 +154,12 @@ class AdaptiveServer(Server):
         sent = data.replicated(jnp.concatenate([update.dv, slope.T, answers[:, None]], axis=1))
         dv, slope, answers = sent[:, : -len(betas)], sent[:, -len(betas) : -1].T, sent[:, -1]
         answered, real = answers > 0, jnp.sum(answers >= 0).astype(slope.dtype)
-        server = partial(_recombined, data)
         points = state.own, state.own + dv, *(point.v for point in memory)
-        given = state.dual.coupling.quadratic_majorizer(), data.task, points, slope, answered
-        weights, mixture = on_every_device(data.sharding, server, *given)
+        tasks = self._tasks(data, state)
+        stiffness = tasks.shared_out(state.consensus.stiffness)
+        weights, mixture = on_every_device(data.sharding, _recombined, tasks, stiffness, points, slope, answered)
         beta = data.map_rows(_mixed_duals, loss, tuple(weights), *betas, data.y)
-        own = lax.cond(
-            round % REFRESH_EVERY == 0,
-            lambda: data.replicated(data.node_vectors(beta)),
-            lambda: mixture,
-        )
+        own = data.replicated(data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         # A new point takes the place of the one that counts least; what rounding makes of no weight is none.
         older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.75, weights[2:], 0.0)
         slot = jnp.argmin(older, axis=0).astype(jnp.int32)
@@ -180,18 +180,26 @@ class AdaptiveServer(Server):
         )
         node_scale = state.node_scale * _steered(weight / jnp.maximum(weights[1], 1e-2), _NODE_RATE)
         v = data.to_tasks(own)
+        dual = self.dual.update_model(problem, state.dual, round, beta, v)
         return (
             beta,
             v,
             AdaptiveState(
-                dual=self.dual.update_model(problem, state.dual, round, beta, v),
+                dual=dual,
                 scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),
                 node_scale=jnp.where(answered, jnp.clip(node_scale, 1.0 / _NODE_RANGE, _NODE_RANGE), state.node_scale),
                 own=own,
                 memory=memory,
+                consensus=self._next_consensus(problem, state, round, dual),
                 newest=jnp.where(answered, slot, -1),
             ),
         )
+
+    def _next_consensus(self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState) -> Consensus:
+        if not problem.regularizer.learned:
+            return state.consensus
+        due = round % self.dual.omega_every == 0
+        return lax.cond(due, lambda: self._consensus(dual), lambda: state.consensus)
 
     def local_duals(self, state: AdaptiveState, before: Array, after: Array) -> Array:
         for j, point in enumerate(state.memory):
