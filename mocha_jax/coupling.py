@@ -9,7 +9,7 @@ $W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than thi
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -52,6 +52,24 @@ class Operator(Pytree):
     @abstractmethod
     def apply(self, v: Array) -> Array:
         """What it makes of all tasks' rows: ``[m, d]`` to ``[m, d]``."""
+
+    def parts(self, v: Array) -> Parts:
+        """Take the result apart. Default: into nothing but a rest."""
+        return Parts(jnp.zeros((1,), v.dtype), jnp.ones((1,), v.dtype), self.apply(v))
+
+
+class Parts(NamedTuple):
+    """What an operator makes of all tasks' rows, taken apart: ``scale * v + factor * rest``.
+
+    Whoever puts them together can do so on the way to something else.
+    """
+
+    scale: Array  # [m] or [1]
+    factor: Array  # [1]
+    rest: Array  # [m, d] or [1, d]
+
+    def together(self, v: Array) -> Array:
+        return self.scale[:, None] * v + self.factor[:, None] * self.rest
 
 
 class Coupling(Operator):
@@ -161,6 +179,9 @@ class Diagonal(Coupling):
     def apply(self, v: Array) -> Array:
         return self.scale[:, None] * v
 
+    def parts(self, v: Array) -> Parts:
+        return Parts(self.scale, jnp.zeros((1,), v.dtype), jnp.zeros_like(v[:1]))
+
     def diagonal(self) -> Array:
         return self.scale
 
@@ -198,7 +219,11 @@ class Exchangeable(Coupling):
         return (self.common - self.within) / self.num_tasks
 
     def apply(self, v: Array) -> Array:
-        return self.within * v + (self.common - self.within) * jnp.mean(v, axis=0, keepdims=True)
+        return self.parts(v).together(v)
+
+    def parts(self, v: Array) -> Parts:
+        within, off = (jnp.reshape(number, 1) for number in (self.within, self._off))
+        return Parts(within, off, jnp.sum(v, axis=0, keepdims=True))
 
     def diagonal(self) -> Array:
         return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
@@ -284,7 +309,11 @@ class LowRank(Coupling):
         check.number("LowRank", "factor", self.factor)
 
     def apply(self, v: Array) -> Array:
-        return self.base * v + matmul(self.factor, matmul(self.factor.T, v))
+        return self.parts(v).together(v)
+
+    def parts(self, v: Array) -> Parts:
+        base, rest = jnp.reshape(self.base, 1), matmul(self.factor, matmul(self.factor.T, v))
+        return Parts(base, jnp.ones_like(base), rest)
 
     def diagonal(self) -> Array:
         return self.base + jnp.sum(self.factor**2, axis=1)

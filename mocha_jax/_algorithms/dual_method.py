@@ -22,7 +22,6 @@ from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation, static
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._node.layout import BucketSizes
 from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
@@ -169,12 +168,6 @@ class DualMethod(Algorithm[Problem]):
         if server.differentiated(state.server)[0] is server:
             return _round(self, server, drawn, state, problem, work)
         return _round_with_another_derivative(self, server, drawn, state, problem, work)
-
-    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
-        data, sharding = problem.data, problem.data.sharding
-        if sharding is not None:
-            data = data.replace(sharding=self.server_for(problem).placement(sharding))
-        return problem.replace(data=data)
 
     def fixed_flops(self, problem: Problem) -> Array | float:
         return self.server_for(problem).node_flops(problem)

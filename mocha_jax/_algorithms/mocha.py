@@ -116,7 +116,8 @@ class Mocha(SubproblemMethod):
         if self.sigma_prime != "adaptive":
             return super()._dual_server()
         every = self.omega_every or OMEGA_EVERY
-        return AdaptiveServer(DualServer("per_task", every, 1.0, self.smoothing), self.memory)
+        dual = DualServer("per_task", every, 1.0, self.smoothing)
+        return AdaptiveServer(dual, self.memory, self.backend)
 
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes

@@ -81,7 +81,6 @@ class SubproblemMethod(DualMethod):
         return super().step(key, state, self._laid_out(problem), work)
 
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
-        problem = super().prepare(problem)
         return problem.replace(data=time_major(problem.data, bucketing, self.backend))
 
     def subproblems(self, state: MochaState, problem: Problem) -> Subproblems:

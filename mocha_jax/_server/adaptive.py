@@ -9,13 +9,13 @@ not, times one for each that stays close to 1, for some are nearer to their opti
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.devices import NodeSharding, on_every_device
+from mocha_jax._core.devices import on_every_device
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
@@ -66,11 +66,27 @@ class AdaptiveState(Pytree):
         return self.dual.model
 
 
-def _recombined(
-    tasks: Tasks, stiffness: Array, v: Sequence[Array], slope: Array, answered: Array
-) -> tuple[Array, Array]:
-    """On one device: the weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
-    weights = best_mixture(v, slope, tasks, stiffness, answered)
+def _divided(data: TaskData) -> bool:
+    """Tell whether every device weighs the points of its own nodes; otherwise every device weighs all."""
+    return data.sharding is not None and data.sharding.split_tasks and not data.shared
+
+
+def _where_weighed(data: TaskData, by_node: Array) -> Array:
+    return by_node if _divided(data) else data.replicated(by_node)
+
+
+def _received(data: TaskData, dv: Array, slope: Array, answers: Array) -> tuple[Array, Array, Array]:
+    """What the nodes send, where the points are weighed: in one message."""
+    if data.sharding is None or _divided(data):
+        return dv, slope, answers
+    sent = data.replicated(jnp.concatenate([dv, slope.T, answers[:, None]], axis=1))
+    count = len(slope)
+    return sent[:, : -count - 1], sent[:, -count - 1 : -1].T, sent[:, -1]
+
+
+def _recombined(backend: str, tasks: Tasks, v: Sequence[Array], slope: Array, answered: Array) -> tuple[Array, Array]:
+    """The weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
+    weights = best_mixture(v, slope, tasks, answered, backend)
     return weights, mixed(weights, v)
 
 
@@ -96,10 +112,12 @@ class AdaptiveServer(Server):
     Args:
       dual: what becomes of W and Omega afterwards.
       memory: older points that a node keeps, >= 1.
+      backend: what weighs the points, as in `Mocha`.
     """
 
     dual: DualServer
     memory: int = static()
+    backend: str = static(default="auto")
 
     def can_resume(self, state: object) -> bool:
         return self.dual.can_resume(state)
@@ -121,7 +139,7 @@ class AdaptiveServer(Server):
 
     def _known(self, data: TaskData, beta: Array) -> Point:
         """A point of every node and its dual vector."""
-        return Point(beta, data.replicated(data.node_vectors(beta)))
+        return Point(beta, _where_weighed(data, data.node_vectors(beta)))
 
     def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
         """Nothing remembered but where the nodes stand."""
@@ -135,9 +153,12 @@ class AdaptiveServer(Server):
         return consensus(dual.coupling.quadratic_majorizer())
 
     def _tasks(self, data: TaskData, state: AdaptiveState) -> Tasks:
-        coupling, counts = state.dual.coupling.quadratic_majorizer(), jnp.maximum(data.nodes_per_task, 1.0)
-        task = data.replicated(data.task) if data.shared else None
-        return Tasks(coupling, state.consensus.resolvent, task, data.replicated(counts), data.num_nodes)
+        coupling = state.dual.coupling.quadratic_majorizer()
+        sharding = data.sharding if _divided(data) else None
+        task, counts = None, jnp.ones((data.num_tasks,), data.dtype)
+        if data.shared:
+            task, counts = data.replicated(data.task), data.replicated(jnp.maximum(data.nodes_per_task, 1.0))
+        return Tasks(coupling, state.consensus, task, counts, data.num_nodes, sharding)
 
     def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
         safe, own = data.to_nodes(state.dual.sigma), data.to_nodes(state.dual.coupling.diagonal())
@@ -148,20 +169,18 @@ class AdaptiveServer(Server):
     ) -> tuple[Array, Array, AdaptiveState]:
         data, loss, memory = problem.data, problem.loss, state.memory
         betas = before, update.beta, *(point.beta for point in memory)
-        # What the nodes send, in one message.
         slope = slopes(problem, state.model, betas)
         answers = jnp.where(update.share > 0, 1.0, jnp.where(data.sizes > 0, 0.0, -1.0)).astype(slope.dtype)
-        sent = data.replicated(jnp.concatenate([update.dv, slope.T, answers[:, None]], axis=1))
-        dv, slope, answers = sent[:, : -len(betas)], sent[:, -len(betas) : -1].T, sent[:, -1]
+        dv, slope, answers = _received(data, update.dv, slope, answers)
         answered, real = answers > 0, jnp.sum(answers >= 0).astype(slope.dtype)
         points = state.own, state.own + dv, *(point.v for point in memory)
-        tasks = self._tasks(data, state)
-        stiffness = tasks.shared_out(state.consensus.stiffness)
-        weights, mixture = on_every_device(data.sharding, _recombined, tasks, stiffness, points, slope, answered)
+        alone = None if _divided(data) else data.sharding
+        work = partial(_recombined, self.backend)
+        weights, mixture = on_every_device(alone, work, self._tasks(data, state), points, slope, answered)
         beta = data.map_rows(_mixed_duals, loss, tuple(weights), *betas, data.y)
-        own = data.replicated(data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
+        own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         # A new point takes the place of the one that counts least; what rounding makes of no weight is none.
-        older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.75, weights[2:], 0.0)
+        older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.5, weights[2:], 0.0)
         slot = jnp.argmin(older, axis=0).astype(jnp.int32)
         memory = tuple(
             Point(
@@ -222,10 +241,6 @@ class AdaptiveServer(Server):
     def message(self, request: Request) -> Request:
         # Down come sigma' and a weight for every point, up go the slopes of all but the one where the node stands.
         return request.replace(down=request.down + self.memory + 3.0, up=request.up + self.memory + 1.0)
-
-    def placement(self, sharding: NodeSharding) -> NodeSharding:
-        # The weighing goes back and forth between all tasks: every device does all of it.
-        return dataclasses.replace(sharding, split_tasks=False)
 
     def differentiated(self, state: AdaptiveState) -> tuple[Server, DualState]:
         """A round of Algorithm 1 with a safe sigma' from the same point.

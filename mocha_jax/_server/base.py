@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate
@@ -149,10 +148,6 @@ class Server(Pytree):
     def message(self, request: Request) -> Request:
         """Add the numbers that go down and up besides one vector of d each. Default: none."""
         return request
-
-    def placement(self, sharding: NodeSharding) -> NodeSharding:
-        """Say how the server's own work is divided among devices. Default: as the problem says."""
-        return sharding
 
     def differentiated(self, state: Any) -> tuple[Server, ServerState]:
         """Return the server and state whose round has the derivative that this one is given. Default: itself."""

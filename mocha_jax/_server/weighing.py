@@ -16,44 +16,42 @@ h \leftarrow h + r\,(Ua - w).
 $$
 
 The coupling, however strong, is one product with an operator that is known beforehand, and every node has a quadratic
-program of its own, of a few numbers. Gradient steps on the whole took three to five times as many: they see the
-coupling through its largest eigenvalue. What is found is scaled along the way from where the nodes stand, so that the
-dual never gets worse.
+program of its own, of a few numbers (`mocha_jax._server.programs`). Gradient steps on the whole took three to five
+times as many: they see the coupling through its largest eigenvalue. What is found is scaled along the way from where
+the nodes stand, so that the dual never gets worse.
+
+Vectors are kept in units of $1/\sqrt c$: their squares are then objectives, and of a usual size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._numerics.math import EXACT, safe_ratio, total
-from mocha_jax.coupling import Coupling, Operator
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._server.programs import Programs, against, along_from, answer, combine, programs
+from mocha_jax.coupling import Coupling, Operator, Parts
 
 # The stiffness of the splitting in units of the mean curvature of a task.
-_STIFFNESS = 3.0
+_STIFFNESS = 0.5
 
 # How far beyond the mean of both a step goes: 1 is the method of multipliers, 2 the end of what converges.
 _RELAXATION = 1.8
 
 # Steps of an accelerator, whose host should not wait for an answer; and at most where it tells when to stop: when what
 # nodes and coupling disagree by is no more than that share of what the weights gain.
-_STEPS, _MAX_STEPS, _TOLERANCE = 16, 48, 1e-3
+_STEPS, _MAX_STEPS, _TOLERANCE = 12, 48, 0.03
 
-# Nesterov's momentum of the few projected steps on a node's own weights that are one step of the splitting.
-_MOMENTUM = (0.0, 0.28, 0.43)
-
-# Points nearer than that, as a share of the squared distance of the farthest, move with its step size.
-_MIN_SQUARED_DISTANCE = 1e-6
-
-# No curvature is less than this share of the steepest slope: a step of so many weights ends in a corner anyway, and a
-# longer one, of samples that are all zero, would drown them in rounding.
-_MIN_CURVATURE = 1e-3
+# Features of a node up to which the kernel for GPUs holds its vectors.
+_LONGEST = 4096
 
 
 class Consensus(Pytree):
@@ -74,22 +72,30 @@ class Tasks(Pytree):
     """The tasks of nodes, and what couples them."""
 
     coupling: Coupling
-    resolvent: Operator
+    consensus: Consensus
     task: Array | None  # [m] of every node; None where node k is all of task k
     counts: Array  # [num_tasks] nodes of every task, at least one
     nodes: int = static()  # m; those beyond the tasks are inert where each node is a task of its own
+    sharding: NodeSharding | None = static(default=None)  # of nodes and tasks alike; None: all are here
 
     def apply(self, u: Array) -> Array:
         r"""$\bar M u$ for a vector of every node ``[m, d]``."""
         return self._to_nodes(self.coupling.apply(self._to_tasks(u)))
 
-    def settle(self, h: Array) -> Array:
+    def settle(self, h: Array) -> Parts:
         r"""$\bar M(\bar M + c_k)^{-1} h$ with $c_k = c$ times the nodes of its task: the resolvent of their mean."""
-        return self._to_nodes(self.resolvent.apply(self._to_tasks(h) / self.counts[:, None]))
+        resolvent = self.consensus.resolvent
+        if self.task is not None:
+            settled = resolvent.apply(self._to_tasks(h) / self.counts[:, None])
+            return Parts(jnp.zeros_like(h[:1, 0]), jnp.ones_like(h[:1, 0]), self._to_nodes(settled))
+        scale, factor, rest = resolvent.parts(self._to_tasks(h))
+        scale = scale if len(scale) == 1 else self._to_nodes(scale[:, None])[:, 0]
+        return Parts(scale, factor, rest if len(rest) == 1 else self._to_nodes(rest))
 
-    def shared_out(self, stiffness: Array) -> Array:
-        """Every node's ``[m]``, from the one of a task with a single node."""
-        return stiffness * self._to_nodes(self.counts[:, None])[:, 0]
+    @property
+    def stiffness(self) -> Array:
+        """The stiffness of every node ``[m]`` in units of c: 1 where it has a task to itself."""
+        return self._to_nodes(self.counts[:, None])[:, 0]
 
     def _to_tasks(self, per_node: Array) -> Array:
         tasks = len(self.counts)
@@ -101,134 +107,84 @@ class Tasks(Pytree):
         return per_task[self.task]
 
 
-class Points(NamedTuple):
-    """What a node's part of a step is about: the points of every node, relative to where it stands."""
+class Point(NamedTuple):
+    """A point of the splitting."""
 
-    along: Array  # [m, p, d] from there to them, in units of the node's longest entry
-    gram: Array  # [p, p, m] their products, in units of the objective
-    slope: Array  # [p, m]
-    metric: Array  # [p, m] see `_metric`
-    size: Array  # [m] the unit
-    stiffness: Array  # [m]
-    free: Array  # [m] 1 where a node answered, else 0
+    h: Array  # [m, d]
+    a: Array  # [p, m] weights
 
 
-def best_mixture(v: Sequence[Array], slope: Array, tasks: Tasks, stiffness: Array, free: Array) -> Array:
+def best_mixture(v: Sequence[Array], slope: Array, tasks: Tasks, free: Array, backend: str = "auto") -> Array:
     r"""The best weights ``[p, m]``, or as good as some steps make them.
 
     Args:
       v: the points' dual vectors, each ``[m, d]``; the first is where each node stands.
       slope: of the others, ``[p - 1, m]``.
       tasks: what couples the nodes.
-      stiffness: c of every node ``[m]``.
       free: which nodes answered ``[m]``; the others stay where they are.
+      backend: ``"xla"`` for no kernel.
     """
-    points = _points(v, slope, stiffness, free)
-    start = jnp.zeros_like(v[0]), jnp.zeros_like(slope)
-    a = _split(tasks, points, *start)
-    moved = _combine(points, a)
-    gain, bent = -jnp.sum(slope * a), jnp.sum(moved * tasks.apply(moved))
+    stiffness = tasks.consensus.stiffness
+    along = along_from(v, jnp.sqrt(stiffness))
+    a, moved = _split(backend, tasks, along, slope, free.astype(slope.dtype))
+    gain, bent = -jnp.sum(slope * a), jnp.sum(moved * tasks.apply(moved)) / stiffness
     a = a * jnp.clip(jnp.where(bent > 0, safe_ratio(gain, bent), jnp.sign(gain)), 0.0, 1.0)
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])
 
 
-def _points(v: Sequence[Array], slope: Array, stiffness: Array, free: Array) -> Points:
-    # Relative to the first point, so that nothing cancels near the optimum, and to each node's largest entry: squares
-    # of small numbers would be none.
-    along = jnp.stack([point - v[0] for point in v[1:]], axis=1)
-    size = jnp.max(jnp.abs(along), axis=(1, 2))
-    along = along / jnp.where(size > 0, size, 1.0)[:, None, None]
-    # One point after the other: twice as fast as at once, on a CPU.
-    gram = jnp.stack([_against(along, along[:, j]) for j in range(along.shape[1])])
-    flattest = _MIN_CURVATURE * jnp.max(jnp.abs(slope), axis=0, keepdims=True)
-    unit = size * (size * stiffness)
-    metric = jnp.maximum(_metric(gram) * unit[None], flattest)
-    metric = jnp.maximum(metric, jnp.finfo(metric.dtype).tiny ** 0.5)
-    return Points(along, gram * unit[None, None], slope, metric, size, stiffness, free.astype(slope.dtype))
+Weighed = tuple[Array, Array]  # weights [p, m], and the way that they go [m, d]
 
 
-def _metric(gram: Array) -> Array:
-    r"""A metric h ``[p, m]`` with $\sum_j h_{kj} a_{kj}^2 \ge |\sum_j a_{kj} u_{kj}|^2$ for vectors of these products.
-
-    One number for each point, for old points can be far and new ones near.
-    """
-    tiny = jnp.finfo(gram.dtype).tiny ** 0.25
-    length = jnp.maximum(jnp.einsum("ppm->pm", gram), tiny)
-    length = jnp.maximum(length, _MIN_SQUARED_DISTANCE * jnp.max(length, axis=0, keepdims=True))
-    cosines = gram**2 / (length[:, None] * length[None, :])
-    return length * jnp.sqrt(jnp.sum(cosines, axis=(0, 1)) + tiny)[None]
-
-
-def _against(along: Array, u: Array) -> Array:
-    """Products ``[p, m]`` of the points with a vector of every node ``[m, d]``."""
-    return jnp.einsum("mpd,md->pm", along, u, precision=EXACT)
-
-
-def _combine(points: Points, a: Array) -> Array:
-    """The way that weights ``[p, m]`` go, ``[m, d]``."""
-    return jnp.einsum("pm,mpd->md", a * points.size[None], points.along, precision=EXACT)
-
-
-def step(points: Points, against: Array, a: Array, total: Callable[[Array], Array] = total) -> Array:
-    r"""The weights ``[p, m]`` of every node by itself, from the last ones on.
-
-    Args:
-      points: see there.
-      against: their products ``[p, m]`` with what the coupling asks for, $2w - h$.
-      a: the last weights.
-      total: the sum over the first axis.
-    """
-    # The gradient is linear: here, and that of the way there.
-    slope, last = points.slope - (points.stiffness * points.size)[None] * against, a
-    for momentum in _MOMENTUM:
-        ahead = a + momentum * (a - last)
-        gradient = slope + total(points.gram * ahead[:, None])
-        a, last = nearest_weights(ahead - gradient / points.metric, points.metric, total), a
-    return jnp.where(points.free[None] > 0, a, 0.0)
-
-
-def _step(tasks: Tasks, points: Points, h: Array, a: Array) -> tuple[Array, Array]:
-    pulled = tasks.settle(h)
-    a = step(points, _against(points.along, h - 2.0 * pulled), a)
-    return h + _RELAXATION * (_combine(points, a) - h + pulled), a
-
-
-def _split(tasks: Tasks, points: Points, h: Array, a: Array) -> Array:
+def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     other = dict.fromkeys(("cuda", "rocm", "tpu"), _in_some_steps)
-    return platform_dependent(a, tasks, points, h, a, default=_until_they_agree, **other)
+    m, _, d = along.shape
+    if backend != "xla" and along.dtype == jnp.float32 and d <= _LONGEST:
+        other |= dict.fromkeys(("cuda", "rocm"), _by_kernel)
+    shapes = slope, jnp.zeros((m, d), slope.dtype)
+    return platform_dependent(shapes, tasks, along, slope, free, default=_until_they_agree, **other)
 
 
-def _in_some_steps(tasks: Tasks, points: Points, h: Array, a: Array) -> Array:
-    for _ in range(_STEPS):
-        h, a = _step(tasks, points, h, a)
-    return a
+def _start(along: Array, slope: Array) -> Point:
+    return Point(jnp.zeros_like(along[:, 0]), jnp.zeros_like(slope))
 
 
-def _until_they_agree(tasks: Tasks, points: Points, h: Array, a: Array) -> Array:
-    def body(s: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        h, a, k, _ = s
-        ahead, a = _step(tasks, points, h, a)
-        apart = jnp.sum(points.stiffness[:, None] * (ahead - h) ** 2)
-        return ahead, a, k + 1, apart <= _TOLERANCE * -jnp.sum(points.slope * a)
-
-    start = h, a, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    return lax.while_loop(lambda s: ~s[3] & (s[2] < _MAX_STEPS), body, start)[1]
+def _step(tasks: Tasks, along: Array, given: Programs, at: Point) -> Point:
+    pulled = tasks.settle(at.h).together(at.h)
+    a = answer(given, tasks.stiffness[None] * against(along, at.h - 2.0 * pulled), at.a)
+    return Point(at.h + _RELAXATION * (combine(along, a) - at.h + pulled), a)
 
 
-def nearest_weights(x: Array, metric: Array, total: Callable[[Array], Array] = total) -> Array:
-    r"""Projection of every column of x ``[p, m]`` onto $a \ge 0, \sum_j a_j \le 1$ in a metric h ``[p, m]``.
+def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
+    given = programs(along, slope, tasks.stiffness, free)
+    at, _ = lax.scan(lambda at, _: (_step(tasks, along, given, at), None), _start(along, slope), length=_STEPS)
+    return at.a, combine(along, at.a)
 
-    It is $a_j = [x_j - \tau / h_j]_+$ with the least $\tau \ge 0$ that will do.
-    """
-    give, none = 1.0 / metric, jnp.zeros_like(total(x))
-    tiny = jnp.finfo(x.dtype).tiny
 
-    def drop(_: Array, tau: Array) -> Array:
-        # Of the points that are left, this tau takes away too much of those that it makes negative: they are out.
-        left = x > tau[None] * give
-        asked = (total(jnp.where(left, x, 0.0)) - 1.0) / jnp.maximum(total(jnp.where(left, give, 0.0)), tiny)
-        return jnp.maximum(tau, asked)
+def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
+    given = programs(along, slope, tasks.stiffness, free)
 
-    tau = lax.fori_loop(0, len(x), drop, none)
-    a = jnp.maximum(x - tau[None] * give, 0.0)
-    return a / jnp.maximum(total(a), 1.0)[None]
+    def body(s: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
+        at, k, _ = s
+        after = _step(tasks, along, given, at)
+        change = after.h - at.h
+        apart = jnp.vdot(tasks.stiffness[:, None] * change, change)
+        return after, k + 1, apart <= _TOLERANCE * -jnp.sum(slope * after.a)
+
+    start = _start(along, slope), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    a = lax.while_loop(lambda s: ~s[2] & (s[1] < _MAX_STEPS), body, start)[0].a
+    return a, combine(along, a)
+
+
+def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpret: bool = False) -> Weighed:
+    try:
+        kernel = importlib.import_module("mocha_jax._server.weighing_gpu")
+    except ImportError as error:
+        if (error.name or "").startswith("mocha_jax"):
+            raise
+        return _in_some_steps(tasks, along, slope, free)
+    given, to = (along, slope.T, free, tasks.stiffness), dict(sharding=tasks.sharding, interpret=interpret)
+    known, at = kernel.first_step(_RELAXATION, given, **to)
+    for k in range(2, _STEPS + 1):
+        at = kernel.step(_RELAXATION, given, known, tasks.settle(at[0]), at, last=k == _STEPS, **to)
+    moved, a = at
+    return a.T, moved

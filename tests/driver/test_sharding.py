@@ -124,14 +124,24 @@ def test_a_round_of_a_learned_relation_adds_up_two_gram_matrices(regularizer, ke
 
 
 def test_a_round_with_recombination_gathers_once_what_the_nodes_send(key):
-    algorithm = mj.Mocha(sigma_prime="adaptive", memory=3)
-    for regularizer in (regularizers.MeanRegularized(0.1, 0.1), regularizers.Graph(chain(16), 0.1, 0.1)):
-        problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
-        state = jax.jit(algorithm.init)(problem)
-        work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
-        compiled = jax.jit(algorithm.step).lower(key, state, problem, work).compile()
-        # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every eighth round.
-        assert collectives(compiled.as_text()) == [("all-gather", "f64[16,10]"), ("all-gather", "f64[16,5]")]
+    compiled = round_of(mj.Mocha(sigma_prime="adaptive", memory=3), regularizers.Graph(chain(16), 0.1, 0.1), key)
+    # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every eighth round.
+    assert collectives(compiled) == [("all-gather", "f64[16,10]"), ("all-gather", "f64[16,5]")]
+
+
+def test_a_round_with_recombination_of_tasks_that_are_divided_sums_numbers_of_one(key):
+    compiled = round_of(mj.Mocha(sigma_prime="adaptive", memory=3), regularizers.MeanRegularized(0.1, 0.1), key)
+    kinds, shapes = zip(*collectives(compiled), strict=True)
+    assert set(kinds) == {"all-reduce"}
+    assert set(re.findall(r"\[.*?\]", " ".join(shapes))) == {"[]", "[5]"}
+
+
+def round_of(algorithm, regularizer, key):
+    """The compiled text of a round on eight devices."""
+    problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
+    state = jax.jit(algorithm.init)(problem)
+    work = mj.systems.Full().work(key, problem.data, algorithm.request(problem))
+    return jax.jit(algorithm.step).lower(key, state, problem, work).compile().as_text()
 
 
 def test_a_sharded_solve_stops_and_resumes(key, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._server.bundle import Point, mixed
-from mocha_jax._server.weighing import Tasks, _points, best_mixture, consensus, nearest_weights
+from mocha_jax._server.programs import nearest_weights, programs
+from mocha_jax._server.weighing import Tasks, best_mixture, consensus
 from mocha_jax.coupling import Dense, as_matrix
 from tests import zoo
 
@@ -54,9 +55,8 @@ def largest_gain(v, slope, matrix, free):
 
 def weights_of(v, slope, matrix, free):
     m, coupling = len(matrix), Dense(jnp.asarray(matrix))
-    known = consensus(coupling)
-    tasks = Tasks(coupling, known.resolvent, None, jnp.ones(m), m)
-    return np.asarray(best_mixture(v, slope, tasks, tasks.shared_out(known.stiffness), jnp.asarray(free)))
+    tasks = Tasks(coupling, consensus(coupling), None, jnp.ones(m, coupling.matrix.dtype), m)
+    return np.asarray(best_mixture(v, slope, tasks, jnp.asarray(free)))
 
 
 @hypothesis.settings(max_examples=15, deadline=None)
@@ -93,36 +93,35 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr("mocha_jax._server.weighing.nearest_weights", lambda x, *_: jnp.full_like(x, 1 / 3))
+    monkeypatch.setattr("mocha_jax._server.programs.nearest_weights", lambda x, *_: jnp.full_like(x, 1 / 3))
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
-
-
-def points_of(v, stiffness):
-    """The points of every node, of which none gains by itself, in the node's own units."""
-    return _points(tuple(v), jnp.zeros((len(v) - 1, v.shape[1]), v.dtype), stiffness, jnp.ones(v.shape[1]))
 
 
 @hypothesis.given(seed=SEEDS)
 def test_the_metric_bounds_the_curvature_of_a_node(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (4, 4, 2)
     stiffness = jnp.asarray(np.diag(zoo.random_spd(m, seed)))
-    v, _ = random_points(rng, m, p, d)
-    points = points_of(v, stiffness)
+    v, slope = random_points(rng, m, p, d)
+    along = jnp.stack(list(v[1:] - v[:1]), axis=1)
+    given = programs(along, 0.0 * slope, stiffness, jnp.ones(m))  # without slopes no curvature is made up
     for _ in range(5):
         a = rng.normal(size=(p - 1, m))
-        u = np.einsum("pm,pmd->md", a, v[1:] - v[:1])
-        squared = np.asarray(stiffness) * np.sum(u**2, axis=1)
-        assert (np.sum(points.metric * a**2, axis=0) >= squared * (1 - 1e-9)).all()
-        np.testing.assert_allclose(np.einsum("pm,pqm,qm->m", a, points.gram, a), squared, rtol=1e-9)
+        squared = np.asarray(stiffness) * np.sum(np.einsum("pm,mpd->md", a, along) ** 2, axis=1)
+        assert (np.sum(given.metric * a**2, axis=0) >= squared * (1 - 1e-9)).all()
+        np.testing.assert_allclose(np.einsum("pm,pqm,qm->m", a, given.gram, a), squared, rtol=1e-9)
 
 
-def test_the_metric_of_tiny_vectors_is_as_much_smaller():
-    v, _ = random_points(np.random.default_rng(0), 5, 4, 3)
-    v, stiffness = v.astype(jnp.float32), jnp.arange(1, 6, dtype=jnp.float32)
-    tiny, usual = points_of(1e-8 * v, stiffness), points_of(v, stiffness)
-    np.testing.assert_allclose(tiny.metric, 1e-16 * usual.metric, rtol=1e-5)
-    np.testing.assert_allclose(tiny.gram, 1e-16 * usual.gram, rtol=1e-4, atol=1e-5 * 1e-16)
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4])
+def test_vectors_and_curvatures_of_any_size_get_the_same_weights(scale):
+    rng, m = np.random.default_rng(0), 5
+    (v, slope), matrix = random_points(rng, m, 4, 3), zoo.random_spd(m, 0)
+    # As lambda makes them: vectors as small as it is, curvatures as large as its inverse, objectives as small.
+    usual, other = (
+        weights_of((s * v).astype(jnp.float32), (s * slope).astype(jnp.float32), (matrix / s).astype("f"), np.ones(m))
+        for s in (1.0, scale)
+    )
+    np.testing.assert_allclose(usual, other, atol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -131,15 +130,16 @@ def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
     (v, slope), matrix = random_points(rng, len(task), p, d), zoo.random_spd(3, seed)
     coupling = Dense(jnp.asarray(matrix))
     known, counts = consensus(coupling), jnp.asarray(np.bincount(task), float)
-    tasks = Tasks(coupling, known.resolvent, jnp.asarray(task), counts, len(task))
+    tasks = Tasks(coupling, known, jnp.asarray(task), counts, len(task))
     between = matrix[np.ix_(task, task)]
-    stiffness = np.asarray(tasks.shared_out(known.stiffness))
-    np.testing.assert_allclose(stiffness, float(known.stiffness) * np.bincount(task)[task])
-    h = rng.normal(size=(len(task), d))
-    np.testing.assert_allclose(tasks.apply(jnp.asarray(h)), between @ h, rtol=1e-10, atol=1e-12)
+    stiffness = float(known.stiffness) * np.asarray(tasks.stiffness)
+    np.testing.assert_allclose(tasks.stiffness, np.bincount(task)[task])
+    h = jnp.asarray(rng.normal(size=(len(task), d)))
+    np.testing.assert_allclose(tasks.apply(h), between @ h, rtol=1e-10, atol=1e-12)
     settled = between @ np.linalg.solve(between + np.diag(stiffness), stiffness[:, None] * h / stiffness[:, None])
-    np.testing.assert_allclose(tasks.settle(jnp.asarray(h)), settled, rtol=1e-8, atol=1e-10)
-    a = np.asarray(best_mixture(tuple(v), slope, tasks, jnp.asarray(stiffness), jnp.ones(len(task), bool)))
+
+    np.testing.assert_allclose(tasks.settle(h).together(h), settled, rtol=1e-8, atol=1e-10)
+    a = np.asarray(best_mixture(tuple(v), slope, tasks, jnp.ones(len(task), bool)))
     slack = 1e-6 * np.eye(len(task))  # for the convex solver's factor
     gain = largest_gain(v, slope, between + slack, np.ones(len(task), bool))
     assert -change_of_dual(a, v, slope, between) >= gain / 1.1

@@ -1,0 +1,160 @@
+"""A step of the weighing as one kernel on a GPU, by Triton: what a node does between two looks at the others.
+
+By XLA it is twenty kernels or so, and a weighing is a dozen steps. The first step sets up the programs too, and the
+last one returns the way that the weights go. Arrays of numbers of the points are kept node by node.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from mocha_jax._core.devices import NodeSharding, each_device
+from mocha_jax._server.programs import Programs, answer, metric
+from mocha_jax.coupling import Parts
+
+if TYPE_CHECKING:
+    from jax import Ref
+
+# Numbers of one vector of all nodes of a program, in so many warps; and its nodes at most.
+_NUMBERS, _WARPS, _MOST_NODES = 2**10, 4, 2**5
+
+Given = tuple[Array, Array, Array, Array]  # vectors [m, p, d], slopes [m, p], who is free [m], stiffness [m]
+Known = tuple[Array, Array]  # of the programs: gram [m, p, p], metric [m, p]
+At = tuple[Array, Array]  # the splitting's vectors h [m, d], weights [m, p]
+
+
+def first_step(
+    relaxation: float, given: Given, *, sharding: NodeSharding | None = None, interpret: bool = False
+) -> tuple[Known, At]:
+    """Set up the programs, and go one step from nothing.
+
+    Args:
+      relaxation: r, how far a step goes.
+      given: vectors to the points, slopes, who is free, stiffness.
+      sharding: where the nodes are.
+      interpret: run as plain JAX.
+    """
+    h, a, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), (), *given)
+    return (gram, lengths), (h, a)
+
+
+def step(
+    relaxation: float, given: Given, known: Known, pull: Parts, at: At, *, last: bool = False,
+    sharding: NodeSharding | None = None, interpret: bool = False,
+) -> At:  # fmt: skip
+    """Go one step.
+
+    Args:
+      relaxation: see `first_step`.
+      given: see there.
+      known: from there.
+      pull: what the coupling's resolvent makes of h.
+      at: from the last step.
+      last: return the way that the weights go in place of h.
+      sharding: see `first_step`.
+      interpret: run as plain JAX.
+    """
+    of_all = tuple(part if len(part) == 1 else None for part in pull)
+    of_each = tuple(None if len(part) == 1 else part for part in pull)
+    work = partial(_later, None if last else relaxation, interpret)
+    return each_device(sharding, work, of_all, of_each, *given, *known, *at)
+
+
+def _first(relaxation: float, interpret: bool, _: tuple[()], *given: Array) -> list[Array]:
+    (m, p, d), dtype = given[0].shape, given[0].dtype
+    shapes = (m, d), (m, p), (m, p, p), (m, p)
+    return _call(relaxation, [jax.ShapeDtypeStruct(s, dtype) for s in shapes], given, interpret)
+
+
+def _later(
+    relaxation: float | None, interpret: bool, of_all: tuple[Any, ...], of_each: tuple[Any, ...], *arrays: Array
+) -> At:
+    pull = (a if b is None else b for a, b in zip(of_all, of_each, strict=True))
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays[-2:]]
+    h, a = _call(relaxation, shapes, (*arrays, *pull), interpret)
+    return h, a
+
+
+def _call(
+    relaxation: float | None, out: list[jax.ShapeDtypeStruct], arrays: tuple[Array, ...], interpret: bool
+) -> list[Array]:
+    m, p, d = arrays[0].shape
+    width = pl.next_power_of_2(d)
+    nodes = max(min(_NUMBERS // width, _MOST_NODES), 1)
+    return pl.pallas_call(
+        partial(_kernel, relaxation, len(out) > 2, nodes, pl.next_power_of_2(p), width),
+        out_shape=out,
+        grid=(pl.cdiv(m, nodes),),
+        compiler_params=pltriton.CompilerParams(num_warps=_WARPS),
+        interpret=interpret,
+        name="weigh_on_gpu",
+    )(*arrays)
+
+
+def _kernel(
+    relaxation: float | None, first: bool, nodes: int, room: int, width: int, along: Ref, slope: Ref, free: Ref,
+    stiffness: Ref, *refs: Ref,
+) -> None:  # fmt: skip
+    """A step of a few nodes; the arguments are references to whole arrays.
+
+    Triton's arrays have sizes that are powers of two: what is beyond p points and d features is masked.
+    """
+    m, p, d = along.shape
+    node = pl.program_id(0) * nodes + lax.iota(jnp.int32, nodes)
+    point, feature = lax.iota(jnp.int32, room)[:, None], lax.iota(jnp.int32, width)[None]
+    real = node < m
+    inside, each = real[:, None] & (feature < d), real[None] & (point < p)
+    every = each[:, None] & (point < p)[None]
+    places = node[None, None], point[:, None], point[None]
+
+    def numbers(ref: Ref) -> Array:
+        common = ref.shape[0] == 1
+        return pltriton.load(ref.at[jnp.zeros_like(node) if common else node], mask=real, other=0)
+
+    def by_point(ref: Ref, other: float = 0.0) -> Array:
+        return pltriton.load(ref.at[node[None], point], mask=each, other=other)
+
+    def matrix(ref: Ref) -> Array:
+        row = jnp.zeros_like(node) if ref.shape[0] == 1 else node
+        return pltriton.load(ref.at[row[:, None], feature], mask=inside, other=0)
+
+    def against(z: Array) -> Array:
+        """Products of the points' vectors with one of every node, times the stiffness."""
+        found = jnp.zeros((room, nodes), z.dtype)
+        for j in range(p):
+            found = jnp.where(point == j, jnp.sum(vectors[j] * z, axis=1)[None], found)
+        return numbers(stiffness)[None] * found
+
+    total = partial(jnp.sum, axis=0)
+    vectors = [pltriton.load(along.at[node[:, None], j, feature], mask=inside, other=0) for j in range(p)]
+    slopes = by_point(slope)
+    if first:
+        h_out, a_out, gram_out, metric_out = refs
+        gram = jnp.zeros((room, room, nodes), slopes.dtype)
+        for j in range(p):
+            gram = jnp.where(point[:, None] == j, against(vectors[j])[None], gram)
+        lengths = jnp.where(each, metric(gram, slopes, total), 1.0)
+        pltriton.store(gram_out.at[places], gram, mask=every)
+        pltriton.store(metric_out.at[node[None], point], lengths, mask=each)
+        weights = asked = jnp.zeros_like(slopes)
+        here = pulled = jnp.zeros_like(vectors[0])
+    else:
+        gram_in, metric_in, h_in, a_in, scale, factor, rest, h_out, a_out = refs
+        gram, lengths = pltriton.load(gram_in.at[places], mask=every, other=0), by_point(metric_in, 1.0)
+        here, weights = matrix(h_in), by_point(a_in)
+        pulled = Parts(numbers(scale), numbers(factor), matrix(rest)).together(here)
+        asked = against(here - 2.0 * pulled)
+    weights = answer(Programs(slopes, gram, lengths, numbers(free)), asked, weights, total)
+    moved = jnp.zeros_like(here)
+    for j in range(p):
+        moved += total(jnp.where(point == j, weights, 0.0))[:, None] * vectors[j]
+    after = moved if relaxation is None else here + relaxation * (moved - here + pulled)
+    pltriton.store(h_out.at[node[:, None], feature], after, mask=inside)
+    pltriton.store(a_out.at[node[None], point], weights, mask=each)
