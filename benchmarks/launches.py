@@ -19,8 +19,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accelerators  # before JAX: it says what JAX compiles for
-
 ALGORITHMS = ("Algorithm 1", "proximal", "adaptive")
 FLAGS = {
     "default": "",
@@ -90,6 +88,8 @@ def main() -> None:
 
 def counted(algorithm: str, shape: tuple[int, int, int], flags: str) -> dict[str, Any]:
     """What one program launches. XLA reads its flags once in a process, when it compiles first."""
+    from benchmarks import accelerators  # it imports JAX, for which only this process has a use
+
     if "dump_hlo" not in os.environ["XLA_FLAGS"]:
         os.environ["XLA_FLAGS"] += f" --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_go {flags}"
     folder = Path(accelerators.DUMP.name)
