@@ -57,8 +57,7 @@ def predicted(program: Any, rounds: int, machine: Machine, longest: bool = False
 
 def predict(machine: str, compile: Compile, short: bool) -> list[dict[str, Any]]:
     """Print a prediction of every algorithm and size, or of every third, on as few devices as hold it."""
-    print("prediction  a round takes |" + " " * 29 + "| microseconds for")
-    columns = "".join(f"{name:>13}" for name in (*Seconds._fields, "total"))
+    columns = "".join(f"{name:>13}" for name in (*Seconds._fields, "us in all"))
     print(f"prediction  machine  devices algorithm                m, n, d |     GB  starts           MB |{columns}")
     rows = []
     for shape in [*SHAPES[:: 3 if short else 1], *([POD[machine]] if machine in POD else [])]:

@@ -8,8 +8,8 @@ it takes an environment for each; `.ci/run` makes them. Nothing is run and no ti
   library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, and memory
   for arguments and temporaries relative to the samples.
 
-`--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on 1
-to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, which is measured.
+`--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
+1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
 
 The exit status counts what is wrong: does not compile, spills, or has loops where the kernel is expected.
 """
