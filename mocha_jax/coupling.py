@@ -53,23 +53,28 @@ class Operator(Pytree):
     def apply(self, v: Array) -> Array:
         """What it makes of all tasks' rows: ``[m, d]`` to ``[m, d]``."""
 
-    def parts(self, v: Array) -> Parts:
-        """Take the result apart. Default: into nothing but a rest."""
-        return Parts(jnp.zeros((1,), v.dtype), jnp.ones((1,), v.dtype), self.apply(v))
+    def parts(self, v: Array) -> Parts | None:
+        """Take the result apart, if it is of that form. Default: None."""
+        return None
 
 
 class Parts(NamedTuple):
-    """What an operator makes of all tasks' rows, taken apart: ``scale * v + factor * rest``.
+    """What an operator makes of all tasks' rows, taken apart: ``scale * v + mix @ rows``.
 
     Whoever puts them together can do so on the way to something else.
     """
 
     scale: Array  # [m] or [1]
-    factor: Array  # [1]
-    rest: Array  # [m, d] or [1, d]
+    mix: Array | None  # [m, b]; [1, 1]: so much of the sum of all rows; None: each row is its task's
+    rows: Array  # [b, d]
 
     def together(self, v: Array) -> Array:
-        return self.scale[:, None] * v + self.factor[:, None] * self.rest
+        own = self.scale[:, None] * v
+        if self.mix is None:
+            return own + self.rows
+        if self.mix.shape == (1, 1):
+            return own + self.mix * jnp.sum(self.rows, axis=0, keepdims=True)
+        return own + matmul(self.mix, self.rows)
 
 
 class Coupling(Operator):
@@ -180,7 +185,7 @@ class Diagonal(Coupling):
         return self.scale[:, None] * v
 
     def parts(self, v: Array) -> Parts:
-        return Parts(self.scale, jnp.zeros((1,), v.dtype), jnp.zeros_like(v[:1]))
+        return Parts(self.scale, jnp.zeros((1, 1), v.dtype), v[:1])
 
     def diagonal(self) -> Array:
         return self.scale
@@ -222,8 +227,7 @@ class Exchangeable(Coupling):
         return self.parts(v).together(v)
 
     def parts(self, v: Array) -> Parts:
-        within, off = (jnp.reshape(number, 1) for number in (self.within, self._off))
-        return Parts(within, off, jnp.sum(v, axis=0, keepdims=True))
+        return Parts(jnp.reshape(self.within, 1), jnp.reshape(self._off, (1, 1)), v)
 
     def diagonal(self) -> Array:
         return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
@@ -260,6 +264,9 @@ class Dense(Coupling):
 
     def apply(self, v: Array) -> Array:
         return matmul(self.matrix, v)
+
+    def parts(self, v: Array) -> Parts:
+        return Parts(jnp.zeros((1,), v.dtype), self.matrix, v)
 
     def diagonal(self) -> Array:
         return jnp.diagonal(self.matrix)
@@ -312,8 +319,7 @@ class LowRank(Coupling):
         return self.parts(v).together(v)
 
     def parts(self, v: Array) -> Parts:
-        base, rest = jnp.reshape(self.base, 1), matmul(self.factor, matmul(self.factor.T, v))
-        return Parts(base, jnp.ones_like(base), rest)
+        return Parts(jnp.reshape(self.base, 1), self.factor, matmul(self.factor.T, v))
 
     def diagonal(self) -> Array:
         return self.base + jnp.sum(self.factor**2, axis=1)

@@ -36,22 +36,22 @@ from jax import Array, lax
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax._server.programs import Programs, against, along_from, answer, combine, programs
 from mocha_jax.coupling import Coupling, Operator, Parts
 
 # The stiffness of the splitting in units of the mean curvature of a task.
-_STIFFNESS = 0.5
+_STIFFNESS = 1.0
 
 # How far beyond the mean of both a step goes: 1 is the method of multipliers, 2 the end of what converges.
 _RELAXATION = 1.8
 
 # Steps of an accelerator, whose host should not wait for an answer; and at most where it tells when to stop: when what
 # nodes and coupling disagree by is no more than that share of what the weights gain.
-_STEPS, _MAX_STEPS, _TOLERANCE = 12, 48, 0.03
+_STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.03
 
-# Features of a node up to which the kernel for GPUs holds its vectors.
-_LONGEST = 4096
+# Features of a node up to which the kernel for GPUs holds its vectors; rows of all nodes' that it goes through.
+_LONGEST, _ROWS = 4096, 1024
 
 
 class Consensus(Pytree):
@@ -82,15 +82,29 @@ class Tasks(Pytree):
         r"""$\bar M u$ for a vector of every node ``[m, d]``."""
         return self._to_nodes(self.coupling.apply(self._to_tasks(u)))
 
-    def settle(self, h: Array) -> Parts:
+    def settle(self, h: Array) -> Array:
         r"""$\bar M(\bar M + c_k)^{-1} h$ with $c_k = c$ times the nodes of its task: the resolvent of their mean."""
-        resolvent = self.consensus.resolvent
-        if self.task is not None:
-            settled = resolvent.apply(self._to_tasks(h) / self.counts[:, None])
-            return Parts(jnp.zeros_like(h[:1, 0]), jnp.ones_like(h[:1, 0]), self._to_nodes(settled))
-        scale, factor, rest = resolvent.parts(self._to_tasks(h))
-        scale = scale if len(scale) == 1 else self._to_nodes(scale[:, None])[:, 0]
-        return Parts(scale, factor, rest if len(rest) == 1 else self._to_nodes(rest))
+        mean = self._to_tasks(h) if self.task is None else self._to_tasks(h) / self.counts[:, None]
+        return self._to_nodes(self.consensus.resolvent.apply(mean))
+
+    def settled_parts(self, h: Array, sums: Array) -> Parts:
+        """Take what `settle` returns apart, with no more rows in common than a kernel goes through by itself.
+
+        Args:
+          h: see `settle`.
+          sums: some rows ``[k, d]`` that add up to the sum of those of h.
+        """
+        parts = self.consensus.resolvent.parts(h) if self.task is None and self.nodes == len(self.counts) else None
+        if parts is None:
+            return Parts(jnp.zeros_like(h[:1, 0]), None, self.settle(h))
+        scale, mix, rows = parts
+        assert mix is not None
+        rows = sums if mix.shape == (1, 1) and rows is h else rows
+        if len(rows) <= _ROWS and (self.sharding is None or rows is not sums):
+            return Parts(scale, mix, rows)
+        if mix.shape == (1, 1):
+            return Parts(scale, mix, jnp.sum(rows, axis=0, keepdims=True))
+        return Parts(scale, None, matmul(mix, rows))
 
     @property
     def stiffness(self) -> Array:
@@ -149,7 +163,7 @@ def _start(along: Array, slope: Array) -> Point:
 
 
 def _step(tasks: Tasks, along: Array, given: Programs, at: Point) -> Point:
-    pulled = tasks.settle(at.h).together(at.h)
+    pulled = tasks.settle(at.h)
     a = answer(given, tasks.stiffness[None] * against(along, at.h - 2.0 * pulled), at.a)
     return Point(at.h + _RELAXATION * (combine(along, a) - at.h + pulled), a)
 
@@ -185,6 +199,6 @@ def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpr
     given, to = (along, slope.T, free, tasks.stiffness), dict(sharding=tasks.sharding, interpret=interpret)
     known, at = kernel.first_step(_RELAXATION, given, **to)
     for k in range(2, _STEPS + 1):
-        at = kernel.step(_RELAXATION, given, known, tasks.settle(at[0]), at, last=k == _STEPS, **to)
-    moved, a = at
+        at = kernel.step(_RELAXATION, given, known, tasks.settled_parts(at[0], at[2]), at, last=k == _STEPS, **to)
+    moved, a, _ = at
     return a.T, moved

@@ -7,7 +7,7 @@ last one returns the way that the weights go. Arrays of numbers of the points ar
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 # Numbers of one vector of all nodes of a program, in so many warps; and its nodes at most.
 _NUMBERS, _WARPS, _MOST_NODES = 2**10, 4, 2**5
 
+# Rows of others that a program mixes at once.
+_ROWS_AT_ONCE = 2**3
+
+# Results of the first step, which takes nothing from an earlier one.
+_FIRST = 5
+
 Given = tuple[Array, Array, Array, Array]  # vectors [m, p, d], slopes [m, p], who is free [m], stiffness [m]
 Known = tuple[Array, Array]  # of the programs: gram [m, p, p], metric [m, p]
-At = tuple[Array, Array]  # the splitting's vectors h [m, d], weights [m, p]
+At = tuple[Array, Array, Array]  # the splitting's vectors h [m, d], weights [m, p], sums [k, d] of h of k programs
 
 
 def first_step(
@@ -41,8 +47,8 @@ def first_step(
       sharding: where the nodes are.
       interpret: run as plain JAX.
     """
-    h, a, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), (), *given)
-    return (gram, lengths), (h, a)
+    *at, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), (), *given)
+    return (gram, lengths), tuple(at)
 
 
 def step(
@@ -61,37 +67,39 @@ def step(
       sharding: see `first_step`.
       interpret: run as plain JAX.
     """
-    of_all = tuple(part if len(part) == 1 else None for part in pull)
-    of_each = tuple(None if len(part) == 1 else part for part in pull)
+    of_all = len(pull.scale) == 1, pull.mix is not None and len(pull.mix) == 1, pull.mix is not None
+    everybodys, mine = (
+        Parts(*(part if common is which else None for part, common in zip(pull, of_all, strict=True)))
+        for which in (True, False)
+    )
     work = partial(_later, None if last else relaxation, interpret)
-    return each_device(sharding, work, of_all, of_each, *given, *known, *at)
+    return each_device(sharding, work, everybodys, mine, *given, *known, *at[:2])
 
 
 def _first(relaxation: float, interpret: bool, _: tuple[()], *given: Array) -> list[Array]:
-    (m, p, d), dtype = given[0].shape, given[0].dtype
-    shapes = (m, d), (m, p), (m, p, p), (m, p)
-    return _call(relaxation, [jax.ShapeDtypeStruct(s, dtype) for s in shapes], given, interpret)
+    m, p, _ = given[0].shape
+    return _call(relaxation, ((m, p, p), (m, p)), given, interpret)
 
 
-def _later(
-    relaxation: float | None, interpret: bool, of_all: tuple[Any, ...], of_each: tuple[Any, ...], *arrays: Array
-) -> At:
-    pull = (a if b is None else b for a, b in zip(of_all, of_each, strict=True))
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays[-2:]]
-    h, a = _call(relaxation, shapes, (*arrays, *pull), interpret)
-    return h, a
+def _later(relaxation: float | None, interpret: bool, everybodys: Parts, mine: Parts, *arrays: Array) -> At:
+    scale, mix, rows = (a if b is None else b for a, b in zip(everybodys, mine, strict=True))
+    pull = (scale, rows) if mix is None else (scale, rows, mix)
+    h, a, sums = _call(relaxation, (), (*arrays, *pull), interpret)
+    return h, a, sums
 
 
 def _call(
-    relaxation: float | None, out: list[jax.ShapeDtypeStruct], arrays: tuple[Array, ...], interpret: bool
+    relaxation: float | None, more: tuple[tuple[int, ...], ...], arrays: tuple[Array, ...], interpret: bool
 ) -> list[Array]:
+    """Call the kernel; of results besides those of every step the shapes are given."""
     m, p, d = arrays[0].shape
     width = pl.next_power_of_2(d)
     nodes = max(min(_NUMBERS // width, _MOST_NODES), 1)
+    count = pl.cdiv(m, nodes)
     return pl.pallas_call(
-        partial(_kernel, relaxation, len(out) > 2, nodes, pl.next_power_of_2(p), width),
-        out_shape=out,
-        grid=(pl.cdiv(m, nodes),),
+        partial(_kernel, relaxation, nodes, pl.next_power_of_2(p), width),
+        out_shape=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in ((m, d), (m, p), (count, d), *more)],
+        grid=(count,),
         compiler_params=pltriton.CompilerParams(num_warps=_WARPS),
         interpret=interpret,
         name="weigh_on_gpu",
@@ -99,7 +107,7 @@ def _call(
 
 
 def _kernel(
-    relaxation: float | None, first: bool, nodes: int, room: int, width: int, along: Ref, slope: Ref, free: Ref,
+    relaxation: float | None, nodes: int, room: int, width: int, along: Ref, slope: Ref, free: Ref,
     stiffness: Ref, *refs: Ref,
 ) -> None:  # fmt: skip
     """A step of a few nodes; the arguments are references to whole arrays.
@@ -122,8 +130,7 @@ def _kernel(
         return pltriton.load(ref.at[node[None], point], mask=each, other=other)
 
     def matrix(ref: Ref) -> Array:
-        row = jnp.zeros_like(node) if ref.shape[0] == 1 else node
-        return pltriton.load(ref.at[row[:, None], feature], mask=inside, other=0)
+        return pltriton.load(ref.at[node[:, None], feature], mask=inside, other=0)
 
     def against(z: Array) -> Array:
         """Products of the points' vectors with one of every node, times the stiffness."""
@@ -132,11 +139,32 @@ def _kernel(
             found = jnp.where(point == j, jnp.sum(vectors[j] * z, axis=1)[None], found)
         return numbers(stiffness)[None] * found
 
-    total = partial(jnp.sum, axis=0)
+    def mixed(mix: Ref, rows: Ref) -> Array:
+        """Mix rows, a few at a time."""
+        count, common = rows.shape[0], mix.shape == (1, 1)
+        some = min(_ROWS_AT_ONCE, pl.next_power_of_2(count))
+
+        def add(k: Array, pulled: Array) -> Array:
+            row = k * some + lax.iota(jnp.int32, some)
+            there = (row < count)[:, None]
+            found = pltriton.load(rows.at[row[:, None], feature], mask=there & (feature < d), other=0)
+            if common:
+                return pulled + jnp.sum(found, axis=0)[None]
+            much = pltriton.load(mix.at[node[:, None], row[None]], mask=real[:, None] & there.T, other=0)
+            return pulled + jnp.sum(much[:, :, None] * found[None], axis=1)
+
+        none = jnp.zeros((1 if common else nodes, width), h_dtype)
+        pulled = lax.fori_loop(0, pl.cdiv(count, some), add, none)
+        if not common:
+            return pulled
+        first = jnp.zeros_like(node)
+        return pltriton.load(mix.at[first, first], mask=real, other=0)[:, None] * pulled
+
+    total, h_dtype = partial(jnp.sum, axis=0), along.dtype
     vectors = [pltriton.load(along.at[node[:, None], j, feature], mask=inside, other=0) for j in range(p)]
     slopes = by_point(slope)
-    if first:
-        h_out, a_out, gram_out, metric_out = refs
+    if len(refs) == _FIRST:
+        h_out, a_out, sums_out, gram_out, metric_out = refs
         gram = jnp.zeros((room, room, nodes), slopes.dtype)
         for j in range(p):
             gram = jnp.where(point[:, None] == j, against(vectors[j])[None], gram)
@@ -146,10 +174,10 @@ def _kernel(
         weights = asked = jnp.zeros_like(slopes)
         here = pulled = jnp.zeros_like(vectors[0])
     else:
-        gram_in, metric_in, h_in, a_in, scale, factor, rest, h_out, a_out = refs
+        gram_in, metric_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out = refs
         gram, lengths = pltriton.load(gram_in.at[places], mask=every, other=0), by_point(metric_in, 1.0)
         here, weights = matrix(h_in), by_point(a_in)
-        pulled = Parts(numbers(scale), numbers(factor), matrix(rest)).together(here)
+        pulled = numbers(scale)[:, None] * here + (mixed(*mix, rows) if mix else matrix(rows))
         asked = against(here - 2.0 * pulled)
     weights = answer(Programs(slopes, gram, lengths, numbers(free)), asked, weights, total)
     moved = jnp.zeros_like(here)
@@ -158,3 +186,5 @@ def _kernel(
     after = moved if relaxation is None else here + relaxation * (moved - here + pulled)
     pltriton.store(h_out.at[node[:, None], feature], after, mask=inside)
     pltriton.store(a_out.at[node[None], point], weights, mask=each)
+    summed = jnp.sum(jnp.where(inside, after, 0.0), axis=0)[None]
+    pltriton.store(sums_out.at[pl.program_id(0) + jnp.zeros_like(feature), feature], summed, mask=feature < d)

@@ -138,7 +138,7 @@ def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
     np.testing.assert_allclose(tasks.apply(h), between @ h, rtol=1e-10, atol=1e-12)
     settled = between @ np.linalg.solve(between + np.diag(stiffness), stiffness[:, None] * h / stiffness[:, None])
 
-    np.testing.assert_allclose(tasks.settle(h).together(h), settled, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(tasks.settle(h), settled, rtol=1e-8, atol=1e-10)
     a = np.asarray(best_mixture(tuple(v), slope, tasks, jnp.ones(len(task), bool)))
     slack = 1e-6 * np.eye(len(task))  # for the convex solver's factor
     gain = largest_gain(v, slope, between + slack, np.ones(len(task), bool))

@@ -35,6 +35,11 @@ def weighing(kind, m, p, d, task=None):
 SIZES = [(5, 4, 3), (40, 3, 16), (33, 4, 64), (3, 1, 200)]  # nodes, points, features
 
 
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr("mocha_jax._server.weighing._STEPS", 5)
+
+
 @pytest.mark.parametrize("kind", ["exchangeable", "low rank", "diagonal", "dense"])
 @pytest.mark.parametrize("size", SIZES)
 def test_the_kernel_weighs_as_the_loops_do(kind, size):
@@ -52,7 +57,8 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
 
 
 @pytest.mark.parametrize("kind", ["exchangeable", "dense"])
-def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind):
+def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, monkeypatch):
+    monkeypatch.undo()
     tasks, along, slope, free = weighing(kind, 20, 4, 6)
 
     def gained(found):
