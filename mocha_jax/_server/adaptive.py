@@ -161,7 +161,7 @@ class AdaptiveServer(Server):
         return Tasks(coupling, state.consensus, task, counts, data.num_nodes, sharding)
 
     def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
-        safe, own = data.to_nodes(state.dual.sigma), data.to_nodes(state.dual.coupling.diagonal())
+        safe, own = data.to_nodes(state.dual.sigma), data.to_nodes(state.dual.own)
         return jnp.minimum(state.scale * state.node_scale, safe) * own
 
     def aggregate(

@@ -25,6 +25,8 @@ class DualState(Pytree):
     relation: Relation  # as the regularizer keeps it; None where Omega is given
     coupling: Coupling
     sigma: Array  # [num_tasks] sigma'_t
+    own: Array  # [num_tasks] each task's own curvature, the coupling's diagonal
+    stiffness: Array  # [num_tasks] their product, the curvature of a node's subproblem
     model: Array  # [num_tasks, d] W = coupling.apply(V)
     gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
     change: Array  # [] by how much replacing it lowered the objective, infinite before that
@@ -84,10 +86,11 @@ class DualServer(Server):
         data = problem.data
         coupling = data.constrain_tasks(problem.regularizer.coupling(data.num_tasks, relation))
         sigma = coupling.sigma_prime(self.sigma_prime, jnp.asarray(self.gamma, v.dtype), data.nodes_per_task)
-        return DualState(relation, coupling, sigma, coupling.apply(v), gap_before, change)
+        own = coupling.diagonal()
+        return DualState(relation, coupling, sigma, own, sigma * own, coupling.apply(v), gap_before, change)
 
     def curvature(self, state: DualState, data: TaskData) -> Array:
-        return data.to_nodes(state.sigma * state.coupling.diagonal())
+        return data.to_nodes(state.stiffness)
 
     def aggregate(
         self, problem: Problem, state: DualState, round: Array, before: Array, update: NodeUpdate, v: Array
