@@ -29,6 +29,8 @@ __all__ = [
     "Diagonal",
     "Exchangeable",
     "LowRank",
+    "Operator",
+    "Parts",
     "SIGMA_PRIME_RULES",
 ]
 
@@ -51,7 +53,7 @@ class Operator(Pytree):
 
     @abstractmethod
     def apply(self, v: Array) -> Array:
-        """What it makes of all tasks' rows: ``[m, d]`` to ``[m, d]``."""
+        """Apply it to the rows of all tasks, ``[m, d]`` to ``[m, d]``."""
 
     def parts(self, v: Array) -> Parts | None:
         """Take the result apart, if it is of that form. Default: None."""
@@ -59,7 +61,7 @@ class Operator(Pytree):
 
 
 class Parts(NamedTuple):
-    """What an operator makes of all tasks' rows, taken apart: ``scale * v + mix @ rows``.
+    """The result of an operator, taken apart: ``scale * v + mix @ rows``.
 
     Whoever puts them together can do so on the way to something else.
     """

@@ -203,7 +203,7 @@ def test_lemma_4_can_fail_where_sigma_prime_is_too_small(key):
     )
     algorithm = mj.Mocha(3.0, server="dual", sigma_prime="per_task")
     state = algorithm.init(p)
-    state = state.replace(server=state.server.replace(sigma=jnp.full(5, 0.2)))
+    state = state.replace(server=state.server.replace(stiffness=0.2 * state.server.own))
     left, right = theory.lemma4(p, algorithm, state, _round(key, algorithm, p, state, mj.systems.Full()))
     assert left > right
 

@@ -76,7 +76,7 @@ def _where_weighed(data: TaskData, by_node: Array) -> Array:
 
 
 def _received(data: TaskData, dv: Array, slope: Array, answers: Array) -> tuple[Array, Array, Array]:
-    """What the nodes send, where the points are weighed: in one message."""
+    """Bring what the nodes send to where the points are weighed, in one message."""
     if data.sharding is None or _divided(data):
         return dv, slope, answers
     sent = data.replicated(jnp.concatenate([dv, slope.T, answers[:, None]], axis=1))
@@ -99,6 +99,15 @@ def _mixed_duals(loss: Loss, weights: tuple[Array, ...], *rows: Array) -> Array:
 def _exchanged(_: tuple[()], put: tuple[Array], old: Array, new: Array) -> Array:
     """The new dual point where it was put."""
     return jnp.where(expand(*put, old), new, old)
+
+
+def _least(weights: Array, slope: Array) -> Array:
+    """Choose the old point that makes room for a new one ``[m]``, from weights and slopes ``[p, m]``."""
+    # What rounding makes of no weight is none. Of several such points the steepest leads nowhere: while a far point is
+    # kept, near ones move little.
+    uphill = safe_ratio(jnp.maximum(slope, 0.0), jnp.max(jnp.abs(slope), axis=0, keepdims=True))
+    counts = jnp.where(weights > jnp.finfo(weights.dtype).eps ** 0.5, weights, -uphill)
+    return jnp.argmin(counts, axis=0).astype(jnp.int32)
 
 
 def _steered(ratio: Array, share: Array | float) -> Array:
@@ -157,7 +166,8 @@ class AdaptiveServer(Server):
         sharding = data.sharding if _divided(data) else None
         task, counts = None, jnp.ones((data.num_tasks,), data.dtype)
         if data.shared:
-            task, counts = data.replicated(data.task), data.replicated(jnp.maximum(data.nodes_per_task, 1.0))
+            task = data.replicated(jnp.where(data.sizes > 0, data.task, data.num_tasks))
+            counts = data.replicated(jnp.maximum(data.nodes_per_task, 1.0))
         return Tasks(coupling, state.consensus, task, counts, data.num_nodes, sharding)
 
     def curvature(self, state: AdaptiveState, data: TaskData) -> Array:
@@ -179,9 +189,7 @@ class AdaptiveServer(Server):
         weights, mixture = on_every_device(alone, work, self._tasks(data, state), points, slope, answered)
         beta = data.map_rows(_mixed_duals, loss, tuple(weights), *betas, data.y)
         own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
-        # A new point takes the place of the one that counts least; what rounding makes of no weight is none.
-        older = jnp.where(weights[2:] > jnp.finfo(weights.dtype).eps ** 0.5, weights[2:], 0.0)
-        slot = jnp.argmin(older, axis=0).astype(jnp.int32)
+        slot = _least(weights[2:], slope[1:])
         memory = tuple(
             Point(
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),

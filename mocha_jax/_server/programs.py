@@ -104,6 +104,13 @@ def answer(
     return jnp.where(given.free[None] > 0, a, 0.0)
 
 
+def left(given: Programs, asked: Array, a: Array) -> Array:
+    """Bound what better answers than these weights ``[p, m]`` would gain, by convexity, ``[m]``; see `answer`."""
+    gradient = given.slope - asked + total(given.gram * a[:, None])
+    least = jnp.minimum(jnp.min(gradient, axis=0), 0.0)
+    return given.free * (total(a * gradient) - least)
+
+
 def nearest_weights(x: Array, metric: Array, total: Callable[[Array], Array] = total) -> Array:
     r"""Projection of every column of x ``[p, m]`` onto $a \ge 0, \sum_j a_j \le 1$ in a metric h ``[p, m]``.
 

@@ -37,7 +37,7 @@ from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax._server.programs import Programs, against, along_from, answer, combine, programs
+from mocha_jax._server.programs import Programs, against, along_from, answer, combine, left, programs
 from mocha_jax.coupling import Coupling, Operator, Parts
 
 # The stiffness of the splitting in units of the mean curvature of a task.
@@ -55,14 +55,14 @@ _LONGEST, _ROWS = 4096, 1024
 
 
 class Consensus(Pytree):
-    r"""What is known beforehand: $\bar M(\bar M + c)^{-1}$, and c ``[]``."""
+    r"""The part of a weighing that is known beforehand: $\bar M(\bar M + c)^{-1}$, and c ``[]``."""
 
     resolvent: Operator
     stiffness: Array
 
 
 def consensus(coupling: Coupling) -> Consensus:
-    """What the splitting needs of a coupling, factorised once."""
+    """Factorise a coupling once for many steps of the splitting."""
     curvature = jnp.mean(coupling.diagonal())
     stiffness = jnp.maximum(_STIFFNESS * curvature, jnp.finfo(curvature.dtype).tiny ** 0.5)
     return Consensus(coupling.resolvent(1.0 / stiffness), stiffness)
@@ -73,7 +73,7 @@ class Tasks(Pytree):
 
     coupling: Coupling
     consensus: Consensus
-    task: Array | None  # [m] of every node; None where node k is all of task k
+    task: Array | None  # [m] of every node, num_tasks where it has no data; None where node k is all of task k
     counts: Array  # [num_tasks] nodes of every task, at least one
     nodes: int = static()  # m; those beyond the tasks are inert where each node is a task of its own
     sharding: NodeSharding | None = static(default=None)  # of nodes and tasks alike; None: all are here
@@ -107,8 +107,8 @@ class Tasks(Pytree):
         return Parts(scale, None, matmul(mix, rows))
 
     @property
-    def stiffness(self) -> Array:
-        """The stiffness of every node ``[m]`` in units of c: 1 where it has a task to itself."""
+    def units(self) -> Array:
+        """The stiffness of every node in units of c ``[m]``: 1 where it has a task to itself."""
         return self._to_nodes(self.counts[:, None])[:, 0]
 
     def _to_tasks(self, per_node: Array) -> Array:
@@ -118,11 +118,11 @@ class Tasks(Pytree):
     def _to_nodes(self, per_task: Array) -> Array:
         if self.task is None:
             return jnp.pad(per_task, ((0, self.nodes - len(per_task)), (0, 0)))
-        return per_task[self.task]
+        return per_task.at[self.task].get(mode="fill", fill_value=0)
 
 
-class Point(NamedTuple):
-    """A point of the splitting."""
+class Iterate(NamedTuple):
+    """The variables of the splitting between two steps."""
 
     h: Array  # [m, d]
     a: Array  # [p, m] weights
@@ -158,30 +158,32 @@ def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) 
     return platform_dependent(shapes, tasks, along, slope, free, default=_until_they_agree, **other)
 
 
-def _start(along: Array, slope: Array) -> Point:
-    return Point(jnp.zeros_like(along[:, 0]), jnp.zeros_like(slope))
+def _start(along: Array, slope: Array) -> Iterate:
+    return Iterate(jnp.zeros_like(along[:, 0]), jnp.zeros_like(slope))
 
 
-def _step(tasks: Tasks, along: Array, given: Programs, at: Point) -> Point:
+def _step(tasks: Tasks, along: Array, given: Programs, at: Iterate) -> tuple[Iterate, Array]:
+    """Go one step; return also what the nodes were asked for, see `answer`."""
     pulled = tasks.settle(at.h)
-    a = answer(given, tasks.stiffness[None] * against(along, at.h - 2.0 * pulled), at.a)
-    return Point(at.h + _RELAXATION * (combine(along, a) - at.h + pulled), a)
+    asked = tasks.units[None] * against(along, at.h - 2.0 * pulled)
+    a = answer(given, asked, at.a)
+    return Iterate(at.h + _RELAXATION * (combine(along, a) - at.h + pulled), a), asked
 
 
 def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
-    given = programs(along, slope, tasks.stiffness, free)
-    at, _ = lax.scan(lambda at, _: (_step(tasks, along, given, at), None), _start(along, slope), length=_STEPS)
+    given = programs(along, slope, tasks.units, free)
+    at, _ = lax.scan(lambda at, _: (_step(tasks, along, given, at)[0], None), _start(along, slope), length=_STEPS)
     return at.a, combine(along, at.a)
 
 
 def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
-    given = programs(along, slope, tasks.stiffness, free)
+    given = programs(along, slope, tasks.units, free)
 
-    def body(s: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
+    def body(s: tuple[Iterate, Array, Array]) -> tuple[Iterate, Array, Array]:
         at, k, _ = s
-        after = _step(tasks, along, given, at)
+        after, asked = _step(tasks, along, given, at)
         change = after.h - at.h
-        apart = jnp.vdot(tasks.stiffness[:, None] * change, change)
+        apart = jnp.vdot(tasks.units[:, None] * change, change) + jnp.sum(left(given, asked, after.a))
         return after, k + 1, apart <= _TOLERANCE * -jnp.sum(slope * after.a)
 
     start = _start(along, slope), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -196,7 +198,7 @@ def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpr
         if (error.name or "").startswith("mocha_jax"):
             raise
         return _in_some_steps(tasks, along, slope, free)
-    given, to = (along, slope.T, free, tasks.stiffness), dict(sharding=tasks.sharding, interpret=interpret)
+    given, to = (along, slope.T, free, tasks.units), dict(sharding=tasks.sharding, interpret=interpret)
     known, at = kernel.first_step(_RELAXATION, given, **to)
     for k in range(2, _STEPS + 1):
         at = kernel.step(_RELAXATION, given, known, tasks.settled_parts(at[0], at[2]), at, last=k == _STEPS, **to)

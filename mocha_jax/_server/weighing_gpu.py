@@ -22,8 +22,8 @@ from mocha_jax.coupling import Parts
 if TYPE_CHECKING:
     from jax import Ref
 
-# Numbers of one vector of all nodes of a program, in so many warps; and its nodes at most.
-_NUMBERS, _WARPS, _MOST_NODES = 2**10, 4, 2**5
+# Numbers of all points of a program's nodes, in so many warps; and its nodes at most.
+_NUMBERS, _WARPS, _MOST_NODES = 2**12, 4, 2**5
 
 # Rows of others that a program mixes at once.
 _ROWS_AT_ONCE = 2**3
@@ -34,6 +34,8 @@ _FIRST = 5
 Given = tuple[Array, Array, Array, Array]  # vectors [m, p, d], slopes [m, p], who is free [m], stiffness [m]
 Known = tuple[Array, Array]  # of the programs: gram [m, p, p], metric [m, p]
 At = tuple[Array, Array, Array]  # the splitting's vectors h [m, d], weights [m, p], sums [k, d] of h of k programs
+
+Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are of a kind
 
 
 def first_step(
@@ -47,8 +49,8 @@ def first_step(
       sharding: where the nodes are.
       interpret: run as plain JAX.
     """
-    *at, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), (), *given)
-    return (gram, lengths), tuple(at)
+    h, a, sums, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), None, *given)
+    return (gram, lengths), (h, a, sums)
 
 
 def step(
@@ -68,21 +70,21 @@ def step(
       interpret: run as plain JAX.
     """
     of_all = len(pull.scale) == 1, pull.mix is not None and len(pull.mix) == 1, pull.mix is not None
-    everybodys, mine = (
-        Parts(*(part if common is which else None for part, common in zip(pull, of_all, strict=True)))
-        for which in (True, False)
-    )
+    parts = list(zip(pull, of_all, strict=True))
+    everybodys, mine = ([part if common is which else None for part, common in parts] for which in (True, False))
     work = partial(_later, None if last else relaxation, interpret)
     return each_device(sharding, work, everybodys, mine, *given, *known, *at[:2])
 
 
-def _first(relaxation: float, interpret: bool, _: tuple[()], *given: Array) -> list[Array]:
-    m, p, _ = given[0].shape
+def _first(relaxation: float, interpret: bool, _: None, *given: Array) -> list[Array]:
+    m, p = given[0].shape[:2]
     return _call(relaxation, ((m, p, p), (m, p)), given, interpret)
 
 
-def _later(relaxation: float | None, interpret: bool, everybodys: Parts, mine: Parts, *arrays: Array) -> At:
+def _later(relaxation: float | None, interpret: bool, everybodys: Pull, mine: Pull, *arrays: Array) -> At:
     scale, mix, rows = (a if b is None else b for a, b in zip(everybodys, mine, strict=True))
+    assert scale is not None
+    assert rows is not None
     pull = (scale, rows) if mix is None else (scale, rows, mix)
     h, a, sums = _call(relaxation, (), (*arrays, *pull), interpret)
     return h, a, sums
@@ -93,11 +95,11 @@ def _call(
 ) -> list[Array]:
     """Call the kernel; of results besides those of every step the shapes are given."""
     m, p, d = arrays[0].shape
-    width = pl.next_power_of_2(d)
-    nodes = max(min(_NUMBERS // width, _MOST_NODES), 1)
+    room, width = pl.next_power_of_2(p), pl.next_power_of_2(d)
+    nodes = max(min(_NUMBERS // (room * width), _MOST_NODES), 1)
     count = pl.cdiv(m, nodes)
     return pl.pallas_call(
-        partial(_kernel, relaxation, nodes, pl.next_power_of_2(p), width),
+        partial(_kernel, relaxation, nodes, room, width),
         out_shape=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in ((m, d), (m, p), (count, d), *more)],
         grid=(count,),
         compiler_params=pltriton.CompilerParams(num_warps=_WARPS),
@@ -139,7 +141,7 @@ def _kernel(
             found = jnp.where(point == j, jnp.sum(vectors[j] * z, axis=1)[None], found)
         return numbers(stiffness)[None] * found
 
-    def mixed(mix: Ref, rows: Ref) -> Array:
+    def mixed(rows: Ref, mix: Ref) -> Array:
         """Mix rows, a few at a time."""
         count, common = rows.shape[0], mix.shape == (1, 1)
         some = min(_ROWS_AT_ONCE, pl.next_power_of_2(count))
@@ -177,7 +179,7 @@ def _kernel(
         gram_in, metric_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out = refs
         gram, lengths = pltriton.load(gram_in.at[places], mask=every, other=0), by_point(metric_in, 1.0)
         here, weights = matrix(h_in), by_point(a_in)
-        pulled = numbers(scale)[:, None] * here + (mixed(*mix, rows) if mix else matrix(rows))
+        pulled = numbers(scale)[:, None] * here + (mixed(rows, mix[0]) if mix else matrix(rows))
         asked = against(here - 2.0 * pulled)
     weights = answer(Programs(slopes, gram, lengths, numbers(free)), asked, weights, total)
     moved = jnp.zeros_like(here)

@@ -132,8 +132,8 @@ def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
     known, counts = consensus(coupling), jnp.asarray(np.bincount(task), float)
     tasks = Tasks(coupling, known, jnp.asarray(task), counts, len(task))
     between = matrix[np.ix_(task, task)]
-    stiffness = float(known.stiffness) * np.asarray(tasks.stiffness)
-    np.testing.assert_allclose(tasks.stiffness, np.bincount(task)[task])
+    stiffness = float(known.stiffness) * np.asarray(tasks.units)
+    np.testing.assert_allclose(tasks.units, np.bincount(task)[task])
     h = jnp.asarray(rng.normal(size=(len(task), d)))
     np.testing.assert_allclose(tasks.apply(h), between @ h, rtol=1e-10, atol=1e-12)
     settled = between @ np.linalg.solve(between + np.diag(stiffness), stiffness[:, None] * h / stiffness[:, None])
@@ -329,3 +329,11 @@ def test_memory_must_be_a_number_of_points():
         mj.Mocha(memory=0)
     with pytest.raises(ValueError, match="'lemma9', 'per_task', 'spectral', 'adaptive'"):
         mj.Mocha(sigma_prime="safe")
+
+
+def test_nodes_without_data_that_share_tasks_change_nothing(key):
+    xs, ys = zoo.ragged(m=6)
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", dtype="float64", task=np.arange(6) % 3)
+    p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
+    (one, _), (other, _) = (mj.run(p.replace(data=d), adaptive(), key, num_rounds=6) for d in (data, data.pad(nodes=9)))
+    np.testing.assert_allclose(other.w, one.w, rtol=1e-9)
