@@ -143,7 +143,7 @@ def _spectral_map_jvp(
 
 
 class Contracted(NamedTuple):
-    """What `contract` makes of a matrix."""
+    """The outcome of `contract`."""
 
     matrix: Array  # what `spectral_map` returns
     values: Array  # [r] its singular values
@@ -151,9 +151,7 @@ class Contracted(NamedTuple):
     basis: tall.Basis  # for the next one
 
 
-def contract(
-    fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis
-) -> Contracted:
+def contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis) -> Contracted:
     """`spectral_map` of a function with ``0 <= fn(s) <= s``, by means of what is known of a matrix nearby.
 
     It is W times a matrix of its width, and takes no left singular vectors. On the basis it does not depend but for

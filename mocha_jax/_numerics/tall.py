@@ -14,8 +14,8 @@ over devices, the Gram matrix is a sum over them, and everything else is done by
 for what another one finds, so that none has to ask the host.
 
 R may come from the Gram matrix of W itself, whose eigenvectors are the right singular vectors as far as half of the
-digits tell (`basis_of`), or be that of a matrix nearby. The further away it is, the more of the smallest singular values
-cannot be told from 0: those below the root of a rounding, times the angle that R is off by.
+digits tell (`basis_of`), or be that of a matrix nearby. The further away it is, the more of the smallest singular
+values cannot be told from 0: those below the root of a rounding, times the angle that R is off by.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from mocha_jax._numerics.math import matmul
 _RATIO = 8
 
 # By how much the cosines of the columns are made smaller, in units of their rounding times the root of their number:
-# the first that leaves the Gram matrix definite. The first of all is enough but where columns are parallel and roundings
-# all of one sign; the last one is always, and then the basis found is a better one to begin with.
+# the first that leaves the Gram matrix definite. The first of all is enough but where columns are parallel and
+# roundings all of one sign; the last one is always, and then the basis found is a better one to begin with.
 _SHRINKAGES = (2.0, 64.0, 2048.0)
 _ALWAYS = 0.1
 
 
 class Basis(Pytree):
-    """What is known of a matrix ``[m, d]``: about its right singular vectors, and how large it is."""
+    """Knowledge of a matrix ``[m, d]``: about its right singular vectors, and how large it is."""
 
     vectors: Array  # [d, d] orthogonal
     sizes: Array  # [d] powers of two about the lengths along them; by the first one the matrix is divided

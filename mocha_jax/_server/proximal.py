@@ -48,7 +48,7 @@ _RHO_KNOWN_STEPS = 50
 
 
 class Since(Pytree):
-    """What happened since the last proximal step."""
+    """The changes since the last proximal step."""
 
     moved: Array  # [num_tasks, d] change of V
     share: Array  # [num_tasks] work done, as a share of a full round, at most 1
@@ -87,7 +87,7 @@ class ProximalServer(Server):
         return ProximalState(jnp.zeros_like(v), w, w, self._nothing(v), first.known, rho, start, curvature)
 
     def _known(self, problem: Problem, y: Array, rho: Array) -> Any:
-        """What is known before the first proximal step, at Y."""
+        """Tell what is known before the first proximal step, at Y."""
         data = problem.data
         of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
         return lax.stop_gradient(problem.regularizer.prox_start(y, of_v / rho))

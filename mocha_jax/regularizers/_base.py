@@ -113,7 +113,7 @@ class Regularizer(Pytree):
         return self.coupling(len(y)).prox(y, rho)
 
     def prox_start(self, y: Array, usual: Array) -> Any:
-        """What `prox_nearby` takes to be known before the first of many, a tree of arrays. Default: nothing.
+        """Tell what `prox_nearby` takes to be known before the first of many, a tree of arrays. Default: nothing.
 
         Args:
           y: the first argument.
@@ -127,7 +127,7 @@ class Regularizer(Pytree):
         But for rounding the weights do not depend on what is known.
         """
         weights = self.prox(y, rho)
-        return Nearby(weights, *(jnp.sum(a**2, axis=0) for a in (weights, y)), known)
+        return Nearby(weights, jnp.sum(weights**2, axis=0), jnp.sum(y**2, axis=0), known)
 
     def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
         r"""At least $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.

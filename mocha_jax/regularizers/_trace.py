@@ -94,8 +94,8 @@ class TraceLimited(Regularizer):
 
     def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
         found = contract(_prox_values, y, (self, rho), known)
-        squares = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (found.values, found.of))
-        return Nearby(found.matrix, *squares, found.basis)
+        of_w, of_y = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (found.values, found.of))
+        return Nearby(found.matrix, of_w, of_y, found.basis)
 
     def initial_relation(self, num_tasks: int, num_features: int) -> LowRank:
         total = jnp.asarray(self.trace())
