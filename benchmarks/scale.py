@@ -18,6 +18,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
+from mocha_jax._data.placement import collect
 from mocha_jax._server.dual import DualState
 from mocha_jax.regularizers._trace import mixed
 
-SAMPLES, FEATURES, ROUNDS = 16, 32, 200
+SAMPLES, FEATURES, ROUNDS, PIECE = 16, 32, 200, 2_000
 METHODS = {
     "proximal": mj.Mocha(server="proximal"),
     "adaptive": mj.Mocha(server="dual", sigma_prime="adaptive", omega_every=1_000_000),
@@ -38,16 +40,34 @@ METHODS = {
 }
 
 
-@partial(jax.jit, static_argnums=1)
 def tasks(key: jax.Array, m: int) -> mj.TaskData:
-    """Tasks whose weights mix four hidden directions; made where they will be used, for the host may be too small."""
-    mixing, hidden, samples, noise = jax.random.split(key, 4)
-    directions = jax.random.normal(hidden, (4, FEATURES)) / FEATURES**0.5
+    """Tasks whose weights mix four hidden directions; made where they will be used, for the host may be too small.
+
+    Some at a time, and put in order as they come: besides the samples there is no room for a second copy of them.
+    """
+    hidden, rest = jax.random.split(key)
+    directions, labels = jax.random.normal(hidden, (4, FEATURES)) / FEATURES**0.5, []
+
+    def samples() -> Iterator[Any]:
+        for begin in range(0, m, PIECE):
+            x, y = some(jax.random.fold_in(rest, begin), directions, min(PIECE, m - begin))
+            labels.append(y)
+            yield x
+
+    x = collect(samples(), (m, SAMPLES, FEATURES), np.float32)
+    y = jnp.concatenate(labels)
+    weight = jnp.full((m, SAMPLES), 1.0 / SAMPLES)
+    return mj.TaskData(x, y, weight, jnp.arange(m, dtype=jnp.int32), num_tasks=m, loss_scaling="task_mean")
+
+
+@partial(jax.jit, static_argnums=2)
+def some(key: jax.Array, directions: jax.Array, m: int) -> tuple[jax.Array, jax.Array]:
+    """Samples and labels of some tasks."""
+    mixing, samples, noise = jax.random.split(key, 3)
     truth = jax.random.normal(mixing, (m, 4)) @ directions
     x = jax.random.normal(samples, (m, SAMPLES, FEATURES))
     z = jnp.einsum("mnd,md->mn", x, truth) + 0.3 * jax.random.normal(noise, (m, SAMPLES))
-    y, weight = jnp.where(z > 0, 1.0, -1.0), jnp.full((m, SAMPLES), 1.0 / SAMPLES)
-    return mj.TaskData(x, y, weight, jnp.arange(m, dtype=jnp.int32), num_tasks=m, loss_scaling="task_mean")
+    return x, jnp.where(z > 0, 1.0, -1.0)
 
 
 def measure(m: int, method: str, repeats: int = 3) -> dict[str, Any]:

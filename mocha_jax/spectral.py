@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +140,45 @@ def _spectral_map_jvp(
     slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jax.jacfwd(fn)(s, params)))
     inside = found.left(matmul(inner - core * slope[None, :], found.vt))
     return found.left(p[:, None] * found.vt), inside + matmul(dw, matmul(found.vt.T, slope[:, None] * found.vt))
+
+
+class Contracted(NamedTuple):
+    """The outcome of `contract`."""
+
+    matrix: Array  # what `spectral_map` returns
+    values: Array  # [r] its singular values
+    of: Array  # [r] those of the matrix that it was made of, falling
+    basis: tall.Basis  # for the next one
+
+
+def contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis) -> Contracted:
+    """`spectral_map` of a function with ``0 <= fn(s) <= s``, by means of what is known of a matrix nearby.
+
+    It is W times a matrix of its width, and takes no left singular vectors. On the basis it does not depend but for
+    rounding (see `mocha_jax._numerics.tall`). Of what it returns the matrix alone has a derivative.
+    """
+    upright = _upright(w)
+    found = _contract(fn, upright, params, jax.lax.stop_gradient(basis))
+    return found if upright is w else found._replace(matrix=found.matrix.T)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis) -> Contracted:
+    found = tall.right(w, basis)
+    values = fn(found.s, params)
+    inner = matmul(found.vt.T, safe_ratio(values, found.s)[:, None] * found.vt)
+    return Contracted(matmul(w, inner), values, found.s, found.after(basis))
+
+
+@_contract.defjvp
+def _contract_jvp(
+    fn: Callable[[Array, Params], Array],
+    primals: tuple[Array, Params, tall.Basis],
+    tangents: tuple[Array, Params, tall.Basis],
+) -> tuple[Contracted, Contracted]:
+    found = _contract(fn, *primals)
+    still = jax.tree.map(jnp.zeros_like, found)
+    return found, still._replace(matrix=_spectral_map_jvp(fn, primals[:2], tangents[:2])[1])
 
 
 def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:

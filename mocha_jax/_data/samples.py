@@ -56,6 +56,13 @@ def check_arrays(x: Samples, y: Samples, weight: Samples, task: Samples) -> None
             raise ValueError(f"TaskData: {name} is NaN or infinite in {where}; {remedy}.")
 
 
+def _views(array: Samples) -> list[np.ndarray]:
+    """The numbers of an array on CPUs as they lie there: NumPy's own copy of them in its order would stay with it."""
+    if not isinstance(array, jax.Array):
+        return [np.asarray(array)]
+    return [np.from_dlpack(shard.data) for shard in array.addressable_shards]
+
+
 def _finite(array: Samples) -> bool:
     """Tell whether all numbers are finite, at about the cost of their sum; true of what cannot be looked at."""
     if check.hidden(array) or not jnp.issubdtype(array.dtype, jnp.floating):
@@ -64,10 +71,9 @@ def _finite(array: Samples) -> bool:
         return True
     here = not isinstance(array, jax.Array) or {d.platform for d in array.devices()} == {"cpu"}
     if here and array.dtype in (np.float32, np.float64):
-        numbers = np.asarray(array)
         with np.errstate(over="ignore", invalid="ignore"):
             # What is not finite stays so in a sum; finite numbers may overflow in it.
-            found = bool(np.isfinite(numbers.sum()) or np.isfinite(numbers).all())
+            found = all(bool(np.isfinite(a.sum()) or np.isfinite(a).all()) for a in _views(array))
     else:  # NumPy is slow with small floats, and what is elsewhere should stay there
         with jax.ensure_compile_time_eval():
             found = bool(jnp.isfinite(array).all())

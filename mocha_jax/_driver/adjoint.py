@@ -101,7 +101,7 @@ class Unrolled(Adjoint):
             progress = some(lax.scan(stage, progress, length=many)[0], rest)
         else:
             progress = some(progress, max_rounds)
-        state, certificate, relation = finalize(config, progress)
+        state, certificate, relation = finalize(config, progress.state, progress.bound)
         progress, last = record(progress, config.problem, certificate, config.watch)
         return Found(state, config.algorithm.weights(state), relation, certificate, progress, last)
 
@@ -168,7 +168,7 @@ class Implicit(Adjoint):
                 progress, history, _ = run_chunk(key, prepared, progress, history, left, tol, rounds=rounds)
                 quality = jax.tree.map(lambda a: a[-1], history.quality)
                 finished = ~quality.finite | (quality.residual <= tol)
-        state, certificate, relation = lax.stop_gradient(finalize(held, progress))
+        state, certificate, relation = lax.stop_gradient(finalize(held, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         problem = config.problem
         if state.duals is None:  # it compiles and maps, but has no derivative

@@ -29,7 +29,7 @@ from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
 from mocha_jax._driver.parts import Arrays, Part, PartReader, digest_of, read, remove_abandoned
 
-_FORMAT = "mocha_jax checkpoint 5"
+_FORMAT = "mocha_jax checkpoint 6"
 
 
 class Saver:

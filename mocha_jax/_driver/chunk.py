@@ -18,15 +18,17 @@ from mocha_jax._problem.quality import Quality
 
 @partial(jax.jit, static_argnames="records")
 def allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
-    """Nothing done yet, and room for the records of a stretch."""
+    """Nothing done yet, and room for the records of a stretch.
+
+    What is returned goes on in place (`run_chunk_in_place`), so that none of it may be the memory of a given state.
+    """
     config = config.whole()
-    progress = config.start(state)
+    progress = jax.tree.map(jnp.copy, config.start(state))
     shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
     return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
 
 
-@partial(jax.jit, static_argnames="rounds")
-def run_chunk(
+def _run_chunk(
     key: Array,
     config: RunConfig,
     progress: Progress,
@@ -57,10 +59,15 @@ def run_chunk(
     return lax.while_loop(unfinished, body, carry)[:3]
 
 
-@jax.jit
-def finalize(config: RunConfig, where: Progress) -> tuple[State, Quality, Relation]:
+def _finalize(config: RunConfig, state: State, bound: Array) -> tuple[State, Quality, Relation]:
     """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
     config = config.whole()
-    state = config.algorithm.resume(where.state, config.problem)
-    certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, where.bound)
+    state = config.algorithm.resume(state, config.problem)
+    certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, bound)
     return state, certificate, config.algorithm.relation(state, config.problem)
+
+
+# A run goes on in the memory of where it stood, and so does its end; within a transformation nobody knows of memory.
+run_chunk, finalize = jax.jit(_run_chunk, static_argnames="rounds"), jax.jit(_finalize)
+run_chunk_in_place = jax.jit(_run_chunk, static_argnames="rounds", donate_argnames="progress")
+finalize_in_place = jax.jit(_finalize, donate_argnames="state")

@@ -20,7 +20,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
-from mocha_jax._driver.chunk import allocate, finalize, run_chunk
+from mocha_jax._driver.chunk import allocate, finalize_in_place, run_chunk_in_place
 from mocha_jax._driver.config import RunConfig, check_state, make_config
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
@@ -160,7 +160,7 @@ def solve(
                 def chunk_by(
                     by: Algorithm[Any], where: Progress = where, blocks: int = blocks, rounds: int = rounds
                 ) -> tuple[Progress, History, Array]:
-                    return run_chunk(key, run_by(by, config), where, room, blocks, within, rounds=rounds)
+                    return run_chunk_in_place(key, run_by(by, config), where, room, blocks, within, rounds=rounds)
 
                 where, records, count = or_by_loops(config.problem, config.algorithm, chunk_by)
                 history = _extend(history, records, int(count))
@@ -227,11 +227,11 @@ def _solution(
     tol: float | None,
     rounds: int,
 ) -> Solution[Kind]:
-    state, certificate, relation = finalize(config, where)
-    recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
-    code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
     # Brought together here, where all processes are: who reads a solution may be one of them alone.
     silent, owner, busy = (fetched(a) for a in _of_nodes(where, problem))
+    state, certificate, relation = finalize_in_place(config, where.state, where.bound)
+    recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
+    code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
     return Solution(
         problem, config.algorithm.weights(state), state, relation, certificate, history, code, rounds,
         silent, owner, busy, tol,

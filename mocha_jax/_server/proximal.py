@@ -19,11 +19,12 @@ values reach 0 and leave it by themselves.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Pytree, Relation, fields_of, static
+from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
@@ -46,14 +47,21 @@ _MIN_ROUNDINGS = 1e3
 _RHO_KNOWN_STEPS = 50
 
 
+class Since(Pytree):
+    """The changes since the last proximal step."""
+
+    moved: Array  # [num_tasks, d] change of V
+    share: Array  # [num_tasks] work done, as a share of a full round, at most 1
+
+
 class ProximalState(Pytree):
     """The proximal server between rounds."""
 
     center: Array  # [num_tasks, d] C
     model: Array  # [num_tasks, d] Z
     broadcast: Array  # [num_tasks, d] what the nodes start their round from
-    moved: Array  # [num_tasks, d] change of V since the last proximal step
-    share: Array  # [num_tasks] work done since then, as a share of a full round, at most 1
+    since: Since | None  # the last proximal step; None where every round takes one
+    known: Any = tree()  # from that step, what makes the next one cheaper
     rho: Array  # []
     steps: Array  # [] int32 proximal steps since rho was first set
     curvature: Array  # [] the regularizer's typical curvature then
@@ -72,12 +80,21 @@ class ProximalServer(Server):
         return isinstance(state, ProximalState)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> ProximalState:
-        zero = jnp.zeros_like(v)
         curvature = self._typical_curvature(problem, v)
-        rho = 1.0 / curvature
-        model = problem.regularizer.prox(v / rho, rho)
-        start = jnp.zeros((), jnp.int32)
-        return ProximalState(zero, model, model, zero, jnp.zeros_like(v[:, 0]), rho, start, curvature)
+        rho, start = 1.0 / curvature, jnp.zeros((), jnp.int32)
+        first = problem.regularizer.prox_nearby(v / rho, rho, self._known(problem, v / rho, rho))
+        w = first.weights
+        return ProximalState(jnp.zeros_like(v), w, w, self._nothing(v), first.known, rho, start, curvature)
+
+    def _known(self, problem: Problem, y: Array, rho: Array) -> Any:
+        """Tell what is known before the first proximal step, at Y."""
+        data = problem.data
+        of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
+        return lax.stop_gradient(problem.regularizer.prox_start(y, of_v / rho))
+
+    def _nothing(self, v: Array) -> Since | None:
+        """Nothing since the last proximal step."""
+        return None if self.omega_every == 1 else Since(jnp.zeros_like(v), jnp.zeros_like(v[:, 0]))
 
     def _typical_curvature(self, problem: Problem, v: Array) -> Array:
         return jnp.asarray(problem.regularizer.typical_curvature(*v.shape), v.dtype)
@@ -86,6 +103,8 @@ class ProximalServer(Server):
         # Any centre will do, and what is certified is derived from model and V afresh. The step size is set
         # in proportion where the regularizer is another one.
         state, curvature = cast(state, v.dtype), self._typical_curvature(problem, v)
+        if (state.since is None) != (self.omega_every == 1):
+            state = state.replace(since=self._nothing(v))
         same = curvature == state.curvature
         return state.replace(
             rho=jnp.where(same, state.rho, state.rho * state.curvature / curvature),
@@ -95,17 +114,14 @@ class ProximalServer(Server):
         )
 
     def add_tasks(self, state: ProximalState, problem: Problem, beta: Array, v: Array) -> ProximalState:
-        def grown(rows: Array, fill: Array) -> Array:
-            new = jnp.broadcast_to(fill, (len(v) - len(rows), *rows.shape[1:]))
-            return jnp.concatenate([rows, new])
+        def grown(rows: Array) -> Array:
+            return jnp.concatenate([rows, jnp.broadcast_to(jnp.mean(rows, axis=0), (len(v) - len(rows), v.shape[1]))])
 
-        state, none = cast(state, v.dtype), jnp.zeros((), v.dtype)
-        grown_state = state.replace(
-            **{name: grown(w, jnp.mean(w, axis=0)) for name, w in fields_of(state).items() if w.ndim == 2},
-            share=grown(state.share, none),
-            steps=jnp.zeros_like(state.steps),
-        )
-        return self.resume(grown_state.replace(moved=grown(state.moved, none)), problem, beta, v)
+        state = cast(state, v.dtype)
+        rows = {name: grown(getattr(state, name)) for name in ("center", "model", "broadcast")}
+        known = self._known(problem, rows["center"] + v / state.rho, state.rho)
+        since, steps = self._nothing(v), jnp.zeros_like(state.steps)
+        return self.resume(state.replace(**rows, since=since, known=known, steps=steps), problem, beta, v)
 
     def curvature(self, state: ProximalState, data: TaskData) -> Array:
         # Nodes that share a task see one another's changes only after the round.
@@ -122,22 +138,24 @@ class ProximalServer(Server):
         data = problem.data
         dv, size = data.to_tasks(update.dv), data.sizes.astype(v.dtype)
         share = safe_ratio(data.to_tasks(update.share * size), data.to_tasks(size))
-        state = state.replace(moved=state.moved + dv, share=jnp.minimum(state.share + share, 1.0))
-        if self.omega_every == 1:
-            return self._step(problem, state, v)
+        if state.since is None:
+            return self._step(problem, state, Since(dv, share), v)
+        since = Since(state.since.moved + dv, jnp.minimum(state.since.share + share, 1.0))
         return lax.cond(
             round % self.omega_every == 0,
-            lambda: self._step(problem, state, v),
+            lambda: self._step(problem, state, since, v).replace(since=self._nothing(v)),
             # Until the next step every node goes on with the same proximal problem, which couples nobody.
-            lambda: state.replace(broadcast=state.broadcast + dv / state.rho),
+            lambda: state.replace(broadcast=state.broadcast + dv / state.rho, since=since),
         )
 
-    def _step(self, problem: Problem, state: ProximalState, v: Array) -> ProximalState:
-        model = problem.regularizer.prox(state.center + v / state.rho, state.rho)
-        step = state.share[:, None] * (model - state.center)
+    def _step(self, problem: Problem, state: ProximalState, since: Since, v: Array) -> ProximalState:
+        found = problem.regularizer.prox_nearby(state.center + v / state.rho, state.rho, state.known)
+        model, step = found.weights, since.share[:, None] * (found.weights - state.center)
         least = (_MIN_ROUNDINGS * jnp.finfo(v.dtype).eps) ** 2
-        moved, stepped = jnp.sum(state.moved**2), jnp.sum(step**2)
-        telling = (moved > least * jnp.sum(v**2)) & (stepped > least * jnp.sum(model**2))
+        # By columns first: with what makes them, and then all at once. Y has what rounding there is of V / rho.
+        columns = [jnp.sum(a**2, axis=0) for a in (since.moved, step)]
+        moved, stepped, of_w, of_y = jnp.sum(jnp.stack([*columns, found.squares, found.squares_of]), axis=1)
+        telling = (moved > least * state.rho**2 * of_y) & (stepped > least * of_w)
         squared = jnp.where(telling, safe_ratio(moved, stepped) / state.rho**2, 0.0)
         damping = _RHO_DAMPING / (1.0 + state.steps.astype(v.dtype) / _RHO_HORIZON)
         bound = math.log(_RHO_FACTOR)
@@ -146,8 +164,8 @@ class ProximalServer(Server):
             center=state.center + step,
             model=model,
             broadcast=model + step,
-            moved=jnp.zeros_like(state.moved),
-            share=jnp.zeros_like(state.share),
+            since=None,
+            known=found.known,
             rho=jnp.maximum(state.rho * jnp.exp(damping * log_ratio), _MIN_RHO / state.curvature),
             steps=state.steps + 1,
             curvature=state.curvature,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,15 @@ from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._numerics.twofold import total
 from mocha_jax.coupling import Coupling
 from mocha_jax.regularizers._optimality import OptimalityConditions, Proximal
+
+
+class Nearby(NamedTuple):
+    """The outcome of one of many proximal steps."""
+
+    weights: Array  # [m, d] W
+    squares: Array  # [d] numbers that add up to |W|^2
+    squares_of: Array  # [d] and to |Y|^2
+    known: Any  # what makes the next one cheaper, a tree of arrays
 
 
 class Regularizer(Pytree):
@@ -102,6 +111,23 @@ class Regularizer(Pytree):
     def prox(self, y: Array, rho: Array) -> Array:
         r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2$, with Omega minimised over where it is learned."""
         return self.coupling(len(y)).prox(y, rho)
+
+    def prox_start(self, y: Array, usual: Array) -> Any:
+        """Tell what `prox_nearby` takes to be known before the first of many, a tree of arrays. Default: nothing.
+
+        Args:
+          y: the first argument.
+          usual: the size of those that follow, where that one is 0.
+        """
+        return ()
+
+    def prox_nearby(self, y: Array, rho: Array, known: Any) -> Nearby:
+        """`prox`, by means of what is known from the last one at a point nearby. Default: nothing.
+
+        But for rounding the weights do not depend on what is known.
+        """
+        weights = self.prox(y, rho)
+        return Nearby(weights, jnp.sum(weights**2, axis=0), jnp.sum(y**2, axis=0), known)
 
     def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
         r"""At least $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.

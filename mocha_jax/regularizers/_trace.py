@@ -20,9 +20,10 @@ from jax import Array
 
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.tall import Basis, basis_of
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
-from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
-from mocha_jax.spectral import left_spectral_map, safe_sqrt, singular_values, spectral_map
+from mocha_jax.regularizers._base import Nearby, Regularizer, fenchel_young_bound
+from mocha_jax.spectral import contract, left_spectral_map, safe_sqrt, singular_values, spectral_map
 
 # Roundings of the largest singular value in each, as LAPACK finds them: about one, seen up to 800 x 800.
 _NOISE = 2.0
@@ -86,7 +87,15 @@ class TraceLimited(Regularizer):
         )
 
     def prox(self, y: Array, rho: Array) -> Array:
-        return spectral_map(_prox_values, y, (self, rho))
+        return self.prox_nearby(y, rho, self.prox_start(y, jnp.ones((), y.dtype))).weights
+
+    def prox_start(self, y: Array, usual: Array) -> Basis:
+        return basis_of(y if y.shape[0] >= y.shape[1] else y.T, usual)
+
+    def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
+        found = contract(_prox_values, y, (self, rho), known)
+        of_w, of_y = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (found.values, found.of))
+        return Nearby(found.matrix, of_w, of_y, found.basis)
 
     def initial_relation(self, num_tasks: int, num_features: int) -> LowRank:
         total = jnp.asarray(self.trace())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._data import placement
+from mocha_jax._data import placement, samples
 from mocha_jax._driver import chunk
 from mocha_jax._driver.config import make_config
 
@@ -76,7 +76,7 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
         where, room = chunk.allocate(key, config, None, records=3)
         programs = [
             chunk.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
-            chunk.finalize.lower(config, where),
+            chunk.finalize.lower(config, where.state, where.bound),
         ]
         memory: list[Any] = [program.compile().memory_analysis() for program in programs]
         return held, [one.temp_size_in_bytes / x.nbytes for one in memory]
@@ -84,3 +84,32 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     (seen, still), sizes = memory_of(problem)
     assert seen == still.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
     assert max(sizes) < 0.7
+
+
+def test_samples_are_checked_where_they_are(monkeypatch):
+    """NumPy's copy of an array in another order than its own stays as long as the array."""
+    monkeypatch.setattr(placement, "_SMALL", 0)
+    x = placement.row_by_row(jnp.ones((40, 3, 5)))
+    [view] = samples._views(x)
+    assert view.ctypes.data == x.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(view, np.ones((40, 3, 5)))
+    y, wrong = jnp.ones((40, 3)), placement.row_by_row(x.at[7, 2, 4].set(jnp.nan))
+    with pytest.raises(ValueError, match="x is NaN or infinite in task 7, node 7, row 2"):
+        mj.TaskData(wrong, y, y, jnp.arange(40, dtype=jnp.int32))
+
+
+def test_rounds_go_on_in_the_memory_of_the_last_ones(key):
+    m, n, d = 50, 7, 6
+    x, y = jnp.ones((m, n, d)), jnp.ones((m, n))
+    data = mj.TaskData(x, y, y / n, jnp.arange(m, dtype=jnp.int32), loss_scaling="task_mean")
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
+    config = make_config(mj.Mocha(), problem, None, None, None, 1).laid_out()
+    where, room = chunk.allocate(key, config, None, records=3)
+    lowered = chunk.run_chunk_in_place.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2)
+    memory: Any = lowered.compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= sum(a.nbytes for a in jax.tree.leaves(where.state))
+    # A state that was given is still there.
+    state = mj.solve(problem, max_rounds=2).state
+    once, again = (mj.solve(problem, max_rounds=2, state=state).weights for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert np.isfinite(state.w).all()

@@ -10,7 +10,7 @@ import pytest
 from mocha_jax import regularizers
 from mocha_jax._numerics import tall
 from mocha_jax.coupling import LowRank
-from mocha_jax.spectral import left_spectral_map, singular_values, spectral_map
+from mocha_jax.spectral import contract, left_spectral_map, singular_values, spectral_map
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 400, 12
@@ -195,3 +195,63 @@ def test_a_singular_operator_has_a_range():
     exact = np.linalg.pinv(factor @ factor.T, rcond=1e-9) @ w
     np.testing.assert_allclose(operator.energy(inside), 0.5 * np.sum(w * exact), rtol=1e-10)
     np.testing.assert_allclose(operator.gradient(inside), exact, atol=1e-10)
+
+
+contracted = jax.jit(lambda w, share, basis: contract(shrunk, w, share, basis))
+
+
+def basis_of(w):
+    return tall.basis_of(jnp.asarray(w), jnp.ones((), w.dtype))
+
+
+def exact_prox(w, share):
+    u, s, vt = np.linalg.svd(w.astype(float), full_matrices=False)
+    return (u * np.maximum(s - share * s[0], 0.0)) @ vt, s
+
+
+@each_dtype
+@each_matrix
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.1])
+def test_a_contraction_as_exact_as_lapack_from_any_basis(name, share, dtype):
+    """From its own basis, from that of a matrix nearby, and the third time from one that has nothing to do with it."""
+    w, share = MATRICES[name].astype(dtype), dtype(share)
+    prox, s = exact_prox(w, share)
+    near = (w + 1e-3 * s[0] / np.sqrt(w.size) * RNG.normal(size=w.shape)).astype(dtype)
+    basis = basis_of(RNG.normal(size=w.shape).astype(dtype))
+    for _ in range(3):
+        found = contracted(w, share, basis)
+        assert np.isfinite(found.matrix).all()
+        basis = found.basis
+    unit = EPS[dtype] * s[0]
+    hidden = 8.0 * np.sqrt(EPS[dtype]) * 1e-3 * s[0]  # what cannot be told from 0 in a basis that is off by so much
+    both = [(found, 0.0), (contracted(w, share, basis_of(w)), 0.0), (contracted(w, share, basis_of(near)), hidden)]
+    for found, more in both:
+        assert np.linalg.norm(np.asarray(found.matrix, float) - prox, 2) <= 64.0 * unit + more
+        np.testing.assert_allclose(found.of, s, atol=12.0 * unit + more + 1e-11 * (s[0] == 0))
+        np.testing.assert_allclose(np.sum(found.values**2), np.sum(prox**2), rtol=1e-5, atol=1e-20)
+        np.testing.assert_allclose(found.basis.vectors.T @ found.basis.vectors, np.eye(len(s)), atol=64.0 * EPS[dtype])
+
+
+def test_after_nothing_any_matrix_of_the_usual_size():
+    zero, w = np.zeros((ROWS, COLUMNS), np.float32), MATRICES["normal"].astype(np.float32)
+    for usual in (1e-25, 1e25):
+        basis = tall.basis_of(jnp.asarray(zero), jnp.asarray(usual, np.float32))
+        for _ in range(5):
+            found = contracted(zero, np.float32(0.1), basis)
+            assert not np.any(found.matrix)
+            basis = found.basis
+        for size in (1e-6 * usual, 1e6 * usual):
+            found = contracted((size * w).astype(np.float32), np.float32(0.1), basis)
+            prox, s = exact_prox(size * w, 0.1)
+            np.testing.assert_allclose(found.matrix, prox, atol=1e-6 * s[0])
+
+
+@pytest.mark.parametrize("name", [name for name in MATRICES if name != "graded into the noise"])
+def test_derivatives_of_a_contraction_are_those_of_the_map(name):
+    w, dw = MATRICES[name], RNG.normal(size=MATRICES[name].shape)
+    damped = lambda s, size: s**3 / (s**2 + size**2)  # noqa: E731
+    exact = jax.jvp(lambda w, size: spectral_map(damped, w, size), (w, 0.7), (dw, 1.0))
+    basis = basis_of(w + RNG.normal(size=w.shape))
+    found = jax.jvp(lambda w, size, b: contract(damped, w, size, b).matrix, (w, 0.7, basis), (dw, 1.0, basis))
+    np.testing.assert_allclose(found[1], exact[1], rtol=1e-9, atol=1e-9 * np.abs(exact[1]).max())
+    np.testing.assert_allclose(found[0], exact[0], atol=1e-6 * np.abs(exact[0]).max())
