@@ -32,7 +32,7 @@ from mocha_jax._data.placement import collect
 from mocha_jax._server.dual import DualState
 from mocha_jax.regularizers._trace import mixed
 
-SAMPLES, FEATURES, ROUNDS, PIECE = 16, 32, 200, 2_000
+SAMPLES, FEATURES, ROUNDS, PIECE = 16, 32, 200, 10_000
 METHODS = {
     "proximal": mj.Mocha(server="proximal"),
     "adaptive": mj.Mocha(server="dual", sigma_prime="adaptive", omega_every=1_000_000),

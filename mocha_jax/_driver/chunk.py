@@ -18,12 +18,9 @@ from mocha_jax._problem.quality import Quality
 
 @partial(jax.jit, static_argnames="records")
 def allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
-    """Nothing done yet, and room for the records of a stretch.
-
-    What is returned goes on in place (`run_chunk_in_place`), so that none of it may be the memory of a given state.
-    """
+    """Nothing done yet, and room for the records of a stretch."""
     config = config.whole()
-    progress = jax.tree.map(jnp.copy, config.start(state))
+    progress = config.start(state)
     shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
     return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
 
