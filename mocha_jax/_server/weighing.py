@@ -124,7 +124,7 @@ class Tasks(Pytree):
 class Iterate(NamedTuple):
     """The variables of the splitting between two steps."""
 
-    h: Array  # [m, d]
+    h: Array  # [m, d], or [d, m]
     a: Array  # [p, m] weights
 
 
@@ -172,7 +172,18 @@ def _step(tasks: Tasks, along: Array, given: Programs, at: Iterate) -> tuple[Ite
 
 def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     given = programs(along, slope, tasks.units, free)
-    at, _ = lax.scan(lambda at, _: (_step(tasks, along, given, at)[0], None), _start(along, slope), length=_STEPS)
+    # Nodes come last: along the lanes of a TPU, which would pad a few points or features to as many.
+    vectors = jnp.moveaxis(along, 0, -1)
+
+    def step(at: Iterate, _: None) -> tuple[Iterate, None]:
+        pulled = tasks.settle(at.h.T).T
+        asked = tasks.units[None] * jnp.sum(vectors * (at.h - 2.0 * pulled)[None], axis=1)
+        a = answer(given, asked, at.a)
+        moved = jnp.sum(a[:, None] * vectors, axis=0)
+        return Iterate(at.h + _RELAXATION * (moved - at.h + pulled), a), None
+
+    start = Iterate(jnp.zeros_like(vectors[0]), jnp.zeros_like(slope))
+    at, _ = lax.scan(step, start, length=_STEPS)
     return at.a, combine(along, at.a)
 
 
