@@ -119,6 +119,12 @@ class Mocha(SubproblemMethod):
         dual = DualServer("per_task", every, 1.0, self.smoothing)
         return AdaptiveServer(dual, self.memory, self.backend)
 
+    def by_loops(self, problem: Problem) -> Mocha | None:
+        # Points are weighed by a kernel whatever the loss.
+        if self.sigma_prime == "adaptive" and self.backend == "auto":
+            return self.replace(backend="xla")
+        return super().by_loops(problem)
+
     def full_work(self, problem: Problem) -> Array:
         sizes = problem.data.sizes
         steps = jnp.round(self.local_epochs * sizes.astype(problem.data.dtype)).astype(jnp.int32)

@@ -26,7 +26,7 @@ class DualState(Pytree):
     coupling: Coupling
     sigma: Array  # [num_tasks] sigma'_t
     own: Array  # [num_tasks] each task's own curvature, the coupling's diagonal
-    stiffness: Array  # [num_tasks] their product, the curvature of a node's subproblem
+    stiffness: Array  # [num_tasks] their product, the curvature of a node's subproblem; kept: a kernel less a round
     model: Array  # [num_tasks, d] W = coupling.apply(V)
     gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
     change: Array  # [] by how much replacing it lowered the objective, infinite before that

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mocha_jax as mj
 from mocha_jax._server.weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank
 from tests import zoo
@@ -68,3 +69,12 @@ def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, mon
     some, enough = (gained(by(tasks, along, slope, free)) for by in (_in_some_steps, _until_they_agree))
     assert some < 0
     assert some <= 0.9 * enough
+
+
+def test_without_kernels_means_without_this_one_whatever_the_loss():
+    data = zoo.data(loss_scaling="task_mean")
+    loss = mj.losses.from_scalar(lambda z, y: (z - y) ** 2, smoothness=2.0)
+    problem = mj.Problem(data, loss, mj.regularizers.Independent(0.1))
+    loops = mj.Mocha().by_loops(problem)
+    assert loops is not None
+    assert loops.server_for(problem).backend == "xla"
