@@ -77,4 +77,6 @@ def test_without_kernels_means_without_this_one_whatever_the_loss():
     problem = mj.Problem(data, loss, mj.regularizers.Independent(0.1))
     loops = mj.Mocha().by_loops(problem)
     assert loops is not None
-    assert loops.server_for(problem).backend == "xla"
+    server = loops.server_for(problem)
+    assert isinstance(server, mj.servers.AdaptiveServer)
+    assert server.backend == "xla"
