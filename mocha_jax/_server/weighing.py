@@ -26,7 +26,8 @@ Vectors are kept in units of $1/\sqrt c$: their squares are then objectives, and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -36,8 +37,17 @@ from jax import Array, lax
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax._server.programs import Programs, against, along_from, answer, combine, left, programs
+from mocha_jax._server.programs import (
+    Numbers,
+    against,
+    along_from,
+    answer,
+    combine,
+    left,
+    programs,
+)
 from mocha_jax.coupling import Coupling, Operator, Parts
 
 # The stiffness of the splitting in units of the mean curvature of a task.
@@ -52,6 +62,9 @@ _STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.01
 
 # Features of a node up to which the kernel for GPUs holds its vectors; rows of all nodes' that it goes through.
 _LONGEST, _ROWS = 4096, 1024
+
+# Nodes whose programs a CPU solves at once: their numbers stay in its cache.
+_BLOCK = 16384
 
 
 class Consensus(Pytree):
@@ -125,7 +138,7 @@ class Iterate(NamedTuple):
     """The variables of the splitting between two steps."""
 
     h: Array  # [m, d], or [d, m]
-    a: Array  # [p, m] weights
+    a: tuple[Array, ...]  # p x [m] weights
 
 
 def best_mixture(v: Sequence[Array], slope: Array, tasks: Tasks, free: Array, backend: str = "auto") -> Array:
@@ -158,16 +171,25 @@ def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) 
     return platform_dependent(shapes, tasks, along, slope, free, default=_until_they_agree, **other)
 
 
-def _start(along: Array, slope: Array) -> Iterate:
-    return Iterate(jnp.zeros_like(along[:, 0]), jnp.zeros_like(slope))
+def _step(
+    answers: Callable[[Numbers, Numbers], tuple[Array, ...]],
+    at: Iterate,
+    pulled: Array,
+    against: Callable[[Array], Array],
+    combine: Callable[[Array], Array],
+) -> tuple[Iterate, Numbers]:
+    """Go one step; return also what the nodes were asked for.
 
-
-def _step(tasks: Tasks, along: Array, given: Programs, at: Iterate) -> tuple[Iterate, Array]:
-    """Go one step; return also what the nodes were asked for, see `answer`."""
-    pulled = tasks.settle(at.h)
-    asked = tasks.units[None] * against(along, at.h - 2.0 * pulled)
-    a = answer(given, asked, at.a)
-    return Iterate(at.h + _RELAXATION * (combine(along, a) - at.h + pulled), a), asked
+    Args:
+      answers: of all nodes, to what they are asked, from their last ones.
+      at: where they are.
+      pulled: what the coupling's resolvent makes of h, laid out as that is.
+      against: c times products ``[p, m]`` of the points' vectors with one of every node.
+      combine: the way that weights ``[p, m]`` go.
+    """
+    asked = tuple(against(at.h - 2.0 * pulled))
+    a = answers(asked, at.a)
+    return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h + pulled), a), asked
 
 
 def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
@@ -175,30 +197,42 @@ def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Wei
     # Nodes come last: along the lanes of a TPU, which would pad a few points or features to as many.
     vectors = jnp.moveaxis(along, 0, -1)
 
-    def step(at: Iterate, _: None) -> tuple[Iterate, None]:
-        pulled = tasks.settle(at.h.T).T
-        asked = tasks.units[None] * jnp.sum(vectors * (at.h - 2.0 * pulled)[None], axis=1)
-        a = answer(given, asked, at.a)
-        moved = jnp.sum(a[:, None] * vectors, axis=0)
-        return Iterate(at.h + _RELAXATION * (moved - at.h + pulled), a), None
+    def asked(z: Array) -> Array:
+        return tasks.units[None] * jnp.sum(vectors * z[None], axis=1)
 
-    start = Iterate(jnp.zeros_like(vectors[0]), jnp.zeros_like(slope))
-    at, _ = lax.scan(step, start, length=_STEPS)
-    return at.a, combine(along, at.a)
+    def way(a: Array) -> Array:
+        return jnp.sum(a[:, None] * vectors, axis=0)
+
+    def step(at: Iterate, _: None) -> tuple[Iterate, None]:
+        return _step(partial(answer, given), at, tasks.settle(at.h.T).T, asked, way)[0], None
+
+    start = Iterate(jnp.zeros_like(vectors[0]), tuple(jnp.zeros_like(slope)))
+    a = jnp.stack(lax.scan(step, start, length=_STEPS)[0].a)
+    return a, combine(along, a)
 
 
 def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     given = programs(along, slope, tasks.units, free)
 
+    def asked(z: Array) -> Array:
+        return tasks.units[None] * against(along, z)
+
+    def answers(asked: Numbers, a: Numbers) -> tuple[Array, ...]:
+        def some(first: Array | int, width: int) -> tuple[Array, ...]:
+            return answer(*jax.tree.map(lambda each: nodes_of(each, first, width), (given, asked, a)))
+
+        return in_blocks(some, len(free), 1, _BLOCK)
+
     def body(s: tuple[Iterate, Array, Array]) -> tuple[Iterate, Array, Array]:
         at, k, _ = s
-        after, asked = _step(tasks, along, given, at)
+        after, wanted = _step(answers, at, tasks.settle(at.h), asked, partial(combine, along))
         change = after.h - at.h
-        apart = jnp.vdot(tasks.units[:, None] * change, change) + jnp.sum(left(given, asked, after.a))
-        return after, k + 1, apart <= _TOLERANCE * -jnp.sum(slope * after.a)
+        apart = jnp.vdot(tasks.units[:, None] * change, change) + jnp.sum(left(given, wanted, after.a))
+        return after, k + 1, apart <= _TOLERANCE * -jnp.sum(slope * jnp.stack(after.a))
 
-    start = _start(along, slope), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    a = lax.while_loop(lambda s: ~s[2] & (s[1] < _MAX_STEPS), body, start)[0].a
+    start = Iterate(jnp.zeros_like(along[:, 0]), tuple(jnp.zeros_like(slope)))
+    begin = start, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    a = jnp.stack(lax.while_loop(lambda s: ~s[2] & (s[1] < _MAX_STEPS), body, begin)[0].a)
     return a, combine(along, a)
 
 
@@ -210,8 +244,8 @@ def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpr
             raise
         return _in_some_steps(tasks, along, slope, free)
     given, to = (along, slope.T, free, tasks.units), dict(sharding=tasks.sharding, interpret=interpret)
-    known, at = kernel.first_step(_RELAXATION, given, **to)
+    gram, at = kernel.first_step(_RELAXATION, given, **to)
     for k in range(2, _STEPS + 1):
-        at = kernel.step(_RELAXATION, given, known, tasks.settled_parts(at[0], at[2]), at, last=k == _STEPS, **to)
+        at = kernel.step(_RELAXATION, given, gram, tasks.settled_parts(at[0], at[2]), at, last=k == _STEPS, **to)
     moved, a, _ = at
     return a.T, moved

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from mocha_jax._core.devices import NodeSharding, each_device
-from mocha_jax._server.programs import Programs, answer, metric
+from mocha_jax._server.programs import Programs, answer
 from mocha_jax.coupling import Parts
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ _NUMBERS, _WARPS, _MOST_NODES = 2**12, 4, 2**5
 _ROWS_AT_ONCE = 2**3
 
 # Results of the first step, which takes nothing from an earlier one.
-_FIRST = 5
+_FIRST = 4
 
 Given = tuple[Array, Array, Array, Array]  # vectors [m, p, d], slopes [m, p], who is free [m], stiffness [m]
-Known = tuple[Array, Array]  # of the programs: gram [m, p, p], metric [m, p]
 At = tuple[Array, Array, Array]  # the splitting's vectors h [m, d], weights [m, p], sums [k, d] of h of k programs
 
 Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are of a kind
@@ -40,8 +39,8 @@ Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are 
 
 def first_step(
     relaxation: float, given: Given, *, sharding: NodeSharding | None = None, interpret: bool = False
-) -> tuple[Known, At]:
-    """Set up the programs, and go one step from nothing.
+) -> tuple[Array, At]:
+    """Set up the programs, their Gram matrices row by row ``[m, p (p + 1) / 2]``, and go one step from nothing.
 
     Args:
       relaxation: r, how far a step goes.
@@ -49,12 +48,12 @@ def first_step(
       sharding: where the nodes are.
       interpret: run as plain JAX.
     """
-    h, a, sums, gram, lengths = each_device(sharding, partial(_first, relaxation, interpret), None, *given)
-    return (gram, lengths), (h, a, sums)
+    h, a, sums, gram = each_device(sharding, partial(_first, relaxation, interpret), None, *given)
+    return gram, (h, a, sums)
 
 
 def step(
-    relaxation: float, given: Given, known: Known, pull: Parts, at: At, *, last: bool = False,
+    relaxation: float, given: Given, gram: Array, pull: Parts, at: At, *, last: bool = False,
     sharding: NodeSharding | None = None, interpret: bool = False,
 ) -> At:  # fmt: skip
     """Go one step.
@@ -62,7 +61,7 @@ def step(
     Args:
       relaxation: see `first_step`.
       given: see there.
-      known: from there.
+      gram: from there.
       pull: what the coupling's resolvent makes of h.
       at: from the last step.
       last: return the way that the weights go in place of h.
@@ -73,12 +72,12 @@ def step(
     parts = list(zip(pull, of_all, strict=True))
     everybodys, mine = ([part if common is which else None for part, common in parts] for which in (True, False))
     work = partial(_later, None if last else relaxation, interpret)
-    return each_device(sharding, work, everybodys, mine, *given, *known, *at[:2])
+    return each_device(sharding, work, everybodys, mine, *given, gram, *at[:2])
 
 
 def _first(relaxation: float, interpret: bool, _: None, *given: Array) -> list[Array]:
     m, p = given[0].shape[:2]
-    return _call(relaxation, ((m, p, p), (m, p)), given, interpret)
+    return _call(relaxation, ((m, p * (p + 1) // 2),), given, interpret)
 
 
 def _later(relaxation: float | None, interpret: bool, everybodys: Pull, mine: Pull, *arrays: Array) -> At:
@@ -117,29 +116,25 @@ def _kernel(
     Triton's arrays have sizes that are powers of two: what is beyond p points and d features is masked.
     """
     m, p, d = along.shape
+    points = range(p)
     node = pl.program_id(0) * nodes + lax.iota(jnp.int32, nodes)
-    point, feature = lax.iota(jnp.int32, room)[:, None], lax.iota(jnp.int32, width)[None]
+    feature = lax.iota(jnp.int32, width)[None]
     real = node < m
-    inside, each = real[:, None] & (feature < d), real[None] & (point < p)
-    every = each[:, None] & (point < p)[None]
-    places = node[None, None], point[:, None], point[None]
+    inside = real[:, None] & (feature < d)
 
     def numbers(ref: Ref) -> Array:
         common = ref.shape[0] == 1
         return pltriton.load(ref.at[jnp.zeros_like(node) if common else node], mask=real, other=0)
 
-    def by_point(ref: Ref, other: float = 0.0) -> Array:
-        return pltriton.load(ref.at[node[None], point], mask=each, other=other)
+    def by_point(ref: Ref) -> list[Array]:
+        return [pltriton.load(ref.at[node, j], mask=real, other=0) for j in range(ref.shape[1])]
 
     def matrix(ref: Ref) -> Array:
         return pltriton.load(ref.at[node[:, None], feature], mask=inside, other=0)
 
-    def against(z: Array) -> Array:
+    def against(z: Array) -> list[Array]:
         """Products of the points' vectors with one of every node, times the stiffness."""
-        found = jnp.zeros((room, nodes), z.dtype)
-        for j in range(p):
-            found = jnp.where(point == j, jnp.sum(vectors[j] * z, axis=1)[None], found)
-        return numbers(stiffness)[None] * found
+        return [numbers(stiffness) * jnp.sum(vector * z, axis=1) for vector in vectors]
 
     def mixed(rows: Ref, mix: Ref) -> Array:
         """Mix rows, a few at a time."""
@@ -155,38 +150,34 @@ def _kernel(
             much = pltriton.load(mix.at[node[:, None], row[None]], mask=real[:, None] & there.T, other=0)
             return pulled + jnp.sum(much[:, :, None] * found[None], axis=1)
 
-        none = jnp.zeros((1 if common else nodes, width), h_dtype)
+        none = jnp.zeros((1 if common else nodes, width), along.dtype)
         pulled = lax.fori_loop(0, pl.cdiv(count, some), add, none)
         if not common:
             return pulled
         first = jnp.zeros_like(node)
         return pltriton.load(mix.at[first, first], mask=real, other=0)[:, None] * pulled
 
-    total, h_dtype = partial(jnp.sum, axis=0), along.dtype
-    vectors = [pltriton.load(along.at[node[:, None], j, feature], mask=inside, other=0) for j in range(p)]
-    slopes = by_point(slope)
+    vectors = [pltriton.load(along.at[node[:, None], j, feature], mask=inside, other=0) for j in points]
     if len(refs) == _FIRST:
-        h_out, a_out, sums_out, gram_out, metric_out = refs
-        gram = jnp.zeros((room, room, nodes), slopes.dtype)
-        for j in range(p):
-            gram = jnp.where(point[:, None] == j, against(vectors[j])[None], gram)
-        lengths = jnp.where(each, metric(gram, slopes, total), 1.0)
-        pltriton.store(gram_out.at[places], gram, mask=every)
-        pltriton.store(metric_out.at[node[None], point], lengths, mask=each)
-        weights = asked = jnp.zeros_like(slopes)
+        h_out, a_out, sums_out, gram_out = refs
+        products = [product for i, vector in enumerate(vectors) for product in against(vector)[: i + 1]]
+        for k, product in enumerate(products):
+            pltriton.store(gram_out.at[node, k], product, mask=real)
         here = pulled = jnp.zeros_like(vectors[0])
+        weights = asked = [jnp.zeros_like(products[0])] * p
     else:
-        gram_in, metric_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out = refs
-        gram, lengths = pltriton.load(gram_in.at[places], mask=every, other=0), by_point(metric_in, 1.0)
-        here, weights = matrix(h_in), by_point(a_in)
+        gram_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out = refs
+        products, weights, here = by_point(gram_in), by_point(a_in), matrix(h_in)
         pulled = numbers(scale)[:, None] * here + (mixed(rows, mix[0]) if mix else matrix(rows))
         asked = against(here - 2.0 * pulled)
-    weights = answer(Programs(slopes, gram, lengths, numbers(free)), asked, weights, total)
+    gram = tuple(tuple(products[i * (i + 1) // 2 :][: i + 1]) for i in points)
+    found = answer(Programs(tuple(by_point(slope)), gram, numbers(free)), asked, weights)
     moved = jnp.zeros_like(here)
-    for j in range(p):
-        moved += total(jnp.where(point == j, weights, 0.0))[:, None] * vectors[j]
+    for weight, vector in zip(found, vectors, strict=True):
+        moved += weight[:, None] * vector
     after = moved if relaxation is None else here + relaxation * (moved - here + pulled)
     pltriton.store(h_out.at[node[:, None], feature], after, mask=inside)
-    pltriton.store(a_out.at[node[None], point], weights, mask=each)
+    for j, weight in enumerate(found):
+        pltriton.store(a_out.at[node, j], weight, mask=real)
     summed = jnp.sum(jnp.where(inside, after, 0.0), axis=0)[None]
     pltriton.store(sums_out.at[pl.program_id(0) + jnp.zeros_like(feature), feature], summed, mask=feature < d)
