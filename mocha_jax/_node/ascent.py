@@ -32,7 +32,7 @@ from mocha_jax._core.devices import each_device
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.layout import TimeMajor
-from mocha_jax._node.products import BLOCK_NUMBERS, row_of
+from mocha_jax._node.products import row_of
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, uniform_bits
 from mocha_jax.losses import Loss
@@ -42,6 +42,9 @@ Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps 
 # Floating-point operations of a coordinate step, per feature: the product with w + q u (4) and the addition to u (2).
 STEP_FLOPS = 6.0
 
+# Numbers in one row of a block of nodes: large enough to keep two cores busy with one step, small
+# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**20).
+_BLOCK_NUMBERS = 2**16
 
 # Rows that the loops take between two looks of an accelerator's host at their end.
 _ROWS_AT_ONCE = 4
@@ -164,7 +167,7 @@ def _in_blocks(
         return _loops(orders, loss, row, *by_row, *map(some, (beta, w, q, steps)))
 
     count, d = w.shape
-    return in_blocks(block, count, d, BLOCK_NUMBERS)
+    return in_blocks(block, count, d, _BLOCK_NUMBERS)
 
 
 def _at_once(orders: Array, loss: Loss, x: Array, *rest: Array) -> Result:

@@ -20,9 +20,9 @@ from mocha_jax._core.platform import platform_dependent
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import EXACT, matmul
 
-# Numbers in one row of a block of nodes: large enough to keep two cores busy with one step, small
-# enough that w, u and the row stay in their private caches (measured: 2**13 to 2**18 and no limit).
-BLOCK_NUMBERS = 2**16
+# Numbers in one row of a block of nodes: weights or sums and the row stay in a cache that the cores share (measured:
+# 2**16 to 2**20 and no limit).
+_BLOCK_NUMBERS = 2**18
 
 
 def row_of(x: Array, i: Array, first: Array | int, width: int) -> Array:
@@ -51,7 +51,7 @@ def _times_by_rows(x: Array, weights: Array) -> Array:
         rows = lax.map(lambda i: matmul(row_of(x, i, first, width).astype(w.dtype) * w, ones), jnp.arange(n))
         return rows.T
 
-    return in_blocks(block, count, d, BLOCK_NUMBERS)
+    return in_blocks(block, count, d, _BLOCK_NUMBERS)
 
 
 def combine(x: Array, factors: Array, begin: Array | int = 0) -> Array:
@@ -85,7 +85,7 @@ def _combine_by_rows(x: Array, factors: Array, begin: Array) -> Array:
         start = jnp.zeros((width, d), factors.dtype)
         return lax.scan(add, start, (jnp.arange(len(of_rows)), of_rows))[0]
 
-    return in_blocks(block, count, d, BLOCK_NUMBERS)
+    return in_blocks(block, count, d, _BLOCK_NUMBERS)
 
 
 def _derivative(

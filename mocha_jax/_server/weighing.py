@@ -58,7 +58,7 @@ _RELAXATION = 1.8
 
 # Steps of an accelerator, whose host should not wait for an answer; and at most where it tells when to stop: when what
 # nodes and coupling disagree by is no more than that share of what the weights gain.
-_STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.01
+_STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.005
 
 # Features of a node up to which the kernel for GPUs holds its vectors; rows of all nodes' that it goes through.
 _LONGEST, _ROWS = 4096, 1024
@@ -211,6 +211,9 @@ def _in_some_steps(tasks: Tasks, along: Array, slope: Array, free: Array) -> Wei
     return a, combine(along, a)
 
 
+Look = tuple[Iterate, Array, Array, Array]  # where they are, steps, by what they disagree, whether that will do
+
+
 def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     given = programs(along, slope, tasks.units, free)
 
@@ -223,16 +226,18 @@ def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> 
 
         return in_blocks(some, len(free), 1, _BLOCK)
 
-    def body(s: tuple[Iterate, Array, Array]) -> tuple[Iterate, Array, Array]:
-        at, k, _ = s
+    def body(s: Look) -> Look:
+        at, k, before, _ = s
         after, wanted = _step(answers, at, tasks.settle(at.h), asked, partial(combine, along))
         change = after.h - at.h
         apart = jnp.vdot(tasks.units[:, None] * change, change) + jnp.sum(left(given, wanted, after.a))
-        return after, k + 1, apart <= _TOLERANCE * -jnp.sum(slope * jnp.stack(after.a))
+        # What the next step will leave of it, if that goes as this one went.
+        left_then = apart * jnp.minimum(safe_ratio(apart, before), 1.0)
+        return after, k + 1, apart, left_then <= _TOLERANCE * -jnp.sum(slope * jnp.stack(after.a))
 
     start = Iterate(jnp.zeros_like(along[:, 0]), tuple(jnp.zeros_like(slope)))
-    begin = start, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    a = jnp.stack(lax.while_loop(lambda s: ~s[2] & (s[1] < _MAX_STEPS), body, begin)[0].a)
+    begin = start, jnp.zeros((), jnp.int32), jnp.full((), jnp.finfo(slope.dtype).tiny), jnp.zeros((), bool)
+    a = jnp.stack(lax.while_loop(lambda s: ~s[3] & (s[1] < _MAX_STEPS), body, begin)[0].a)
     return a, combine(along, a)
 
 

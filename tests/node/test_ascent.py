@@ -60,7 +60,9 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     start = jnp.zeros_like(data.y)
     results = []
     for numbers in (10_000, 8, 1):  # one block; four of two nodes, of which one is in two; one node each
-        monkeypatch.setattr("mocha_jax._node.products.BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._node.products._BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._node.ascent._BLOCK_NUMBERS", numbers)
+        jax.clear_caches()
         laid = time_major(data)
         found = ascend(visiting_orders(key, laid, 2), mj.losses.Hinge(), laid, start, w, q, steps)
         results.append((*found, laid.node_predictions(w), laid.weighted_sums(laid.y)))

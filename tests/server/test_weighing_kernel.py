@@ -57,6 +57,14 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
+def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
+    given = weighing("exchangeable", 11, 4, 5)
+    at_once = _until_they_agree(*given)
+    monkeypatch.setattr("mocha_jax._server.weighing._BLOCK", 4)
+    for one, other in zip(at_once, _until_they_agree(*given), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["exchangeable", "dense"])
 def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, monkeypatch):
     monkeypatch.undo()
