@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,15 +58,33 @@ def _run_chunk(
     return lax.while_loop(unfinished, body, carry)[:3]
 
 
-def _finalize(config: RunConfig, state: State, bound: Array) -> tuple[State, Quality, Relation]:
-    """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
+def _resumed(config: RunConfig, state: State) -> State:
+    """The state with W derived afresh from the duals."""
     config = config.whole()
-    state = config.algorithm.resume(state, config.problem)
+    return config.algorithm.resume(state, config.problem)
+
+
+def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Relation]:
+    """The certificate of a state with all rounding counted, and its Omega."""
+    config = config.whole()
     certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, bound)
-    return state, certificate, config.algorithm.relation(state, config.problem)
+    return certificate, config.algorithm.relation(state, config.problem)
 
 
 # A run goes on in the memory of where it stood, and so does its end; within a transformation nobody knows of memory.
-run_chunk, finalize = jax.jit(_run_chunk, static_argnames="rounds"), jax.jit(_finalize)
+run_chunk = jax.jit(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = jax.jit(_run_chunk, static_argnames="rounds", donate_argnames="progress")
-finalize_in_place = jax.jit(_finalize, donate_argnames="state")
+resumed, proven = jax.jit(_resumed), jax.jit(_proven)
+_resumed_in_place = jax.jit(_resumed, donate_argnames="state")
+
+
+def finalize(
+    config: RunConfig, state: State, bound: Array, resumed: Callable[..., Any] = resumed
+) -> tuple[Any, Any, Relation]:
+    """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
+    # Two programs: the second needs no memory of the first.
+    state = resumed(config, state)
+    return state, *proven(config, state, bound)
+
+
+finalize_in_place = partial(finalize, resumed=_resumed_in_place)

@@ -76,7 +76,8 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
         where, room = chunk.allocate(key, config, None, records=3)
         programs = [
             chunk.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
-            chunk.finalize.lower(config, where.state, where.bound),
+            chunk.resumed.lower(config, where.state),
+            chunk.proven.lower(config, where.state, where.bound),
         ]
         memory: list[Any] = [program.compile().memory_analysis() for program in programs]
         return held, [one.temp_size_in_bytes / x.nbytes for one in memory]
