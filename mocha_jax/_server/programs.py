@@ -128,11 +128,12 @@ def _together(given: Programs, a: Numbers, gradient: Numbers) -> list[Array]:
     own = total(b * g for b, g in zip(base, to_base, strict=True))
     between = {(i, j): given.between(i, j) - to_base[i] - to_base[j] + own for i in points for j in range(i + 1)}
     downhill = total(b * g for b, g in zip(base, gradient, strict=True))
-    least = jnp.maximum(lost * most_of([between[j, j] for j in points]), tiny)
+    # Differences have the rounding of what they are of.
+    least = jnp.maximum(lost * most_of([given.between(j, j) for j in points]), tiny)
     moves = [each & (b == 0) for each, b in zip(there, base, strict=True)]
     unit = [jnp.where(moves[j], lax.rsqrt(jnp.maximum(between[j, j], least)), 0.0) for j in points]
     cosines = {(i, j): between[i, j] * unit[i] * unit[j] for i in points for j in range(i)}
-    steps = _solved(cosines, [(downhill - gradient[j]) * unit[j] for j in points], 1.0 + eps**0.5, eps)
+    steps = _solved(cosines, [(downhill - gradient[j]) * unit[j] for j in points], eps**0.5)
     way = [steps[j] * unit[j] for j in points]
     back = -total(way)
     way = [jnp.where(b > 0, back, step) for b, step in zip(base, way, strict=True)]
@@ -157,13 +158,13 @@ def _shortest(given: Programs, there: Sequence[Array], stands: Array) -> list[Ar
     return marks
 
 
-def _solved(below: dict[tuple[int, int], Array], right: list[Array], diagonal: float, least: float) -> list[Array]:
-    """Solve with a matrix that has that diagonal and those entries below it, by elimination."""
+def _solved(below: dict[tuple[int, int], Array], right: list[Array], ridge: float) -> list[Array]:
+    """Solve with a matrix of cosines, given those below its diagonal, plus a ridge, by elimination."""
     below, x, points = dict(below), list(right), range(len(right))
-    pivots = [jnp.full_like(x[0], diagonal) for _ in points]
+    pivots = [jnp.full_like(x[0], 1.0 + ridge) for _ in points]
     inverse = []
     for k in points:
-        inverse.append(1.0 / jnp.maximum(pivots[k], least))
+        inverse.append(1.0 / jnp.maximum(pivots[k], ridge))
         for i in points[k + 1 :]:
             much = below[i, k] * inverse[k]
             for j in range(k + 1, i):

@@ -58,7 +58,7 @@ _RELAXATION = 1.8
 
 # Steps of an accelerator, whose host should not wait for an answer; and at most where it tells when to stop: when what
 # nodes and coupling disagree by is no more than that share of what the weights gain.
-_STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.005
+_STEPS, _MAX_STEPS, _TOLERANCE = 24, 48, 0.01
 
 # Features of a node up to which the kernel for GPUs holds its vectors; rows of all nodes' that it goes through.
 _LONGEST, _ROWS = 4096, 1024

@@ -3,6 +3,7 @@
 import cvxpy as cp
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -92,6 +93,21 @@ def test_points_that_rounding_tells_apart_keep_still(twin):
     best = least(along, slope, asked, stiffness)
     lost = value(along, slope, asked, stiffness, a) - best
     assert lost.max() <= 1e-4 * (1 - best).max()
+
+
+@pytest.mark.parametrize("near", [0.0, 1e-7, 1e-6])
+def test_points_that_are_all_the_same_are_numbers(near):
+    # What is left between them is rounding, which must not be taken for lengths.
+    rng = np.random.default_rng(0)
+    along = np.repeat(rng.normal(size=(500, 1, 3)), 4, axis=1) * (1.0 + near * rng.normal(size=(500, 4, 3)))
+    slope = -np.sum(along**2, axis=2).T * rng.uniform(0.5, 3.0, 500)
+    given, asked = given_of(along, slope, np.ones(500), "float32"), tuple(jnp.zeros((4, 500), jnp.float32))
+    a = tuple(jnp.full((4, 500), 0.25, jnp.float32))
+    for _ in range(5):
+        a = jax.jit(answer)(given, asked, a)
+        assert np.isfinite(np.stack(a)).all()
+    lost = value(along, slope, np.zeros_like(slope), np.ones(500), a) - least(along, slope, 0 * slope, np.ones(500))
+    assert lost.max() <= 1e-4
 
 
 def test_nodes_that_did_not_answer_have_no_weights():
