@@ -33,7 +33,8 @@ def problem(m: int, n: int, d: int) -> mj.Problem:
 
 def measure(shape: tuple[int, int, int], rounds: int, turns: int) -> dict[str, Any]:
     """Milliseconds of a round of both, their ratio, gaps and compile times."""
-    given, seconds, gaps = problem(*shape), {name: [] for name in METHODS}, {}
+    given, gaps = problem(*shape), {}
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     rounds = max(rounds, round(rounds * 1e6 / np.prod(shape)))
     for _ in range(1 + turns):
         for name, algorithm in METHODS.items():

@@ -30,6 +30,9 @@ from mocha_jax._numerics.math import EXACT
 # In units of the rounding: weights that are none, and lengths that are lost beside the longest one of a program.
 _ROUNDING = 8.0
 
+# Curvature of any way, as a share of the points': along flatter ones, where rounding would choose, weights keep still.
+_RIDGE = 3e-3
+
 Numbers = Sequence[Array]  # one of each point, ``[m]``
 
 
@@ -106,8 +109,10 @@ def _in_pairs(given: Programs, a: Numbers, gradient: Numbers) -> tuple[list[Arra
         gradient = [g + more * given.between(k, j) for k, g in enumerate(gradient)]
     for i in points:
         for j in range(i + 1, len(a)):
-            bend = given.between(i, i) + given.between(j, j) - 2.0 * given.between(i, j)
-            more = jnp.clip((gradient[i] - gradient[j]) / jnp.maximum(bend, tiny), -a[j], a[i])
+            lengths = given.between(i, i) + given.between(j, j)
+            # Between points that are nearly the same all is rounding: what they exchange must be little.
+            bend = jnp.maximum(lengths - 2.0 * given.between(i, j), jnp.maximum(_RIDGE * lengths, tiny))
+            more = jnp.clip((gradient[i] - gradient[j]) / bend, -a[j], a[i])
             a[i], a[j] = a[i] - more, a[j] + more
             gradient = [g + more * (given.between(k, j) - given.between(k, i)) for k, g in enumerate(gradient)]
     return a, gradient
@@ -133,7 +138,7 @@ def _together(given: Programs, a: Numbers, gradient: Numbers) -> list[Array]:
     moves = [each & (b == 0) for each, b in zip(there, base, strict=True)]
     unit = [jnp.where(moves[j], lax.rsqrt(jnp.maximum(between[j, j], least)), 0.0) for j in points]
     cosines = {(i, j): between[i, j] * unit[i] * unit[j] for i in points for j in range(i)}
-    steps = _solved(cosines, [(downhill - gradient[j]) * unit[j] for j in points], eps**0.5)
+    steps = _solved(cosines, [(downhill - gradient[j]) * unit[j] for j in points])
     way = [steps[j] * unit[j] for j in points]
     back = -total(way)
     way = [jnp.where(b > 0, back, step) for b, step in zip(base, way, strict=True)]
@@ -158,13 +163,13 @@ def _shortest(given: Programs, there: Sequence[Array], stands: Array) -> list[Ar
     return marks
 
 
-def _solved(below: dict[tuple[int, int], Array], right: list[Array], ridge: float) -> list[Array]:
+def _solved(below: dict[tuple[int, int], Array], right: list[Array]) -> list[Array]:
     """Solve with a matrix of cosines, given those below its diagonal, plus a ridge, by elimination."""
     below, x, points = dict(below), list(right), range(len(right))
-    pivots = [jnp.full_like(x[0], 1.0 + ridge) for _ in points]
+    pivots = [jnp.full_like(x[0], 1.0 + _RIDGE) for _ in points]
     inverse = []
     for k in points:
-        inverse.append(1.0 / jnp.maximum(pivots[k], ridge))
+        inverse.append(1.0 / jnp.maximum(pivots[k], _RIDGE))
         for i in points[k + 1 :]:
             much = below[i, k] * inverse[k]
             for j in range(k + 1, i):
