@@ -64,8 +64,8 @@ def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = Fa
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
     check.instance("mean_loss", "loss", loss, Loss, "losses.Hinge()")
     check.flag("mean_loss", per_task=per_task)
-    loss.check_numbers()
-    losses = loss.value(predicted(weights, data), data.y)
+    loss.check_tasks(data.num_tasks)
+    losses = loss.of_nodes(data.task).value(predicted(weights, data), data.y)
     counts = _counts(data).astype(losses.dtype)
     totals = data.to_tasks(jnp.sum(jnp.where(data.weight > 0, losses, 0.0), axis=1))
     means = safe_ratio(totals, counts)

@@ -359,8 +359,8 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: MochaState, af
 
     def dual(beta: Array) -> Array:
         v = data.dual_vectors(beta)
-        return jnp.sum(conjugates(data, problem.loss, beta)) + coupling.conjugate(v)
+        return jnp.sum(conjugates(data, problem.node_loss, beta)) + coupling.conjugate(v)
 
     # The constants c(alpha) of the subproblems add up to R*(v).
-    local = jnp.sum(sub.value(problem.loss.project(found, data.y))) + coupling.conjugate(before.v)
+    local = jnp.sum(sub.value(problem.node_loss.project(found, data.y))) + coupling.conjugate(before.v)
     return dual(after.beta), (1.0 - gamma) * dual(before.beta) + gamma * local

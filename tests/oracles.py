@@ -29,7 +29,7 @@ def _smoothed_hinge(r, gamma):
 
 
 def optimum(data, loss, regularizer, tol=1e-11):
-    """The optimal value and weights; `regularizer` maps the weight variable to R(W)."""
+    """The optimal value and weights; `loss` is a name or one per task, `regularizer` maps the weight variable to R(W)."""
     x, y, c, task = (np.asarray(a, float) for a in (data.x, data.y, data.weight, data.task))
     w = cp.Variable((data.num_tasks, x.shape[2]))
     penalty = regularizer(w)
@@ -38,7 +38,8 @@ def optimum(data, loss, regularizer, tol=1e-11):
     for k in range(len(x)):
         real = c[k] > 0
         if real.any():
-            terms.append(cp.sum(cp.multiply(c[k][real], _loss(loss, x[k][real] @ w[int(task[k])], y[k][real]))))
+            name = loss if isinstance(loss, str) else loss[int(task[k])]
+            terms.append(cp.sum(cp.multiply(c[k][real], _loss(name, x[k][real] @ w[int(task[k])], y[k][real]))))
     problem = cp.Problem(cp.Minimize(cp.sum(terms)), constraints)
     with warnings.catch_warnings():  # the semidefinite problems end a little short of the tolerance
         warnings.filterwarnings("ignore", "Solution may be inaccurate")

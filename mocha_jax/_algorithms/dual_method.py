@@ -76,7 +76,7 @@ class DualMethod(Algorithm[Problem]):
     def init(self, problem: Problem) -> MochaState:
         """Start from beta = 0, projected on the dual domain."""
         self.expect(problem)
-        beta = problem.loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
+        beta = problem.node_loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
         v = problem.data.dual_vectors(beta)
         return MochaState(jnp.zeros((), jnp.int32), beta, v, self.server_for(problem).init(problem, beta, v))
 
@@ -89,7 +89,7 @@ class DualMethod(Algorithm[Problem]):
                 f"the problem's data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to "
                 f"other data."
             )
-        beta = problem.loss.project(state.beta.astype(data.y.dtype), data.y)
+        beta = problem.node_loss.project(state.beta.astype(data.y.dtype), data.y)
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.resume(state.server, problem, beta, v))
 
@@ -112,7 +112,7 @@ class DualMethod(Algorithm[Problem]):
         With a regularizer ten times weaker nearly the same weights belong to a tenth of the duals; to start from all
         of them is worse than to start from none.
         """
-        data, loss, regularizer = problem.data, problem.loss, problem.regularizer
+        data, loss, regularizer = problem.data, problem.node_loss, problem.regularizer
         state = self.resume(state, problem)
         if jointly_bounded(problem):
             quadratic = regularizer.conjugate(state.v)
@@ -159,7 +159,7 @@ class DualMethod(Algorithm[Problem]):
                 f"New tasks go after the old ones: problem.data.append(new)."
             )
         beta = jnp.pad(state.beta, [(0, data.num_nodes - m), (0, data.y.shape[1] - n)])
-        beta = problem.loss.project(beta, data.y)
+        beta = problem.node_loss.project(beta, data.y)
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.add_tasks(state.server, problem, beta, v))
 

@@ -139,7 +139,7 @@ class MiniBatchSdca(_Batched, DualMethod):
         return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing)
 
     def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
-        data, loss, dtype = problem.data, problem.loss, problem.data.dtype
+        data, loss, dtype = problem.data, problem.node_loss, problem.data.dtype
         check.scalar("MiniBatchSdca", beta=self.beta)
         full, limit = _batch_work(self.batch, self.limit, data)
         batch = _batch_of(drawn, data, work.budget(full), limit)
@@ -259,7 +259,7 @@ class MiniBatchSgd(_Batched):
         return _SAMPLE_FLOPS * problem.data.num_features
 
     def step(self, key: Array | Draws, state: SgdState, problem: Problem, work: Work) -> tuple[SgdState, Info]:
-        data, loss, dtype = problem.data, problem.loss, problem.data.dtype
+        data, loss, dtype = problem.data, problem.node_loss, problem.data.dtype
         check.scalar("MiniBatchSgd", step_size=self.step_size, power=self.power, horizon=self.horizon)
         full, limit = _batch_work(self.batch, self.limit, data)
         batch = _batch_of(self.draw(key, problem), data, work.budget(full), limit)
@@ -298,7 +298,7 @@ class MiniBatchSgd(_Batched):
 
     def _duals(self, problem: Problem, w: Array) -> Array:
         """The slopes of the losses at these weights, which are feasible duals ``[m, n]``."""
-        data, loss = problem.data, problem.loss
+        data, loss = problem.data, problem.node_loss
         return loss.project(-loss.derivative(data.predictions(w), data.y), data.y)
 
     def weights(self, state: SgdState) -> Array:

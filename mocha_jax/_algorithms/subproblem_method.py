@@ -94,7 +94,7 @@ class SubproblemMethod(DualMethod):
         problem = self._laid_out(problem)
         data = problem.data
         return Subproblems(
-            data, problem.loss, state.beta,
+            data, problem.node_loss, state.beta,
             w=data.to_nodes(state.server.broadcast), q=server.curvature(state.server, data),
         )  # fmt: skip
 
@@ -103,7 +103,7 @@ class SubproblemMethod(DualMethod):
     ) -> tuple[Array, Array]:
         found = self.server_for(problem).local_duals(after.server, before.beta, after.beta)
         change = (found - before.beta) / jnp.asarray(self.gamma, before.beta.dtype)
-        beta = problem.loss.project(before.beta + change, problem.data.y)
+        beta = problem.node_loss.project(before.beta + change, problem.data.y)
         return theta_of(key, self.subproblems(before, problem), beta, tol, passes=_THETA_PASSES)
 
     def _gamma(self, problem: Problem) -> Array:

@@ -125,12 +125,12 @@ def each_device(
       sharding: where the nodes are; None: on one device, and this is a plain call.
       work: a function of arrays whose leading axis counts nodes, or blocks of nodes.
       shared: arrays that every device needs whole.
-      by_node: arrays cut along their leading axis.
+      by_node: arrays cut along their leading axis; numbers among them are the same for all nodes.
     """
     if sharding is None:
         return work(shared, *by_node)
     cut = sharding.by_node.spec
-    specs = PartitionSpec(), *(cut for _ in by_node)
+    specs = PartitionSpec(), *(jax.tree.map(lambda a: cut if np.ndim(a) else PartitionSpec(), tree) for tree in by_node)
     return jax.shard_map(work, mesh=sharding.mesh, in_specs=specs, out_specs=cut, check_vma=False)(shared, *by_node)
 
 

@@ -217,7 +217,7 @@ class TaskData(Pytree):
 
         Args:
           work: ``work(given, by_node, *by_row)``, for any nodes and any number of rows.
-          given: what else it depends on, e.g. a loss.
+          given: what else it depends on, e.g. a loss: a tree of numbers and of arrays ``[m, 1]``.
           by_node: arrays ``[m, ...]``.
           *by_row: arrays ``[m, n]``.
         """
@@ -228,7 +228,7 @@ class TaskData(Pytree):
 
         Args:
           terms: ``terms(given, z, y, *rows)``, arrays with a number for every sample.
-          given: what else the terms depend on, e.g. a loss.
+          given: what else the terms depend on, e.g. a loss: a tree of numbers and of arrays ``[m, 1]``.
           weights: ``[m, d]``, for the predictions z.
           *rows: other arrays ``[m, n]``, e.g. duals.
         """

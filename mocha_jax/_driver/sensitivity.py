@@ -50,7 +50,7 @@ class Sensitivity:
     """The conditions at a point, linearised in the unknowns."""
 
     def __init__(self, problem: Problem, unknown: Tree, beta: Array, *, tol: float | None, max_steps: int) -> None:
-        data, loss = problem.data, problem.loss
+        data, loss = problem.data, problem.node_loss
         self._at = problem, unknown, beta
         self._tol = float(jnp.finfo(beta.dtype).eps ** 0.75) if tol is None else tol
         self._max_steps = max_steps
@@ -71,7 +71,7 @@ class Sensitivity:
         data, stationary = problem.data, _stationary(problem)
         z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
         residual = stationary.residual(unknown, data.dual_vectors(beta))
-        return residual, problem.loss.dual_step(beta, z, data.y, self._kappa) - beta
+        return residual, problem.node_loss.dual_step(beta, z, data.y, self._kappa) - beta
 
     def _apply(self, x: Unknowns) -> Unknowns:
         unknown, beta = x

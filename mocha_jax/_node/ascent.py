@@ -83,7 +83,7 @@ def ascend(
 
     Args:
       orders: of each bucket's rows, from `visiting_orders`.
-      loss: gives the coordinate step.
+      loss: gives the coordinate step; what differs between nodes is an array ``[m, 1]``.
       data: the samples, laid out by `time_major`.
       beta: dual variables ``[m, n]``.
       w: each node's weights at the start of the round ``[m, d]``.
@@ -95,12 +95,13 @@ def ascend(
       The new duals ``[m, n]``, the change of each node's dual vector u ``[m, d]``, and the
       steps each node did ``[m]``.
     """
-    rows, shared = cast(TimeMajor, data.layout), (orders, loss, jnp.asarray(share, w.dtype))
-    return each_device(rows.sharding, _ascend, shared, rows, beta, w, q, steps)
+    rows, shared = cast(TimeMajor, data.layout), (orders, jnp.asarray(share, w.dtype))
+    return each_device(rows.sharding, _ascend, shared, loss, rows, beta, w, q, steps)
 
 
 def _ascend(
-    shared: tuple[tuple[Array, ...], Loss, Array],
+    shared: tuple[tuple[Array, ...], Array],
+    loss: Loss,
     rows: TimeMajor,
     beta: Array,
     w: Array,
@@ -108,15 +109,17 @@ def _ascend(
     steps: Array,
 ) -> Result:
     """All nodes of a device."""
-    orders, loss, share = shared
+    orders, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket, order in zip(rows.buckets, orders, strict=True):
         y = bucket.y[0]
         samples = bucket.samples, y, bucket.weight[0], bucket.norm2[0]
         # From the new duals: to read them from the old ones, which others overwrite, were a copy.
         (old,), rest = bucket.take_rows(new), map(bucket.take, (w, q, steps))
-        found, change, did = _by(rows.backend, order, loss, *samples, old, *rest)
-        between = part_way(loss, share, old, found, y.T)
+        here = bucket.take_given(loss)
+        numbers = jax.tree.map(lambda a: a[:, 0] if jnp.ndim(a) else a, here)
+        found, change, did = _by(rows.backend, order, numbers, *samples, old, *rest)
+        between = part_way(here, share, old, found, y.T)
         new, u, done = bucket.put(new, between), bucket.put(u, share * change), bucket.put(done, did)
     return new, u, done
 
@@ -126,7 +129,8 @@ def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Arra
     return loss.project(old + share * (new - old), y)
 
 
-# Orders, loss, samples of a bucket (x, y, weight, norm2), duals ``[c, n]``, weights, curvatures and steps of its nodes.
+# Orders, loss of numbers and arrays ``[c]``, samples of a bucket (x, y, weight, norm2), duals ``[c, n]``, weights,
+# curvatures and steps of its nodes.
 Given = tuple[Array, Loss, Array, Array, Array, Array, Array, Array, Array, Array]
 
 
@@ -164,7 +168,8 @@ def _in_blocks(
     def block(first: Array | int, width: int) -> Result:
         row, some = (partial(of, first=first, width=width) for of in (partial(row_of, x), nodes_of))
         by_row = (some(a, axis=1) for a in (y, weight, norm2))
-        return _loops(orders, loss, row, *by_row, *map(some, (beta, w, q, steps)))
+        here = jax.tree.map(lambda a: some(a) if jnp.ndim(a) else a, loss)
+        return _loops(orders, here, row, *by_row, *map(some, (beta, w, q, steps)))
 
     count, d = w.shape
     return in_blocks(block, count, d, _BLOCK_NUMBERS)
@@ -179,7 +184,8 @@ def _loops(
     orders: Array, loss: Loss, row: Callable[[Array], Array], y: Array, weight: Array, norm2: Array,
     beta: Array, w: Array, q: Array, steps: Array, *, unroll: int = 1,
 ) -> Result:  # fmt: skip
-    step: Callable[..., tuple[Array, Array]] = jax.vmap(partial(_step_one_node, loss))
+    of_loss = jax.tree.map(lambda a: 0 if jnp.ndim(a) else None, loss)
+    step: Callable[..., tuple[Array, Array]] = jax.vmap(_step_one_node, in_axes=(of_loss, *[0] * 9))
 
     def one_pass(carry: Result, order: Array) -> tuple[Result, None]:
         beta, u, done = carry
@@ -187,7 +193,7 @@ def _loops(
 
         def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
             i, visit = at
-            return step(row(i), *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
+            return step(loss, row(i), *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
 
         u, new = lax.scan(one_step, u, (order, visit), unroll=unroll)
         return (beta.at[order].set(new, unique_indices=True), u, done), None

@@ -23,7 +23,7 @@ Each has a function ``epoch(loss, x, y, weight, norm2, beta, w, q, steps, order,
 `scan`, `vmap` (over all but `order` in one kernel) and `shard_map` (with ``check_vma=False``). It has no derivative,
 and the automatic partitioner cannot split it over devices. Its arguments:
 
-- loss: gives the coordinate step; its hyperparameters are scalars, traced or not.
+- loss: gives the coordinate step; its hyperparameters are scalars or arrays ``[m]``, traced or not.
 - x: row i of all nodes together ``[n, m, d]``; stored in any floating dtype, computed with in that of `w`.
 - y: labels ``[n, m]``.
 - weight: ``[n, m]``; zero marks padding, which is not visited.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.products import combine, times
 from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
 from mocha_jax._numerics.products import Terms, lengths, totals
+
+Given = TypeVar("Given")  # a tree of arrays and numbers, such as a loss
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
 
@@ -64,6 +66,10 @@ class Bucket(Pytree):
     def take(self, by_node: Array) -> Array:
         """Take the entries of these nodes: ``[m, ...]`` to ``[c, ...]``."""
         return by_node if self.node is None else by_node[self.node]
+
+    def take_given(self, given: Given) -> Given:
+        """Take what holds for these nodes of a tree of arrays ``[m, ...]``, and of numbers that hold for all."""
+        return jax.tree.map(lambda a: self.take(a) if jnp.ndim(a) else a, given)
 
     def take_rows(self, *by_row: Array) -> tuple[Array, ...]:
         """Take this bucket's part of numbers per row: each ``[m, n]`` to ``[c, rows]``."""
@@ -123,12 +129,12 @@ class TimeMajor(Layout):
         return each_device(self.sharding, lambda _, rows, x: _longest(rows, x), (), self, x)
 
     def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
-        return each_device(self.sharding, partial(_each_row, work), given, self, by_node, *by_row)
+        return each_device(self.sharding, partial(_each_row, work), (), given, self, by_node, *by_row)
 
     def sum_over_rows(
         self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
     ) -> Terms:
-        return each_device(self.sharding, partial(_totals, terms), given, self, x, weights, *rows)
+        return each_device(self.sharding, partial(_totals, terms), (), given, self, x, weights, *rows)
 
     def _everywhere(self, work: Callable[[TimeMajor, Array, Array], Array], x: Array, by_node: Array) -> Array:
         return each_device(self.sharding, lambda _, *mine: work(*mine), (), self, x, by_node)
@@ -180,22 +186,34 @@ def _longest(rows: TimeMajor, x: Array) -> Array:
 
 
 def _each_row(
-    work: Callable[..., Array], given: Tree, rows: TimeMajor, by_node: tuple[Array, ...], first: Array, *more: Array
+    work: Callable[..., Array],
+    _: tuple[()],
+    given: Tree,
+    rows: TimeMajor,
+    by_node: tuple[Array, ...],
+    first: Array,
+    *more: Array,
 ) -> Array:
     for bucket in rows.buckets:
-        mine = tuple(map(bucket.take, by_node))
+        here, mine = bucket.take_given(given), tuple(map(bucket.take, by_node))
         # The first array is read and written in turns: the buckets are disjoint, and to keep the old one were a copy.
-        first = bucket.put(first, work(given, mine, *bucket.take_rows(first, *more)))
+        first = bucket.put(first, work(here, mine, *bucket.take_rows(first, *more)))
     return first
 
 
 def _totals(
-    terms: Callable[..., Terms], given: Tree, rows: TimeMajor, x: Array, weights: Array, *arrays: Array
+    terms: Callable[..., Terms],
+    _: tuple[()],
+    given: Tree,
+    rows: TimeMajor,
+    x: Array,
+    weights: Array,
+    *arrays: Array,
 ) -> Terms:
     found = None
     for bucket in rows.buckets:
         z, y, weight = times(bucket.samples, bucket.take(weights)), bucket.y[0].T, bucket.weight[0].T
-        mine = totals(terms, given, z, y, weight, *bucket.take_rows(*arrays))
+        mine = totals(terms, bucket.take_given(given), z, y, weight, *bucket.take_rows(*arrays))
         if found is None:
             found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
         found = jax.tree.map(bucket.put, found, mine)

@@ -83,7 +83,7 @@ def objective(problem: Problem, weights: Array, relation: Relation = None) -> Ar
       2.0
     """
     check.instance("objective", "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    data, loss = problem.data, problem.loss
+    data, loss = problem.data, problem.node_loss
     weights = check.floats("objective", "weights", weights, (data.num_tasks, data.num_features))
     problem.regularizer.check_relation("objective", relation, data.num_tasks, data.num_features)
     losses = loss.value(data.predictions(weights), data.y)
@@ -152,7 +152,7 @@ def certify(
       gap_before: the gap just before that.
     """
     data, regularizer = problem.data, problem.regularizer
-    node_gaps, values = data.sum_over_rows(_gap_and_value, problem.loss, data.to_nodes(w), beta)
+    node_gaps, values = data.sum_over_rows(_gap_and_value, problem.node_loss, data.to_nodes(w), beta)
     task_gaps, joint = data.to_tasks(node_gaps), None
     if jointly_bounded(problem):
         least, conjugate = regularizer.value(w), regularizer.conjugate(v)
@@ -217,7 +217,7 @@ def _lower_bound(problem: Problem, beta: Array, conjugate: Array) -> Array:
     It is kept for later rounds, so that it must hold by itself: each entry of V may have n roundings.
     """
     data, regularizer = problem.data, problem.regularizer
-    eps, terms = jnp.finfo(beta.dtype).eps, data.weighted(problem.loss.conjugate_bound(beta, data.y))
+    eps, terms = jnp.finfo(beta.dtype).eps, data.weighted(problem.node_loss.conjugate_bound(beta, data.y))
     size = data.to_tasks(data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1))
     norm = 0.5 * eps * (2.0 + beta.shape[1]) * jnp.sqrt(jnp.sum(size**2))
     of_error = regularizer.conjugate_bound(norm, data.num_tasks, data.num_features)

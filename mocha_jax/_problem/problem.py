@@ -137,21 +137,27 @@ class Problem(Federated):
             given = getattr(self, name)
             check.representable(type(given).__name__, given, dtype)
             object.__setattr__(self, name, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given))
-        self.loss.check_numbers()
+        self.loss.check_tasks(self.data.num_tasks)
         self.regularizer.check_tasks(self.data.num_tasks)
-        if self.loss.binary:
-            _check_signs(self.data, type(self.loss).__name__)
+        if self.loss.label_rule:
+            _check_labels(self.data, self.loss)
+
+    @property
+    def node_loss(self) -> Loss:
+        """The loss of every node: what differs between tasks is an array ``[m, 1]``."""
+        return self.loss.of_nodes(self.data.task)
 
 
-def _check_signs(data: TaskData, loss: str) -> None:
+def _check_labels(data: TaskData, loss: Loss) -> None:
     y, weight, task = (check.of_this_process(a) for a in (data.y, data.weight, data.task))
-    if y is None or weight is None or task is None:
+    if y is None or weight is None or task is None or any(map(check.hidden, jax.tree.leaves(loss))):
         return
-    wrong = (np.abs(y) != 1) & (weight > 0)
+    with jax.ensure_compile_time_eval():
+        wrong = ~np.asarray(loss.of_nodes(jnp.asarray(task)).admits(jnp.asarray(y))) & (weight > 0)
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
+        here = loss.of_task(int(task[node]))
         raise ValueError(
             f"task {int(task[node])}{f' (node {node})' if data.shared else ''}: "
-            f"has label {y[node, row]:g}, but {loss} needs labels -1 and +1; map yours, e.g. with "
-            f"np.where(y == positive_class, 1, -1)."
+            f"has label {y[node, row]:g}, but {type(here).__name__} needs {here.label_rule}."
         )

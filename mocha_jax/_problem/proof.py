@@ -116,7 +116,7 @@ def _certified(
 ) -> Certificate:
     data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
     z, error = data.map_samples(twofold.times, data.to_nodes(weights))
-    terms, losses, moved = _of_samples(problem.loss, z, error, data.y, beta)
+    terms, losses, moved = _of_samples(problem.node_loss, z, error, data.y, beta)
     # The terms are not negative, so that adding them up costs a few roundings of the result.
     more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
     task_gaps, added = _sums(problem, jnp.sum(data.weighted(terms), axis=1))
@@ -142,8 +142,8 @@ def _admissible(problem: Problem) -> Array:
     """Tell whether samples are weighed and labelled as they must be, [] bool: of traced ones nobody else could."""
     data = problem.data
     fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
-    if problem.loss.binary:
-        fine = fine & ((jnp.abs(data.y) == 1) | (data.weight == 0))
+    if problem.loss.label_rule:
+        fine = fine & (problem.node_loss.admits(data.y) | (data.weight == 0))
     return jnp.all(fine)
 
 

@@ -138,7 +138,7 @@ class AdaptiveServer(Server):
         fresh = self._blank(problem, self.dual.resume(state, problem, beta, v), beta)
         if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
             return fresh
-        betas = (problem.loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
+        betas = (problem.node_loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
         memory = tuple(self._known(problem.data, b) for b in betas)
         scale, node_scale = state.scale.astype(v.dtype), state.node_scale.astype(v.dtype)
         return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
@@ -177,7 +177,7 @@ class AdaptiveServer(Server):
     def aggregate(
         self, problem: Problem, state: AdaptiveState, round: Array, before: Array, update: NodeUpdate, v: Array
     ) -> tuple[Array, Array, AdaptiveState]:
-        data, loss, memory = problem.data, problem.loss, state.memory
+        data, loss, memory = problem.data, problem.node_loss, state.memory
         betas = before, update.beta, *(point.beta for point in memory)
         slope = slopes(problem, state.model, betas)
         answers = jnp.where(update.share > 0, 1.0, jnp.where(data.sizes > 0, 0.0, -1.0)).astype(slope.dtype)

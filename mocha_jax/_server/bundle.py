@@ -52,7 +52,7 @@ def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
       model: the weights W ``[num_tasks, d]`` that the first points imply.
       betas: the p points, each ``[m, n]``.
     """
-    return jnp.stack(problem.data.sum_over_rows(_slopes, problem.loss, problem.data.to_nodes(model), *betas))
+    return jnp.stack(problem.data.sum_over_rows(_slopes, problem.node_loss, problem.data.to_nodes(model), *betas))
 
 
 def _slopes(loss: Loss, z: Array, y: Array, stands: Array, *betas: Array) -> list[Array]:

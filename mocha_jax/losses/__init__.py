@@ -13,6 +13,7 @@ loss                      l(z, y)                             1/mu       L
 `Huber`                   (z - y)^2 / 2, linear from delta    1          delta
 `Quantile`                pinball loss of level tau           --         max(tau, 1-tau)
 `from_scalar`             any convex function                 given      given
+`PerTask`                 every task's own                    largest    largest
 ========================  ==================================  =========  =========
 
 It may import `_core` and `_numerics`.
@@ -25,6 +26,7 @@ from mocha_jax.losses._margin import Hinge as Hinge
 from mocha_jax.losses._margin import Logistic as Logistic
 from mocha_jax.losses._margin import SmoothedHinge as SmoothedHinge
 from mocha_jax.losses._margin import SquaredHinge as SquaredHinge
+from mocha_jax.losses._per_task import PerTask as PerTask
 from mocha_jax.losses._residual import Absolute as Absolute
 from mocha_jax.losses._residual import EpsilonInsensitive as EpsilonInsensitive
 from mocha_jax.losses._residual import Huber as Huber
@@ -41,6 +43,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "MarginLoss",
+    "PerTask",
     "Quantile",
     "ResidualLoss",
     "SmoothedHinge",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._core import check, domains
+from mocha_jax._core import domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree
 
 
@@ -34,7 +34,8 @@ class Loss(Pytree):
         for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` says so for itself.
         """
         super().__init_subclass__(**kwargs)
-        cls.in_kernel = in_kernel
+        if "in_kernel" not in vars(cls):
+            cls.in_kernel = in_kernel
 
     def __post_init__(self) -> None:
         domains.require(self, self.domains)
@@ -136,10 +137,37 @@ class Loss(Pytree):
         """The dual feasible point nearest to `beta`."""
         return jnp.clip(beta, *self.dual_bounds(y))
 
-    def check_numbers(self) -> None:
-        """Raise where a hyperparameter is an array: a loss is the same for all samples."""
+    @property
+    def label_rule(self) -> str:
+        """Say what labels it needs, as the end of a sentence; empty where any will do."""
+        sign = "labels -1 and +1; map yours, e.g. with np.where(y == positive_class, 1, -1)"
+        return sign if self.binary else ""
+
+    def admits(self, y: Array) -> Array:
+        """True where a label is one that it needs, bool."""
+        return jnp.abs(y) == 1 if self.binary else jnp.ones_like(y, bool)
+
+    def of_nodes(self, task: Array) -> Loss:
+        """The loss of nodes that work on these tasks ``[m]``: what differs between them is an array ``[m, 1]``."""
+        del task
+        return self
+
+    def of_task(self, task: int) -> Loss:
+        """The loss of one task."""
+        del task
+        return self
+
+    def check_tasks(self, num_tasks: int) -> None:
+        """Raise where it is not a loss for so many tasks: unless it says otherwise its hyperparameters are numbers."""
+        del num_tasks
+        name = type(self).__name__
         for path, leaf in jax.tree_util.tree_leaves_with_path(self):
-            check.scalar(type(self).__name__, **{jax.tree_util.keystr(path).lstrip("."): leaf})
+            if jnp.ndim(leaf):
+                field = jax.tree_util.keystr(path).lstrip(".")
+                raise ValueError(
+                    f"{name}: {field} must be a single number, got shape {jnp.shape(leaf)}; for one per task write "
+                    f"losses.PerTask({name}(...)), to solve for several map over them with jax.vmap."
+                )
 
 
 class MarginLoss(Loss):

@@ -93,6 +93,12 @@ def constructors():
         "losses.EpsilonInsensitive": Call(losses.EpsilonInsensitive, {"epsilon": Arg(0.5, number(0))}),
         "losses.Huber": Call(losses.Huber, {"delta": Arg(0.5, POSITIVE)}),
         "losses.Quantile": Call(losses.Quantile, {"tau": Arg(0.5, number(above=0, below=1))}),
+        "losses.PerTask": Call(losses.PerTask, {
+            "losses": Arg([losses.Hinge(), losses.Huber(0.5)], either(
+                lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(isinstance(one, losses.Loss) for one in v),
+            )),
+            "which": Arg([0, 1, 0], optional(reals(None, low=0, high=1, whole=True, least=1))),
+        }),
         "likelihoods.Gaussian": Call(mj.likelihoods.Gaussian, {"noise": Arg(0.5, number(above=0, shapes=[()]))}),
         "networks.MLP": Call(networks.MLP, {
             "features": Arg(2, count(1)), "outputs": Arg(3, count(1)), "hidden": Arg((4,), sequence(1)),
