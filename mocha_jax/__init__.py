@@ -2,7 +2,7 @@
 
 What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
 rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
-`partition`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs matplotlib.
+`features`, `partition`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs matplotlib.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from types import ModuleType
 from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets
+from mocha_jax import features as features
 from mocha_jax import likelihoods as likelihoods
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
@@ -93,6 +94,7 @@ __all__ = [
     "datasets",
     "DualMethod",
     "Evaluation",
+    "features",
     "FedAvg",
     "Federated",
     "from_process_local",

@@ -18,11 +18,13 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.losses import Loss
 
 __all__ = [
+    "absolute_error",
     "auc",
     "error_rate",
     "mean_loss",
     "mean_over_tasks",
     "predicted",
+    "quadratic_kappa",
     "rmse",
 ]
 
@@ -73,6 +75,50 @@ def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = Fa
         return jnp.where(counts > 0, means, jnp.nan)
     # Not by way of NaN, whose derivative is NaN.
     return jnp.sum(means) / jnp.maximum(jnp.sum(counts > 0), 1).astype(losses.dtype)
+
+
+@on_purpose
+def absolute_error(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+    """Mean distance of labels from what the loss decides (`losses.Loss.decide`); other arguments as `error_rate`.
+
+    Of ordered labels: by how many levels the prediction is off, on average.
+    """
+    decided = _decided(weights, data, loss)
+    return mean_over_tasks(jnp.abs(decided - data.y), data, per_task)
+
+
+@on_purpose
+def quadratic_kappa(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+    r"""Agreement of ordered labels with what the loss decides, beyond that of chance: 1 if all are right.
+
+    $$
+    \kappa = 1 - \frac{\sum_i (\hat y_i - y_i)^2 / n}{\sum_{i,j} (\hat y_i - y_j)^2 / n^2}
+    $$
+
+    Cohen's kappa with weights that grow as the square of the distance. A task whose labels and predictions are all the
+    same has no score. Other arguments as `error_rate`.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> data = mj.pack_tasks([np.array([[-2.0], [0.0], [2.0], [2.0]], "f")], [np.array([0, 1, 2, 1])])
+      >>> round(float(mj.metrics.quadratic_kappa(np.ones((1, 1), "f"), data, mj.losses.Ordinal([-1.0, 1.0]))), 4)
+      0.8
+    """
+    check.flag("quadratic_kappa", per_task=per_task)
+    decided = _decided(weights, data, loss)
+    mean, of_y = _task_means(decided, data), _task_means(data.y, data)
+    spread = _task_means(decided**2, data) - mean**2 + _task_means(data.y**2, data) - of_y**2 + (mean - of_y) ** 2
+    scored = spread > 0
+    kappa = 1.0 - safe_ratio(_task_means((decided - data.y) ** 2, data), spread)
+    return _summary(jnp.where(scored, kappa, jnp.nan), scored, per_task)
+
+
+def _decided(weights: Array, data: TaskData, loss: Loss) -> Array:
+    """Decide by the loss for every sample, ``[m, n]``."""
+    z = predicted(weights, data)
+    check.instance("metrics", "loss", loss, Loss, "losses.Ordinal([-1.0, 1.0])")
+    loss.check_tasks(data.num_tasks)
+    return jnp.where(jnp.isnan(z), jnp.nan, loss.of_nodes(data.task).decide(z))
 
 
 @on_purpose

@@ -22,6 +22,16 @@ def _loss(name, z, y):
     }[name]()
 
 
+def all_thresholds(thresholds):
+    """The all-threshold hinge loss of labels 0, 1, ...; thresholds are numbers or variables."""
+
+    def loss(z, y):
+        sign = np.where(y[:, None] > np.arange(thresholds.shape[0]), 1.0, -1.0)
+        return cp.sum(cp.pos(1 - cp.multiply(sign, z[:, None] - thresholds[None])), axis=1)
+
+    return loss
+
+
 def _smoothed_hinge(r, gamma):
     # An infimal convolution: min over 0 <= s of s^2/(2 gamma) + max(r - s, 0), s <= gamma.
     s = cp.Variable(r.shape, nonneg=True)
@@ -29,7 +39,7 @@ def _smoothed_hinge(r, gamma):
 
 
 def optimum(data, loss, regularizer, tol=1e-11):
-    """The optimal value and weights; `loss` is a name or one per task, `regularizer` maps the weight variable to R(W)."""
+    """The optimal value and weights; `loss` is a name or a function, or one per task, `regularizer` maps the weight variable to R(W)."""
     x, y, c, task = (np.asarray(a, float) for a in (data.x, data.y, data.weight, data.task))
     w = cp.Variable((data.num_tasks, x.shape[2]))
     penalty = regularizer(w)
@@ -38,8 +48,9 @@ def optimum(data, loss, regularizer, tol=1e-11):
     for k in range(len(x)):
         real = c[k] > 0
         if real.any():
-            name = loss if isinstance(loss, str) else loss[int(task[k])]
-            terms.append(cp.sum(cp.multiply(c[k][real], _loss(name, x[k][real] @ w[int(task[k])], y[k][real]))))
+            z, labels = x[k][real] @ w[int(task[k])], y[k][real]
+            own = loss if isinstance(loss, str) or callable(loss) else loss[int(task[k])]
+            terms.append(cp.sum(cp.multiply(c[k][real], own(z, labels) if callable(own) else _loss(own, z, labels))))
     problem = cp.Problem(cp.Minimize(cp.sum(terms)), constraints)
     with warnings.catch_warnings():  # the semidefinite problems end a little short of the tolerance
         warnings.filterwarnings("ignore", "Solution may be inaccurate")

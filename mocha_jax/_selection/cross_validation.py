@@ -37,7 +37,11 @@ METRICS: dict[str, Metric] = {
     "auc": metrics.auc,
     "rmse": metrics.rmse,
     "mean_loss": metrics.mean_loss,
+    "absolute_error": metrics.absolute_error,
+    "quadratic_kappa": metrics.quadratic_kappa,
 }
+_OF_THE_LOSS = metrics.mean_loss, metrics.absolute_error, metrics.quadratic_kappa  # those that need it
+_MORE_IS_BETTER = metrics.auc, metrics.quadratic_kappa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +117,11 @@ def cross_validate(
       folds: parts of each node's samples, of which each is held out once.
       trials: how often to do that, each time with other parts.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
-      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, ``"mean_loss"``, or any function like those of `metrics`,
-        called as ``metric(weights, data, per_task=True)``. By default what the loss is scored by: the error rate for
-        losses of the margin, the RMSE for `Squared`, and for all others, a loss of your own included, its mean.
-      maximise: whether more is better; by default of the AUC only, so say so of a function of your own.
+      metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, ``"mean_loss"``, ``"absolute_error"``, ``"quadratic_kappa"``, or
+        any function like those of `metrics`, called as ``metric(weights, data, per_task=True)``. By default what the
+        loss is scored by: the error rate for losses of the margin, the RMSE for `Squared`, the absolute error for
+        `Ordinal`, and for all others, a loss of your own included, its mean.
+      maximise: whether more is better; by default of the AUC and kappa only, so say so of a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
@@ -271,12 +276,12 @@ def _metric(metric: Metric | str | None, loss: Loss) -> tuple[Metric, str, bool]
     if not callable(metric):
         check.one_of("cross_validate", "metric", metric, tuple(METRICS))
         metric = METRICS[metric]
-    return metric, getattr(metric, "__name__", "metric"), metric is metrics.auc
+    return metric, getattr(metric, "__name__", "metric"), metric in _MORE_IS_BETTER
 
 
 def _scored(score: Metric, weights: Array, data: TaskData, loss: Loss) -> Array:
     """Score every task."""
-    if score is metrics.mean_loss:
+    if score in _OF_THE_LOSS:
         return score(weights, data, loss, per_task=True)
     return score(weights, data, per_task=True)
 

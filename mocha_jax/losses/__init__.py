@@ -12,6 +12,7 @@ loss                      l(z, y)                             1/mu       L
 `EpsilonInsensitive`      max(|z - y| - epsilon, 0)           --         1
 `Huber`                   (z - y)^2 / 2, linear from delta    1          delta
 `Quantile`                pinball loss of level tau           --         max(tau, 1-tau)
+`Ordinal`                 all thresholds' hinges              --         K - 1
 `from_scalar`             any convex function                 given      given
 `PerTask`                 every task's own                    largest    largest
 ========================  ==================================  =========  =========
@@ -26,6 +27,7 @@ from mocha_jax.losses._margin import Hinge as Hinge
 from mocha_jax.losses._margin import Logistic as Logistic
 from mocha_jax.losses._margin import SmoothedHinge as SmoothedHinge
 from mocha_jax.losses._margin import SquaredHinge as SquaredHinge
+from mocha_jax.losses._ordinal import Ordinal as Ordinal
 from mocha_jax.losses._per_task import PerTask as PerTask
 from mocha_jax.losses._residual import Absolute as Absolute
 from mocha_jax.losses._residual import EpsilonInsensitive as EpsilonInsensitive
@@ -43,6 +45,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "MarginLoss",
+    "Ordinal",
     "PerTask",
     "Quantile",
     "ResidualLoss",

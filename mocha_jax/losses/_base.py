@@ -137,6 +137,10 @@ class Loss(Pytree):
         """The dual feasible point nearest to `beta`."""
         return jnp.clip(beta, *self.dual_bounds(y))
 
+    def decide(self, z: Array) -> Array:
+        """The label that a prediction stands for. Default: the prediction, of two classes its sign."""
+        return jnp.sign(z) if self.binary else z
+
     @property
     def label_rule(self) -> str:
         """Say what labels it needs, as the end of a sentence; empty where any will do."""

@@ -145,6 +145,9 @@ class PerTask(Loss):
         label = jnp.where(mine, y, 1.0)
         return lambda beta: jnp.where(mine, beta, project(beta, label)), label
 
+    def decide(self, z: Array) -> Array:
+        return self._own(lambda loss, _, y: loss.decide(z), jnp.ones_like(z))
+
     def value(self, z: Array, y: Array) -> Array:
         return self._own(lambda loss, _, y: loss.value(z, y), y)
 

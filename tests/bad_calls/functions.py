@@ -211,6 +211,20 @@ def measures():
         "metrics.rmse": Call(metrics.rmse, scored),
         "metrics.auc": Call(metrics.auc, scored),
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "multiclass.by_threshold": Call(mj.multiclass.by_threshold, {
+            "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "levels": Arg(2, count(2)), "size": Arg(1.0, POSITIVE),
+        }),
+        "multiclass.thresholds_of": Call(mj.multiclass.thresholds_of, {
+            "weights": Arg(np.ones((3, 4)), reals(None, None, finite=True)), "levels": Arg(3, lambda v: count(2)(v) and v <= 4), "size": Arg(1.0, POSITIVE),
+        }),
+        "features.landmarks": Call(mj.features.landmarks, {
+            "data": of(mj.TaskData, world.data()), "count": Arg(2, optional(lambda v: count(1)(v) and v <= 12)), "key": Arg(world.key(), optional(key)),
+        }),
+        "features.transform": Call(mj.features.transform, {
+            "data": of(mj.TaskData, world.data()), "feature_map": Arg(jnp.square, function), "intercept": Arg(False, flag),
+        }),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
         "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),
         "theory.sigma": Call(theory.sigma, {"problem": problem, "relation": omega, "tol": Arg(0.5, POSITIVE)}),

@@ -20,6 +20,7 @@ from tests.bad_calls.kinds import (
     flag,
     function,
     instance,
+    key,
     marks,
     number,
     optional,
@@ -44,6 +45,18 @@ def sequence(least, *, size=None, also=lambda value: False):
         return known and size in (None, len(value)) and all(count(least)(one) for one in value)
 
     return allows
+
+
+def rising(value):
+    """Finite numbers, none below the one before."""
+    known = isinstance(value, tuple | list | collections.deque | np.ndarray | jax.Array | range) and np.ndim(value) in (
+        1,
+        2,
+    )
+    array = as_real(value) if known else None
+    return (
+        array is not None and array.size > 0 and bool(np.isfinite(array).all() and (np.diff(array, axis=0) >= 0).all())
+    )
 
 
 def optimizer(value):
@@ -93,6 +106,19 @@ def constructors():
         "losses.EpsilonInsensitive": Call(losses.EpsilonInsensitive, {"epsilon": Arg(0.5, number(0))}),
         "losses.Huber": Call(losses.Huber, {"delta": Arg(0.5, POSITIVE)}),
         "losses.Quantile": Call(losses.Quantile, {"tau": Arg(0.5, number(above=0, below=1))}),
+        "losses.Ordinal": Call(losses.Ordinal, {"thresholds": Arg([-0.5, 0.5], rising)}),
+        "features.Gaussian": Call(mj.features.Gaussian, {"gamma": Arg(0.5, POSITIVE)}),
+        "features.RandomFourier": Call(mj.features.RandomFourier, {
+            "key": Arg(world.key(), key), "num_inputs": Arg(3, count(1)), "num_features": Arg(4, lambda v: count(2)(v) and v % 2 == 0),
+            "gamma": Arg(0.5, number(above=0, shapes=[()])),
+        }),
+        "features.Nystroem": Call(mj.features.Nystroem, {
+            "kernel": Arg(mj.features.Gaussian(0.5), callable), "landmarks": Arg(np.ones((2, 3), np.float32), reals(None, None)),
+        }),
+        "features.Body": Call(mj.features.Body, {
+            "network": Arg(networks.MLP(3, 2), instance(networks.Network)),
+            "params": Arg(networks.MLP(3, 2).init(world.key()), lambda v: v is None),
+        }),
         "losses.PerTask": Call(losses.PerTask, {
             "losses": Arg([losses.Hinge(), losses.Huber(0.5)], either(
                 lambda v: isinstance(v, list | tuple) and len(v) == 2 and all(isinstance(one, losses.Loss) for one in v),

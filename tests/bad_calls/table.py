@@ -8,7 +8,7 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "coupling", "costs", "datasets", "likelihoods", "losses", "metrics", "networks", "partition", "plotting", "regularizers",
+    "", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
     "servers", "spectral", "systems", "theory",
 )  # fmt: skip
 
@@ -16,7 +16,7 @@ MODULES = (
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood,
     mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
-    mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
+    mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
 )  # fmt: skip
 
 # What the library makes and hands out.

@@ -16,7 +16,7 @@ _core
 _numerics costs likelihoods networks
 _data losses spectral
 coupling datasets partition systems
-regularizers
+features regularizers
 _problem
 _node _server metrics
 _algorithms servers
