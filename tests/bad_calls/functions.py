@@ -219,6 +219,14 @@ def measures():
         "theory.dual_bound": Call(theory.dual_bound, {
             "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
+        "theory.gap_bound": Call(theory.gap_bound, {
+            "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
+        }),
+        "theory.lemma5": Call(theory.lemma5, rule | {
+            "problem": problem_arg(None, "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "s": Arg(0.5, UNIT),
+            "theta_bar": Arg(0.5, number(0, 1, shapes=[(), (world.M,)])), "relation": omega,
+        }),
+        "theory.lemma7": Call(theory.lemma7, {"problem": problem, "relation": omega}),
         "theory.theorem1": Call(theory.theorem1, {
             "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
