@@ -28,7 +28,8 @@ NETWORKS = {
     "relative 1000": mj.costs.relative(1000.0),
 }
 
-METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
+# The default twice: on a clock that counts the server's work, and on one that does not.
+METHODS = ("Algorithm 1", "CoCoA", "Mb-SDCA", "Mb-SGD", "default", "server free")
 
 
 def command_line(prog: str, description: str | None) -> argparse.Namespace:
@@ -83,6 +84,40 @@ def optimum(problem: mj.Problem, tol: float) -> float:
     return 0.5 * float(best.certificate.joint_primal + best.certificate.joint_dual)
 
 
+def server_seconds(problem: mj.Problem, algorithm: mj.SubproblemMethod, rounds: int = 100) -> float:
+    """Seconds that the server's work of a round takes on this machine: of as many tasks, with one row each."""
+    data, key = problem.data, jax.random.key(0)
+    x = np.asarray(jax.random.normal(key, (data.num_tasks, 1, data.num_features)))
+    small = problem.replace(data=mj.pack_tasks(list(x), [np.ones(1, np.float32)] * len(x)))
+    state = algorithm.init(small)
+    server = algorithm.server_for(small)
+    info = mj.Info(jnp.ones(len(x), jnp.int32), jnp.ones(len(x)), jnp.zeros(len(x), bool))
+
+    @jax.jit
+    def many(state: mj.MochaState) -> mj.MochaState:
+        def one(carry: tuple, round: jax.Array) -> tuple:
+            beta, v, held = carry
+            change = 0.01 * jax.random.normal(jax.random.fold_in(key, round), beta.shape)
+            found = small.loss.project(beta + change, small.data.y)
+            dv = small.data.node_vectors(found - beta)
+            update = mj.NodeUpdate(found, dv, jnp.ones(len(x)), info)
+            return server.aggregate(small, held, round, beta, update, v + small.data.to_tasks(dv)), None
+
+        return jax.lax.scan(one, (state.beta, state.v, state.server), jnp.arange(1, rounds + 1))[0]
+
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        jax.block_until_ready(many(state))
+        times.append(time.perf_counter() - began)
+    return min(times[1:]) / rounds
+
+
+def served(costs: Sequence[mj.costs.Cost], seconds: float) -> list[mj.costs.Cost]:
+    """The same clocks with the server's work on them, in a phone's operations where these are the unit of time."""
+    return [c.replace(server=seconds * mj.costs.PHONE / float(c.flops_per_second)) for c in costs]
+
+
 class Curve(NamedTuple):
     """What one setting led to; `time` with a leading axis over networks until one is chosen."""
 
@@ -127,6 +162,11 @@ def run_grid(
     return Curves(list(settings), clock, np.maximum(primal / best - 1.0, 1e-9))
 
 
+def split(parts: Sequence[Curves], first: int) -> tuple[list[Curves], list[Curves]]:
+    """The same curves on the first so many networks, and on the others."""
+    return [c._replace(time=c.time[:first]) for c in parts], [c._replace(time=c.time[first:]) for c in parts]
+
+
 def joined(parts: Sequence[Curves]) -> list[Curve]:
     """Settings of several grids in one list, `time` ``[networks, records]``."""
     return [Curve(s, c.time[:, i], c.excess[i]) for c in parts for i, s in enumerate(c.settings)]
@@ -147,7 +187,7 @@ def tuned(settings: dict[str, list[Curve]], network: int, target: float) -> dict
         end = np.nan_to_num(curve.excess[-max(len(curve.excess) // 10, 1) :], nan=np.inf)
         return time_to(target, curve), float(np.median(end))
 
-    there = {m: [c._replace(time=c.time[network]) for c in settings[m]] for m in METHODS}
+    there = {m: [c._replace(time=c.time[network]) for c in settings[m]] for m in METHODS if m in settings}
     return {m: min(curves, key=rank) for m, curves in there.items()}
 
 
@@ -188,8 +228,9 @@ def style(axes: Axes, title: str, xlabel: str, ylabel: str | None = None) -> Non
 
 
 def panel(axes: Axes, title: str, network: str, chosen: dict[str, Curve], target: float) -> None:
-    """The tuned curves on one network."""
-    for (method, curve), colour in zip(chosen.items(), plotting.COLOURS, strict=False):
+    """The tuned curves on one network, on the clock that counts the server's work."""
+    drawn = {method: curve for method, curve in chosen.items() if method != "server free"}
+    for (method, curve), colour in zip(drawn.items(), plotting.COLOURS, strict=False):
         axes.plot(curve.time, curve.excess, color=colour, lw=1.6, label=method)
     axes.axhline(target, color="0.6", lw=0.8, ls=":")
     axes.set_xscale("log")

@@ -111,7 +111,7 @@ def constructors():
         }),
         "costs.Cost": Call(mj.costs.Cost, {
             **{name: Arg(2.0, POSITIVE) for name in ("flops_per_second", "download", "upload", "bytes_per_number")},
-            **{name: Arg(0.5, number(0)) for name in ("latency", "cycle")},
+            **{name: Arg(0.5, number(0)) for name in ("latency", "cycle", "server")},
         }),
         "systems.Dropout": Call(s.Dropout, {"p": Arg(0.5, UNIT)}),
         "systems.Outages": Call(s.Outages, {
