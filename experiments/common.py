@@ -28,8 +28,8 @@ NETWORKS = {
     "relative 1000": mj.costs.relative(1000.0),
 }
 
-# The default twice: on a clock that counts the server's work, and on one that does not.
-METHODS = ("Algorithm 1", "CoCoA", "Mb-SDCA", "Mb-SGD", "default", "server free")
+METHODS = ("Algorithm 1", "CoCoA", "Mb-SDCA", "Mb-SGD", "default")
+SERVERS = ("counted", "free")  # on a clock that counts the server's work, and on one that does not
 
 
 def command_line(prog: str, description: str | None) -> argparse.Namespace:
@@ -94,7 +94,7 @@ def server_seconds(problem: mj.Problem, algorithm: mj.SubproblemMethod, rounds: 
     info = mj.Info(jnp.ones(len(x), jnp.int32), jnp.ones(len(x)), jnp.zeros(len(x), bool))
 
     @jax.jit
-    def many(state: mj.MochaState) -> mj.MochaState:
+    def many(state: mj.MochaState) -> tuple:
         def one(carry: tuple, round: jax.Array) -> tuple:
             beta, v, held = carry
             change = 0.01 * jax.random.normal(jax.random.fold_in(key, round), beta.shape)
@@ -113,9 +113,10 @@ def server_seconds(problem: mj.Problem, algorithm: mj.SubproblemMethod, rounds: 
     return min(times[1:]) / rounds
 
 
-def served(costs: Sequence[mj.costs.Cost], seconds: float) -> list[mj.costs.Cost]:
-    """The same clocks with the server's work on them, in a phone's operations where these are the unit of time."""
-    return [c.replace(server=seconds * mj.costs.PHONE / float(c.flops_per_second)) for c in costs]
+def served(costs: Iterable[mj.costs.Cost], seconds: float) -> list[mj.costs.Cost]:
+    """Clocks that count the server's work, in a phone's operations where these are the unit of time; then as given."""
+    costs = list(costs)
+    return [c.replace(server=seconds * mj.costs.PHONE / float(c.flops_per_second)) for c in costs] + costs
 
 
 class Curve(NamedTuple):
@@ -162,11 +163,6 @@ def run_grid(
     return Curves(list(settings), clock, np.maximum(primal / best - 1.0, 1e-9))
 
 
-def split(parts: Sequence[Curves], first: int) -> tuple[list[Curves], list[Curves]]:
-    """The same curves on the first so many networks, and on the others."""
-    return [c._replace(time=c.time[:first]) for c in parts], [c._replace(time=c.time[first:]) for c in parts]
-
-
 def joined(parts: Sequence[Curves]) -> list[Curve]:
     """Settings of several grids in one list, `time` ``[networks, records]``."""
     return [Curve(s, c.time[:, i], c.excess[i]) for c in parts for i, s in enumerate(c.settings)]
@@ -187,7 +183,7 @@ def tuned(settings: dict[str, list[Curve]], network: int, target: float) -> dict
         end = np.nan_to_num(curve.excess[-max(len(curve.excess) // 10, 1) :], nan=np.inf)
         return time_to(target, curve), float(np.median(end))
 
-    there = {m: [c._replace(time=c.time[network]) for c in settings[m]] for m in METHODS if m in settings}
+    there = {m: [c._replace(time=c.time[network]) for c in settings[m]] for m in METHODS}
     return {m: min(curves, key=rank) for m, curves in there.items()}
 
 
@@ -228,9 +224,8 @@ def style(axes: Axes, title: str, xlabel: str, ylabel: str | None = None) -> Non
 
 
 def panel(axes: Axes, title: str, network: str, chosen: dict[str, Curve], target: float) -> None:
-    """The tuned curves on one network, on the clock that counts the server's work."""
-    drawn = {method: curve for method, curve in chosen.items() if method != "server free"}
-    for (method, curve), colour in zip(drawn.items(), plotting.COLOURS, strict=False):
+    """The tuned curves on one network."""
+    for (method, curve), colour in zip(chosen.items(), plotting.COLOURS, strict=False):
         axes.plot(curve.time, curve.excess, color=colour, lw=1.6, label=method)
     axes.axhline(target, color="0.6", lw=0.8, ls=":")
     axes.set_xscale("log")

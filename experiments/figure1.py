@@ -8,6 +8,8 @@ of the tuned settings, saves them as CSV, prints the times and their ratios.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,30 +30,31 @@ def main() -> None:
         best = common.optimum(problem, 1e-5)
         settings = grids(key, problem, best, options.scale)
         panels = {}
-        for i, network in enumerate(common.NETWORKS):
+        for i, (server, network) in enumerate(itertools.product(common.SERVERS, common.NETWORKS)):
             for target in TARGETS:
                 chosen = common.tuned(settings, i, target)
                 seconds = [common.time_to(target, c) for c in chosen.values()]
                 ends = [float(c.time[-1]) for c in chosen.values()]
-                table.append((tasks.name, network, target, *seconds, *ends, *(c.setting for c in chosen.values())))
-            panels[network] = chosen
-            curves += common.points(chosen, tasks.name, network)
+                names = tasks.name, network, server
+                table.append((*names, target, *seconds, *ends, *(c.setting for c in chosen.values())))
+            if server == "counted":
+                panels[network] = chosen
+                curves += common.points(chosen, tasks.name, network)
         common.save(draw(panels, tasks.name), options, tasks, "figure1")
     show(table)
     common.write(
         options.out / "figure1.csv", ("tasks", "network", "method", "setting", "time", "excess"), common.thin(curves)
     )
     names = [f"{m}: {what}" for what in ("time to target", "time trained", "setting") for m in common.METHODS]
-    header = ("tasks", "network", "target", *names)
+    header = ("tasks", "network", "server", "target", *names)
     common.write(options.out / "figure1_times.csv", header, table)
 
 
 def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dict[str, list[common.Curve]]:
     """Every method on its grid."""
-    free = list(common.NETWORKS.values())
     own, default = (common.server_seconds(problem, a) for a in (mj.Mocha(sigma_prime="per_task"), mj.Mocha()))
     print(f"  server's work of a round: {1e3 * own:.3g} ms, of the default {1e3 * default:.3g} ms", flush=True)
-    costs = common.served(free, own)
+    costs, bold_costs = (common.served(common.NETWORKS.values(), seconds) for seconds in (own, default))
     smallest = int(problem.data.sizes.min())
 
     def rounds(n: int, every: int = 1) -> dict[str, int]:
@@ -78,8 +81,7 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
         bolder = mj.grid(lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma), gamma=np.ones(len(h) + 1))
         fixed = np.append(float(np.max(bolder.fixed_flops(problem))) / (6.0 * problem.data.num_features) + h + 0.5, 1e9)
         cycles = mj.grid(lambda seconds: mj.systems.Deadline(seconds, alike), seconds=fixed)
-        clocks = common.served(free, default) + free
-        recombined.append(run(bolder, names, **many, costs=clocks, systems=cycles, map_systems=True))
+        recombined.append(run(bolder, names, **many, costs=bold_costs, systems=cycles, map_systems=True))
 
     thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
     cocoa = [run(mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas), [f"theta={t}" for t in thetas],
@@ -97,23 +99,26 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
                        power=powers, step_size=steps)  # fmt: skip
         names = [f"b={batch} step={s:.2g} power={p}" for p in powers for s in steps]
         sgd.append(run(sgds, names, **rounds(many, 10)))
-    both = common.split(recombined, len(free))
-    return {m: common.joined(c) for m, c in zip(common.METHODS, (mocha, cocoa, sdca, sgd, *both), strict=True)}
+    found = mocha, cocoa, sdca, sgd, recombined
+    return {m: common.joined(c) for m, c in zip(common.METHODS, found, strict=True)}
 
 
 def show(table: list[tuple]) -> None:
     """Times to the targets in units of Algorithm 1's; where the target was not reached, more than that."""
     print("\nsimulated time until P / P* - 1 <= target: Algorithm 1's, and how many times longer the others take")
     heads = " ".join(f"{m:>8}" for m in common.METHODS[1:])
-    print(f"{'tasks':<10} {'network':<14} {'target':>6} {'Alg. 1':>10} {heads}  settings")
+    print(f"{'tasks':<10} {'network':<14} {'server':<8} {'target':>6} {'Alg. 1':>10} {heads}  settings")
     count = len(common.METHODS)
-    for name, network, target, *rest in table:
+    for name, network, server, target, *rest in table:
         seconds, ends, settings = rest[:count], rest[count : 2 * count], rest[2 * count :]
         ratios = [
             f"{t / seconds[0]:>8.2f}" if np.isfinite(t) else f"{f'> {end / seconds[0]:.1f}':>8}"
             for t, end in zip(seconds[1:], ends[1:], strict=True)
         ]
-        print(f"{name:<10} {network:<14} {target:>6g} {seconds[0]:>10.4g} {' '.join(ratios)}  {', '.join(settings)}")
+        print(
+            f"{name:<10} {network:<14} {server:<8} {target:>6g} {seconds[0]:>10.4g} {' '.join(ratios)}  "
+            f"{', '.join(settings)}"
+        )
 
 
 def draw(panels: dict[str, dict[str, common.Curve]], name: str) -> Figure:

@@ -30,6 +30,7 @@ from mocha_jax._algorithms.dual_method import MochaState as MochaState
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha
+from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
@@ -82,6 +83,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adjoint",
     "Algorithm",
+    "algorithm1",
     "Certificate",
     "certificate",
     "CheckpointError",

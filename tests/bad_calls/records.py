@@ -52,7 +52,10 @@ def optimizer(value):
 
 def constructors():
     r, s, losses, c = mj.regularizers, mj.systems, mj.losses, mj.coupling
-    dual = {"omega_every": Arg(2, optional(count(1))), "smoothing": Arg(0.5, number(0))}
+    dual = {
+        "omega_every": Arg((2, 3), optional(either(count(1), lambda v: sequence(1)(v) and len(v) > 0))),
+        "smoothing": Arg(0.5, number(0)), "initial_omega": Arg(np.eye(3) / 3, optional(covariance(None))),
+    }  # fmt: skip
     subproblem = dual | {
         "sigma_prime": Arg("per_task", word("lemma9", "per_task", "spectral")),
         "gamma": Arg(0.5, number(above=0, high=1)),
@@ -141,11 +144,16 @@ def constructors():
             "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "memory": Arg(3, count(1)),
             "sigma_prime": Arg("adaptive", word("lemma9", "per_task", "spectral", "adaptive")),
         }),
+        "algorithm1": Call(mj.algorithm1, {
+            "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "sigma_prime": Arg("lemma9", word("lemma9", "per_task", "spectral")),
+            "gamma": subproblem["gamma"], "omega_every": dual["omega_every"],
+            "initial_omega": dual["initial_omega"],
+        }),
         "Cocoa": Call(mj.Cocoa, subproblem | {
             "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: count(1)(v) or (isinstance(v, int | np.integer) and not isinstance(v, bool) and bool(v > 0))),
         }),
         "MiniBatchSdca": Call(mj.MiniBatchSdca, dual | batch | {"beta": Arg(2.0, number(1))}),
-        "MiniBatchSgd": Call(mj.MiniBatchSgd, dual | batch | {
+        "MiniBatchSgd": Call(mj.MiniBatchSgd, {k: v for k, v in dual.items() if k != "initial_omega"} | batch | {
             "step_size": Arg(0.5, POSITIVE), "power": Arg(0.5, number(0)), "horizon": Arg(1.0, POSITIVE),
         }),
         "FedAvg": Call(mj.FedAvg, model | trainer | {
