@@ -198,7 +198,8 @@ class DualMethod(Algorithm[Problem]):
         return self.server_for(problem).node_flops(problem)
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
-        return self.server_for(problem).message(super().request(problem, round))
+        request = super().request(problem, round)
+        return self.server_for(problem).message(request)
 
     def certify(self, state: MochaState, problem: Problem) -> Certificate:
         # Of V as it follows from the duals: the V that is carried along has rounding of its own, which the terms of

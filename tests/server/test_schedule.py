@@ -140,7 +140,7 @@ def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
         mj.run(p, mj.algorithm1(omega_every=(2, 3), initial_omega=omega), key, num_rounds=6)[1].primal
         for omega in (None, own)
     ]
-    np.testing.assert_allclose(*run, rtol=1e-6)
+    np.testing.assert_allclose(run[0], run[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
