@@ -22,6 +22,7 @@ from mocha_jax import servers as servers
 from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
+from mocha_jax._algorithms.averaged import Averaged as Averaged
 from mocha_jax._algorithms.base import Algorithm as Algorithm
 from mocha_jax._algorithms.base import State as State
 from mocha_jax._algorithms.cocoa import Cocoa as Cocoa
@@ -84,6 +85,7 @@ __all__ = [
     "Adjoint",
     "Algorithm",
     "algorithm1",
+    "Averaged",
     "Certificate",
     "certificate",
     "CheckpointError",

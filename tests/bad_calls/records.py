@@ -144,6 +144,9 @@ def constructors():
             "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "memory": Arg(3, count(1)),
             "sigma_prime": Arg("adaptive", word("lemma9", "per_task", "spectral", "adaptive")),
         }),
+        "Averaged": Call(mj.Averaged, {
+            "algorithm": Arg(mj.algorithm1(), instance(mj.DualMethod)), "after": Arg(3, number(0)),
+        }),
         "algorithm1": Call(mj.algorithm1, {
             "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "sigma_prime": Arg("lemma9", word("lemma9", "per_task", "spectral")),
             "gamma": subproblem["gamma"], "omega_every": dual["omega_every"],
