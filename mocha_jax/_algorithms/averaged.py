@@ -110,7 +110,8 @@ class Averaged(Algorithm[Problem]):
 
     def warm_start(self, state: AveragedState | MochaState, problem: Problem) -> AveragedState:
         # The iterates of another problem are none of this one's.
-        return _begun(self.algorithm.warm_start(getattr(state, "inner", state), problem))
+        inner = state.inner if isinstance(state, AveragedState) else state
+        return _begun(self.algorithm.warm_start(inner, problem))
 
     def draw(self, key: Any, problem: Problem) -> Any:
         return self.algorithm.draw(key, problem)

@@ -13,7 +13,7 @@ of size m x m exists. Where a run begins with a given Omega, F is ``[m, m]`` and
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -152,8 +152,7 @@ class TraceLimited(Regularizer):
         return self._coupling_of(self.initial_relation(num_tasks, 1) if relation is None else relation)
 
     def _coupling_of(self, relation: LowRank) -> LowRank:
-        params = self, jnp.asarray(relation.base)
-        return LowRank(self.curvature_of(params[1]), spectral_map(_coupling_factor_values, relation.factor, params))
+        return coupling_of(self, relation)
 
     def relationship(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         return jnp.asarray(as_matrix(self.initial_relation(num_tasks, 1) if relation is None else relation))
@@ -161,6 +160,19 @@ class TraceLimited(Regularizer):
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         rank = min(num_tasks, num_features)
         return self.curvature_of(jnp.minimum(jnp.asarray(self.trace()) / rank, 1.0))
+
+
+class Spectral(Protocol):
+    """A regularizer whose coupling has Omega's eigenvectors."""
+
+    def curvature_of(self, eigenvalues: Array) -> Array:
+        r"""Eigenvalues of $\bar M$ from those of Omega."""
+
+
+def coupling_of(regularizer: Spectral, relation: LowRank) -> LowRank:
+    """The coupling for an Omega ``base * I + F F'``, which is of that form too."""
+    params = regularizer, jnp.asarray(relation.base)
+    return LowRank(regularizer.curvature_of(params[1]), spectral_map(_coupling_factor_values, relation.factor, params))
 
 
 def as_wide_as(relation: LowRank | None, factor: Array) -> Array:
@@ -196,7 +208,7 @@ def _omega_factor_values(s: Array, fit: _Fit) -> Array:
     return safe_sqrt(values - rest)
 
 
-def _coupling_factor_values(f: Array, params: tuple[TraceLimited, Array]) -> Array:
+def _coupling_factor_values(f: Array, params: tuple[Spectral, Array]) -> Array:
     regularizer, rest = params
     return safe_sqrt(regularizer.curvature_of(rest + f**2) - regularizer.curvature_of(rest))
 

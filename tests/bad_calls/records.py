@@ -89,6 +89,9 @@ def constructors():
         }),
         "regularizers.Clustered": Call(r.Clustered, {"lam": Arg(0.5, POSITIVE), "eta": Arg(0.5, POSITIVE), "k": Arg(2.0, POSITIVE)}),
         "regularizers.Probabilistic": Call(r.Probabilistic, {"lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True))}),
+        "regularizers.MatrixNormal": Call(r.MatrixNormal, {
+            "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "floor": Arg(0.5, POSITIVE),
+        }),
         "regularizers.SparsePrecision": Call(r.SparsePrecision, {
             "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE),
         }),
@@ -128,6 +131,7 @@ def constructors():
         "systems.UniformBudget": Call(s.UniformBudget, {
             "low": Arg(0.25, number(0, 0.5)), "high": Arg(0.5, number(0.25, 1)), "of": Arg("own", word("own", "smallest")),
         }),
+        "systems.Controller": Call(s.Controller, {"cost": Arg(mj.costs.lte(), instance(mj.costs.Cost)), "epoch_theta": Arg(0.5, number(above=0, below=1))}),
         "systems.Deadline": Call(s.Deadline, {"seconds": Arg(2.0, POSITIVE), "cost": Arg(mj.costs.lte(), instance(mj.costs.Cost))}),
         "systems.Both": Call(s.Both, {
             "first": Arg(s.Full(), instance(s.System), ("the left side",)), "second": Arg(s.Full(), instance(s.System), ("the right side",)),
@@ -221,7 +225,7 @@ def in_use():
         "regularizers.Independent": some, "regularizers.MeanRegularized": one, "regularizers.Graph": one,
         "regularizers.Clustered": one, "regularizers.Probabilistic": one, "regularizers.SparsePrecision": one,
         "systems.Dropout": None, "systems.Sampled": one, "systems.DayNight": some, "systems.PartialEpochs": some,
-        "systems.UniformBudget": some, "systems.Deadline": some, "systems.Outages": some, "systems.Trace": None,
+        "systems.UniformBudget": some, "systems.Deadline": some, "systems.Controller": some, "systems.Outages": some, "systems.Trace": None,
     }  # fmt: skip
     tiny, huge = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

@@ -96,7 +96,7 @@ def test_a_schedule_goes_on_where_a_run_was_cut(key, tmp_path):
 def given(name, m=5, seed=1):
     """A matrix that is an Omega of the model, of full rank and of no structure."""
     a = zoo.random_spd(m, seed) + 0.2 * np.eye(m)
-    if name == "sparse":
+    if name in ("sparse", "matrix normal"):
         return a
     a = a / np.trace(a)
     return a if name == "probabilistic" else 2.0 * (0.5 * a + 0.5 * np.eye(m) / m)
@@ -106,6 +106,7 @@ MODELS = {
     "probabilistic": R.Probabilistic(0.2, 2.0),
     "clustered": R.Clustered(0.2, 0.3, 2),
     "sparse": R.SparsePrecision(0.2, 2.0, 0.0, 0.3),
+    "matrix normal": R.MatrixNormal(0.2, 2.0, 0.02),
 }
 
 
@@ -114,6 +115,7 @@ def precision_of(name, omega):
     eye = np.eye(len(omega))
     return {
         "probabilistic": lambda: 0.2 * (eye / 2.0 + np.linalg.inv(omega)),
+        "matrix normal": lambda: 0.2 * (eye / 2.0 + np.linalg.inv(omega)),
         "clustered": lambda: 0.2 * np.linalg.inv(0.3 * eye + omega),
         "sparse": lambda: 0.2 * (eye / 2.0 + omega),
     }[name]()
