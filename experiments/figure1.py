@@ -131,7 +131,7 @@ def draw(panels: dict[str, dict[str, common.Curve]], name: str) -> Figure:
         axes.set_xlim(min(c.time[0] for c in chosen.values()) * 0.9, slowest * 3.0)
     figure.axes[0].set_ylabel("P / P* - 1")
     figure.axes[3].set_ylabel("P / P* - 1")
-    figure.axes[0].legend(frameon=False)
+    figure.axes[3].legend(frameon=False, loc="lower left")
     return figure
 
 

@@ -60,6 +60,8 @@ class Controller(System):
 
     def cycle(self, data: TaskData, request: Request) -> Array:
         """The seconds that the central node waits for the nodes in a round, []."""
+        check.instance("Controller.cycle", "data", data, TaskData, "problem.data")
+        check.instance("Controller.cycle", "request", request, Request, "algorithm.request(problem)")
         cost, dtype = data.pad_settings(self.cost), data.dtype
         present, rows = data.sizes > 0, jnp.maximum(data.sizes, 1).astype(dtype)
         rate = jnp.asarray(cost.flops_per_second, dtype)

@@ -168,6 +168,9 @@ def methods():
             "x": Arg(np.asarray(data.x), reals(3, 4, None, finite=True), ("y",)), "y": Arg(np.asarray(data.y), reals(3, 4, finite=True)),
             "weight": Arg(np.ones((3, 4)), reals(3, 4, finite=True, low=0)), "loss_scaling": Arg("sum", word("sum", "task_mean")),
         }),
+        "systems.Controller.cycle": Call(mj.systems.Controller(costs.lte()).cycle, {
+            "data": of(mj.TaskData, data, same_shape, "request"), "request": Arg(world.request(), lambda v: v is world.request(), ("data",)),
+        }),
         "costs.Cost.check_nodes": Call(costs.Cost().check_nodes, {"num_nodes": Arg(3, count(1))}),
         "costs.Cost.message_seconds": Call(costs.lte().message_seconds, {"down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),
         "costs.Cost.seconds": Call(costs.lte().seconds, {"flops": Arg(2.0, any_numbers), "down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),

@@ -1,5 +1,7 @@
 """The prior (13) with its log-determinant: the closed update, descent, what a floor is for, derivatives."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,10 +26,10 @@ def value_at(w, omega):
     return LAM * (quadratic + w.shape[1] * np.linalg.slogdet(omega)[1])
 
 
-def raised(matrix):
+def raised(matrix, floor=FLOOR):
     """Eigenvalues raised to the floor."""
     values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.maximum(values, FLOOR)) @ vectors.T
+    return (vectors * np.maximum(values, floor)) @ vectors.T
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -72,6 +74,13 @@ def make(lam=0.02, loss="squared", dtype=np.float64):
     return mj.Problem(data, zoo.LOSSES[loss], mj.regularizers.MatrixNormal(lam, 5.0, 0.02))
 
 
+def derivative(p, w, floor):
+    """Of the objective of `make` with squared losses, with the best Omega for these weights, in NumPy."""
+    x, y, c = (np.asarray(a) for a in (p.data.x, p.data.y, p.data.weight))
+    of_data = np.einsum("ti,tid->td", c * (np.einsum("tid,td->ti", x, w) - y), x)
+    return of_data + 2 * 0.02 * (w / 5.0 + np.linalg.solve(raised(w @ w.T / 4, floor), w))
+
+
 def test_alternation_descends_to_a_stationary_point(key):
     p = make()
     algorithm, state, seen = mj.Mocha(4.0, omega_every=30), None, []
@@ -82,12 +91,9 @@ def test_alternation_descends_to_a_stationary_point(key):
     found = mj.solve(p, mj.Mocha(4.0), tol=1e-9, max_rounds=4000)
     assert found.status == mj.Status.CONVERGED
     assert found.joint_gap is None
-    w, omega, (x, y, c) = np.asarray(found.weights), np.asarray(found.omega), (p.data.x, p.data.y, p.data.weight)
-    values, vectors = np.linalg.eigh(w @ w.T / 4)
-    best = (vectors * np.maximum(values, 0.02)) @ vectors.T
-    np.testing.assert_allclose(omega, best, atol=1e-4)
-    slope = np.einsum("ti,tid->td", c * (np.einsum("tid,td->ti", x, w) - y), x)
-    np.testing.assert_allclose(slope + 2 * 0.02 * (w / 5.0 + np.linalg.solve(omega, w)), 0.0, atol=1e-4)
+    w = np.asarray(found.weights)
+    np.testing.assert_allclose(found.omega, raised(w @ w.T / 4, 0.02), atol=1e-4)
+    np.testing.assert_allclose(derivative(p, w, 0.02), 0.0, atol=1e-4)
 
 
 def test_the_certificate_is_for_the_omega_at_hand(key):
@@ -115,17 +121,19 @@ def test_derivatives_of_the_optimum_are_central_differences():
     problem, target = make(), np.random.default_rng(7).normal(size=(5, 4))
 
     @jax.jit
-    @jax.value_and_grad
+    @partial(jax.value_and_grad, has_aux=True)
     def score(numbers):
         p = problem.replace(regularizer=mj.regularizers.MatrixNormal(*numbers))
         # With the derivative come the weights of the optimum itself: alternation gets there slowly.
-        return jnp.sum(mj.solve(p, mj.Mocha(4.0), tol=1e-7, max_rounds=1500).weights * target)
+        weights = mj.solve(p, mj.Mocha(4.0), tol=1e-7, max_rounds=1500).weights
+        return jnp.sum(weights * target), weights
 
     at = np.array([0.02, 5.0, 0.02])
-    slope = score(tuple(at))[1]
+    (_, w), slope = score(tuple(at))
+    np.testing.assert_allclose(derivative(problem, np.asarray(w), 0.02), 0.0, atol=1e-9)
     for i in range(3):
         step = 1e-4 * at[i] * np.eye(3)[i]
-        high, low = (float(score(tuple(at + sign * step))[0]) for sign in (1.0, -1.0))
+        high, low = (float(score(tuple(at + sign * step))[0][0]) for sign in (1.0, -1.0))
         np.testing.assert_allclose(slope[i], (high - low) / (2e-4 * at[i]), rtol=1e-4)
 
 
