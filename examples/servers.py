@@ -10,7 +10,7 @@ problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.05
 
 figure, axes = plt.subplots(figsize=(6, 4))
 algorithms = {
-    "Algorithm 1 (paper)": mj.Mocha.paper(),
+    "Algorithm 1 (paper)": mj.algorithm1(),
     "adaptive": mj.Mocha(server="dual"),
     "proximal (default)": mj.Mocha(),
 }

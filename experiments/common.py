@@ -28,7 +28,8 @@ NETWORKS = {
     "relative 1000": mj.costs.relative(1000.0),
 }
 
-METHODS = ("MOCHA", "CoCoA", "Mb-SDCA", "Mb-SGD")
+METHODS = ("Algorithm 1", "CoCoA", "Mb-SDCA", "Mb-SGD", "default")
+SERVERS = ("counted", "free")  # on a clock that counts the server's work, and on one that does not
 
 
 def command_line(prog: str, description: str | None) -> argparse.Namespace:
@@ -81,6 +82,41 @@ def optimum(problem: mj.Problem, tol: float) -> float:
     gap = best.certificate.residual
     print(f"  optimum {best.primal:.6g}, relative gap {gap:.1g} after {best.rounds} rounds of 4 epochs", flush=True)
     return 0.5 * float(best.certificate.joint_primal + best.certificate.joint_dual)
+
+
+def server_seconds(problem: mj.Problem, algorithm: mj.SubproblemMethod, rounds: int = 100) -> float:
+    """Seconds that the server's work of a round takes on this machine: of as many tasks, with one row each."""
+    data, key = problem.data, jax.random.key(0)
+    x = np.asarray(jax.random.normal(key, (data.num_tasks, 1, data.num_features)))
+    small = problem.replace(data=mj.pack_tasks(list(x), [np.ones(1, np.float32)] * len(x)))
+    state = algorithm.init(small)
+    server = algorithm.server_for(small)
+    info = mj.Info(jnp.ones(len(x), jnp.int32), jnp.ones(len(x)), jnp.zeros(len(x), bool))
+
+    @jax.jit
+    def many(state: mj.MochaState) -> tuple:
+        def one(carry: tuple, round: jax.Array) -> tuple:
+            beta, v, held = carry
+            change = 0.01 * jax.random.normal(jax.random.fold_in(key, round), beta.shape)
+            found = small.loss.project(beta + change, small.data.y)
+            dv = small.data.node_vectors(found - beta)
+            update = mj.NodeUpdate(found, dv, jnp.ones(len(x)), info)
+            return server.aggregate(small, held, round, beta, update, v + small.data.to_tasks(dv)), None
+
+        return jax.lax.scan(one, (state.beta, state.v, state.server), jnp.arange(1, rounds + 1))[0]
+
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        jax.block_until_ready(many(state))
+        times.append(time.perf_counter() - began)
+    return min(times[1:]) / rounds
+
+
+def served(costs: Iterable[mj.costs.Cost], seconds: float) -> list[mj.costs.Cost]:
+    """Clocks that count the server's work, in a phone's operations where these are the unit of time; then as given."""
+    costs = list(costs)
+    return [c.replace(server=seconds * mj.costs.PHONE / float(c.flops_per_second)) for c in costs] + costs
 
 
 class Curve(NamedTuple):

@@ -23,6 +23,7 @@ from mocha_jax import servers as servers
 from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
+from mocha_jax._algorithms.averaged import Averaged as Averaged
 from mocha_jax._algorithms.base import Algorithm as Algorithm
 from mocha_jax._algorithms.base import State as State
 from mocha_jax._algorithms.cocoa import Cocoa as Cocoa
@@ -31,6 +32,7 @@ from mocha_jax._algorithms.dual_method import MochaState as MochaState
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha
+from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
@@ -83,6 +85,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Adjoint",
     "Algorithm",
+    "algorithm1",
+    "Averaged",
     "Certificate",
     "certificate",
     "CheckpointError",

@@ -5,7 +5,7 @@ $$
 $$
 
 The operations are counted by the algorithms from the arithmetic that they do, so they grow with the number
-of features. A round lasts as long as its slowest active node.
+of features. A round lasts as long as its slowest active node, and what the central node takes (`Cost.server`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Cost(Pytree):
       bytes_per_number: float width on the wire, whatever the simulation computes in.
       cycle: a round lasts at least so many seconds: the clock cycle of a central node that does not look
         whether all answers are in. A number.
+      server: seconds of the central node's own work in a round, after the answers are in. A number.
 
     Examples:
       >>> cost = Cost(flops_per_second=600.0, latency=1.0, download=200.0, upload=100.0)
@@ -57,6 +58,7 @@ class Cost(Pytree):
     upload: Hyperparameter = 1.25e6
     bytes_per_number: Hyperparameter = 4.0
     cycle: Hyperparameter = 0.0
+    server: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
         check.positive(
@@ -64,12 +66,12 @@ class Cost(Pytree):
             flops_per_second=self.flops_per_second, download=self.download, upload=self.upload,
             bytes_per_number=self.bytes_per_number,
         )  # fmt: skip
-        check.nonnegative("Cost", latency=self.latency, cycle=self.cycle)
+        check.nonnegative("Cost", latency=self.latency, cycle=self.cycle, server=self.server)
 
     def check_nodes(self, num_nodes: int) -> None:
         """Raise where the prices do not fit that many nodes."""
         check.integer("Cost.check_nodes", 1, num_nodes=num_nodes)
-        check.scalar("Cost", cycle=self.cycle)
+        check.scalar("Cost", cycle=self.cycle, server=self.server)
         for name, price in fields_of(self).items():
             if np.shape(price) not in ((), (num_nodes,)):
                 raise ValueError(
@@ -90,10 +92,10 @@ class Cost(Pytree):
         return flops / jnp.asarray(self.flops_per_second) + self.message_seconds(down, up)
 
     def round_seconds(self, node_seconds: Array) -> Array:
-        """A round lasts as long as its slowest node ``[m]``, and at least one cycle."""
+        """A round lasts as long as its slowest node ``[m]``, at least one cycle, and then what the server takes."""
         check.array("Cost.round_seconds", "node_seconds", node_seconds, ("m",))
         longest = jnp.max(jnp.asarray(check.number("Cost.round_seconds", "node_seconds", node_seconds)))
-        return jnp.maximum(longest, jnp.asarray(self.cycle))
+        return jnp.maximum(longest, jnp.asarray(self.cycle)) + jnp.asarray(self.server)
 
 
 # A phone of 2010 has a clock of up to 1 GHz: Carroll & Heiser, "An analysis of power consumption in a smartphone".

@@ -68,6 +68,16 @@ def test_a_solution_says_how_busy_each_node_was():
     np.testing.assert_allclose(solution.utilisation, sizes / sizes.max(), rtol=1e-2)
 
 
+def test_the_servers_work_comes_after_the_slowest_node(key):
+    plain, busy = mj.costs.lte(), mj.costs.lte().replace(server=0.25)
+    times = [
+        mj.run(problem(), mj.Mocha(), key, num_rounds=4, cost=cost)[1].simulated_time
+        for cost in (plain, busy, busy.replace(cycle=3.0))
+    ]
+    np.testing.assert_allclose(times[1], times[0] + 0.25 * np.arange(1, 5))
+    np.testing.assert_allclose(times[2], 3.25 * np.arange(1, 5))
+
+
 def test_a_round_lasts_at_least_a_clock_cycle(key):
     cost = mj.costs.lte().replace(cycle=3.0)
     _, h = mj.run(
@@ -148,6 +158,7 @@ BAD = {
     "rate": (lambda: mj.costs.Cost(flops_per_second=0.0), "flops_per_second must be finite and > 0"),
     "latency": (lambda: mj.costs.Cost(latency=-1.0), "latency must be finite and >= 0"),
     "cycle": (lambda: mj.costs.Cost(cycle=np.ones(3)).check_nodes(3), "cycle must be a single number"),
+    "server": (lambda: mj.costs.Cost(server=-1.0), "server must be finite and >= 0"),
     "per node": (
         lambda: mj.costs.Cost(latency=np.ones(3)).check_nodes(5),
         r"latency must be a number or one per node \[5\]",

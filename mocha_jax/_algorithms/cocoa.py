@@ -39,6 +39,7 @@ class Cocoa(SubproblemMethod):
       omega_every: as in `Mocha`.
       server: as in `Mocha`.
       smoothing: as in `Mocha`.
+      initial_omega: as in `Mocha`.
       backend: as in `Mocha`.
       custom_server: as in `Mocha`.
 

@@ -27,6 +27,7 @@ from mocha_jax._problem.certificate import Certificate, conjugates, jointly_boun
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.proof import proven
 from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server
+from mocha_jax._server.schedule import Schedule, checked
 from mocha_jax.systems._work import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
@@ -56,14 +57,37 @@ class MochaState(State):
 class DualMethod(Algorithm[Problem]):
     """Duals on the nodes, weights at the server. A subclass says what a node does in a round."""
 
-    omega_every: int | None = static(default=None, kw_only=True)
+    omega_every: Schedule | None = static(default=None, kw_only=True)
     smoothing: Hyperparameter = dataclasses.field(default=0.0, kw_only=True)
+    initial_omega: Hyperparameter | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         check.nonnegative(name, smoothing=self.smoothing)
         if self.omega_every is not None:
-            check.integer(name, 1, omega_every=self.omega_every)
+            object.__setattr__(self, "omega_every", checked(name, self.omega_every))
+        if self.initial_omega is not None:
+            check.positive_semidefinite(name, "initial_omega", self.initial_omega)
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        self._check_initial_omega(problem)
+
+    def _check_initial_omega(self, problem: Problem) -> None:
+        if self.initial_omega is None:
+            return
+        name, regularizer = type(self).__name__, problem.regularizer
+        if not regularizer.learned:
+            raise ValueError(
+                f"{name}: initial_omega must be left out: the relationship of {type(regularizer).__name__} is given, "
+                f"not learned."
+            )
+        if not self.server_for(problem).holds_omega:
+            raise ValueError(
+                f'{name}: initial_omega is for a server that holds an Omega for some rounds, as server="dual" does; '
+                f"the {type(self.server_for(problem)).__name__} does not."
+            )
+        regularizer.check_omega(name, "initial_omega", self.initial_omega, problem.data.num_tasks)
 
     @abstractmethod
     def server_for(self, problem: Problem) -> Server:
@@ -76,6 +100,7 @@ class DualMethod(Algorithm[Problem]):
     def init(self, problem: Problem) -> MochaState:
         """Start from beta = 0, projected on the dual domain."""
         self.expect(problem)
+        self._check_initial_omega(problem)
         beta = problem.node_loss.project(jnp.zeros_like(problem.data.y), problem.data.y)
         v = problem.data.dual_vectors(beta)
         return MochaState(jnp.zeros((), jnp.int32), beta, v, self.server_for(problem).init(problem, beta, v))
@@ -173,7 +198,8 @@ class DualMethod(Algorithm[Problem]):
         return self.server_for(problem).node_flops(problem)
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
-        return self.server_for(problem).message(super().request(problem, round))
+        request = super().request(problem, round)
+        return self.server_for(problem).message(request)
 
     def certify(self, state: MochaState, problem: Problem) -> Certificate:
         # Of V as it follows from the duals: the V that is carried along has rounding of its own, which the terms of

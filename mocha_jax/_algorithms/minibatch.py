@@ -24,6 +24,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.proof import proven
 from mocha_jax._server.base import NodeUpdate, Server, gain_of_updating, keep_relation
 from mocha_jax._server.dual import DualServer
+from mocha_jax._server.schedule import Schedule, checked, is_due
 from mocha_jax.coupling import Coupling
 from mocha_jax.systems._work import Info, Work
 
@@ -106,8 +107,9 @@ class MiniBatchSdca(_Batched, DualMethod):
       batch: samples of each node, an integer >= 1; all where it has fewer.
       beta: $\beta \ge 1$; beyond b it acts as b.
       limit: rows to make room for where `batch` is traced; default the largest batch known.
-      omega_every: rounds between updates of Omega where it is learned, default 10.
+      omega_every: rounds between updates of Omega where it is learned, default 10; a number or a schedule.
       smoothing: as in `Mocha`.
+      initial_omega: as in `Mocha`.
 
     Tuning grids are one call, see `grid`.
 
@@ -136,7 +138,7 @@ class MiniBatchSdca(_Batched, DualMethod):
         return _SAMPLE_FLOPS * problem.data.num_features
 
     def server_for(self, problem: Problem) -> Server:
-        return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing)
+        return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing, self.initial_omega)
 
     def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         data, loss, dtype = problem.data, problem.node_loss, problem.data.dtype
@@ -190,7 +192,7 @@ class MiniBatchSgd(_Batched):
       power: $p \ge 0$: 0 for a constant step, 1/2 or 1 for the usual decays.
       horizon: $h_0 > 0$, rounds after which the decay begins to tell.
       limit: rows to make room for where `batch` is traced; default the largest batch known.
-      omega_every: rounds between updates of Omega where it is learned, default 10.
+      omega_every: rounds between updates of Omega where it is learned, default 10; a number or a schedule.
       smoothing: as in `Mocha`. With (14) and 0 the curvature of R grows without bound as Omega loses directions,
         and a constant step diverges.
 
@@ -208,7 +210,7 @@ class MiniBatchSgd(_Batched):
     power: Hyperparameter = 0.5
     horizon: Hyperparameter = 1.0
     limit: int | None = static(default=None)
-    omega_every: int | None = static(default=None)
+    omega_every: Schedule | None = static(default=None)
     smoothing: Hyperparameter = 0.0
 
     def __post_init__(self) -> None:
@@ -216,7 +218,7 @@ class MiniBatchSgd(_Batched):
         check.positive("MiniBatchSgd", step_size=self.step_size, horizon=self.horizon)
         check.nonnegative("MiniBatchSgd", power=self.power, smoothing=self.smoothing)
         if self.omega_every is not None:
-            check.integer("MiniBatchSgd", 1, omega_every=self.omega_every)
+            object.__setattr__(self, "omega_every", checked("MiniBatchSgd", self.omega_every))
 
     def init(self, problem: Problem) -> SgdState:
         """Start from W = 0."""
@@ -274,7 +276,7 @@ class MiniBatchSgd(_Batched):
         w = jnp.where(heard[:, None] > 0, state.w - eta * gradient, state.w)
         state = state.replace(round=state.round + 1, w=state.coupling.project_to_range(w))
         if problem.regularizer.learned:
-            due = state.round % (self.omega_every or OMEGA_EVERY) == 0
+            due = is_due(self.omega_every or OMEGA_EVERY, state.round)
             state = lax.cond(due, lambda: self._relearn(problem, state), lambda: state)
         return state, Info(batch.count, done * self.step_flops(problem), jnp.zeros_like(work.active))
 

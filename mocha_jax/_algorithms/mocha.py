@@ -18,6 +18,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._server.adaptive import AdaptiveServer
 from mocha_jax._server.base import NodeUpdate, Server
 from mocha_jax._server.dual import DualServer
+from mocha_jax._server.schedule import Schedule
 from mocha_jax.coupling import SIGMA_PRIME_RULES
 from mocha_jax.systems._work import Info, Work
 
@@ -37,7 +38,7 @@ class Mocha(SubproblemMethod):
     together, close to where they were (`servers.ProximalServer`): on jointly convex problems it ends at the joint
     optimum, which plain alternation approaches ever more slowly or not at all.
 
-    Algorithm 1 as it stands, `Mocha.paper`, is the dual server with a $\sigma'$ that is safe whatever the nodes
+    Algorithm 1 as it stands, `algorithm1`, is the dual server with a $\sigma'$ that is safe whatever the nodes
     find, and so pessimistic. By default nodes take bolder steps and keep the last few dual points they found, and the
     dual server weighs these anew in every round, so that the dual never gets worse (`servers.AdaptiveServer`).
     Where a local epoch is far from solving a subproblem, or many tasks are coupled, that saves most of the rounds, for
@@ -48,13 +49,16 @@ class Mocha(SubproblemMethod):
       sigma_prime: for the dual server ``"adaptive"``, or a safe rule, see `Coupling.sigma_prime`.
       memory: older points that a node keeps with an adaptive $\sigma'$, >= 1.
       gamma: aggregation parameter $\gamma \in (0, 1]$ (Appendix C); an array leaf.
-      omega_every: rounds between updates of $\Omega$; default 1 for the proximal server, 10 for the dual one. The
+      omega_every: rounds $H_i$ before the i-th update of $\Omega$: a number, or a tuple of them whose last one holds
+        on; default 1 for the proximal server, 10 for the dual one. The
         proximal server lets the nodes go on with the same subproblem in between.
       server: ``"proximal"`` or ``"dual"``; default proximal where Omega is learned in a jointly convex
         problem, dual otherwise.
       smoothing: $\epsilon \ge 0$ for the dual server and (14): Omega is fitted to
         $(WW^\top + \epsilon I)^{1/2}$. With 0, the paper's update, Omega never regains a direction that
         W has lost.
+      initial_omega: $\Omega_0$ for the dual server ``[num_tasks, num_tasks]``, positive semi-definite and what else the
+        regularizer asks of an $\Omega$; default the regularizer's own, with no task related to another. An array leaf.
       backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
         over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel in what is compiled for GPUs
         and TPUs, in float32 and for losses that say they fit, as the built-in ones do, and the loops otherwise. Up to
@@ -86,29 +90,6 @@ class Mocha(SubproblemMethod):
         check.positive("Mocha", local_epochs=self.local_epochs)
         check.integer("Mocha", 1, memory=self.memory)
 
-    @classmethod
-    def paper(
-        cls,
-        local_epochs: float = 1.0,
-        *,
-        sigma_prime: str = "lemma9",
-        gamma: Hyperparameter = 1.0,
-        omega_every: int = OMEGA_EVERY,
-    ) -> Mocha:
-        r"""Return Algorithm 1 of the paper as it stands: the dual server with a safe $\sigma'$.
-
-        Args:
-          local_epochs: passes over a node's own data in a full round.
-          sigma_prime: ``"lemma9"``, eq. (29), one number for all tasks; or ``"per_task"``, Remark 5.
-          gamma: aggregation parameter $\gamma \in (0, 1]$.
-          omega_every: rounds H between updates of $\Omega$.
-
-        Examples:
-          >>> Mocha.paper().server, Mocha.paper().sigma_prime
-          ('dual', 'lemma9')
-        """
-        return cls(local_epochs, server="dual", sigma_prime=sigma_prime, gamma=gamma, omega_every=omega_every)
-
     def _rules(self) -> tuple[str, ...]:
         return (*SIGMA_PRIME_RULES, "adaptive")
 
@@ -116,7 +97,7 @@ class Mocha(SubproblemMethod):
         if self.sigma_prime != "adaptive":
             return super()._dual_server()
         every = self.omega_every or OMEGA_EVERY
-        dual = DualServer("per_task", every, 1.0, self.smoothing)
+        dual = DualServer("per_task", every, 1.0, self.smoothing, self.initial_omega)
         return AdaptiveServer(dual, self.memory, self.backend)
 
     def by_loops(self, problem: Problem) -> Mocha | None:
@@ -148,3 +129,52 @@ class Mocha(SubproblemMethod):
         flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
         info = Info(steps, flops, jnp.zeros_like(work.active))
         return NodeUpdate(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)
+
+
+def algorithm1(
+    local_epochs: float = 1.0,
+    *,
+    sigma_prime: str = "lemma9",
+    gamma: Hyperparameter = 1.0,
+    omega_every: Schedule | None = None,
+    initial_omega: Hyperparameter | None = None,
+) -> Mocha:
+    r"""Return Algorithm 1 of the paper to the letter: `Mocha` with the dual server and a safe $\sigma'$.
+
+    Its lines and the arguments here and of `run` or `solve`:
+
+    - *Input*: data and loss are the problem's; $\Omega_0$ is `initial_omega`.
+    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (Of a loss whose duals cannot be 0, the nearest that can.)
+    - *Set $\sigma'$ and $H_i$*: `sigma_prime` is the rule, applied to every new $\Omega$; `omega_every` has $H_0, H_1,
+      \dots$, the federated iterations before each update of $\Omega$.
+    - *Call the local solver, returning a $\theta_t^h$-approximate solution*: coordinate ascent for as many steps as
+      ``systems`` says, at most `local_epochs` passes.
+    - *Update, return, reduce*: with $\gamma$ of Appendix C; 1, as in Algorithm 1, by default.
+    - *Update $\Omega$ centrally based on $w(\alpha)$*: ``problem.regularizer.update_relation``.
+
+    Args:
+      local_epochs: passes over a node's own data in a full round.
+      sigma_prime: ``"lemma9"``, eq. (29), one number for all tasks; or ``"per_task"``, Remark 5.
+      gamma: aggregation parameter $\gamma \in (0, 1]$.
+      omega_every: $H_i$: one number of rounds, default 10, or a tuple whose last one holds on.
+      initial_omega: $\Omega_0$, see `Mocha`; default no task related to another.
+
+    Examples:
+      >>> import jax, numpy as np, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 4, 6).data
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
+      >>> alike = 0.9 * np.ones((4, 4)) / 4 + 0.1 * np.eye(4) / 4  # trace 1
+      >>> method = algorithm1(omega_every=(2, 5, 10), initial_omega=alike)
+      >>> def omega_after(rounds):
+      ...     state, _ = mj.run(problem, method, jax.random.key(1), num_rounds=rounds)
+      ...     return problem.relationship(4, method.relation(state, problem))
+      >>> omegas = {rounds: omega_after(rounds) for rounds in (1, 2, 6, 7)}
+      >>> bool(np.allclose(omegas[1], alike, atol=1e-6)), bool(np.allclose(omegas[2], alike, atol=1e-3))
+      (True, False)
+      >>> bool(np.allclose(omegas[6], omegas[2])), bool(np.allclose(omegas[7], omegas[2], atol=1e-3))
+      (True, False)
+    """
+    return Mocha(
+        local_epochs, server="dual", sigma_prime=sigma_prime, gamma=gamma, omega_every=omega_every,
+        initial_omega=initial_omega,
+    )  # fmt: skip

@@ -75,7 +75,8 @@ class SubproblemMethod(DualMethod):
         return self._dual_server()
 
     def _dual_server(self) -> Server:
-        return DualServer(self.sigma_prime, self.omega_every or OMEGA_EVERY, self.gamma, self.smoothing)
+        every = self.omega_every or OMEGA_EVERY
+        return DualServer(self.sigma_prime, every, self.gamma, self.smoothing, self.initial_omega)
 
     def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         return super().step(key, state, self._laid_out(problem), work)

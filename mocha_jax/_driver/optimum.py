@@ -134,6 +134,13 @@ def _first_only_jvp(primals: tuple[Value], tangents: tuple[Value]) -> NoReturn:
     )
 
 
+def _filled(new: Array, old: Array) -> Array:
+    """An array of a record of Omega with zeros up to the shape that it has in a run which began with a given one."""
+    if new.shape == old.shape:
+        return new
+    return jnp.pad(new, [(0, more - size) for size, more in zip(new.shape, old.shape, strict=True)])
+
+
 @optimum.defjvp
 @partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
 def _optimum_jvp(
@@ -147,6 +154,7 @@ def _optimum_jvp(
 
     def reported(problem: Problem, unknown: Tree) -> Reported:
         weights, relation = read(problem, unknown)
+        relation = jax.tree.map(_filled, relation, found[1])
         # The best Omega for W may be left out: at an optimum its own change does not change the objective.
         return weights, relation, objective(problem, weights, None if problem.regularizer.jointly_convex else relation)
 

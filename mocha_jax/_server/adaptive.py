@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -24,6 +25,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server, ServerState
 from mocha_jax._server.bundle import Point, expand, mixed, slopes
 from mocha_jax._server.dual import DualServer, DualState
+from mocha_jax._server.schedule import is_due
 from mocha_jax._server.weighing import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.losses import Loss
 from mocha_jax.systems._work import Request
@@ -123,6 +125,8 @@ class AdaptiveServer(Server):
       memory: older points that a node keeps, >= 1.
       backend: what weighs the points, as in `Mocha`.
     """
+
+    holds_omega: ClassVar[bool] = True
 
     dual: DualServer
     memory: int = static()
@@ -225,7 +229,7 @@ class AdaptiveServer(Server):
     def _next_consensus(self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState) -> Consensus:
         if not problem.regularizer.learned:
             return state.consensus
-        due = round % self.dual.omega_every == 0
+        due = is_due(self.dual.omega_every, round)
         return lax.cond(due, lambda: self._consensus(dual), lambda: state.consensus)
 
     def local_duals(self, state: AdaptiveState, before: Array, after: Array) -> Array:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._core.pytree import Pytree, Relation
+from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
@@ -34,18 +34,21 @@ def same_kind(a: object, b: object) -> bool:
     return str(jax.tree.structure(a)) == str(jax.tree.structure(b))
 
 
-def _alike(a: object, b: object) -> bool:
-    """Tell whether two records are of the same kind and shapes."""
-    x, y = jax.tree.leaves(a), jax.tree.leaves(b)
-    return same_kind(a, b) and all(jnp.shape(p) == jnp.shape(q) for p, q in zip(x, y, strict=True))
-
-
-def keep_relation(problem: Problem, relation: Relation) -> Relation:
-    """A record of Omega for this problem: a given one as far as it fits, otherwise the initial one."""
+def first_relation(problem: Problem, omega: Hyperparameter | None) -> Relation:
+    """A record of Omega_0 ``[m, m]``; of the regularizer's own where there is none."""
     data, regularizer = problem.data, problem.regularizer
-    initial = regularizer.initial_relation(data.num_tasks, data.num_features)
-    # Of another kind of regularizer, nothing of Omega can be kept.
-    return regularizer.restart_relation(cast(relation, data.dtype)) if _alike(relation, initial) else initial
+    if omega is None:
+        return regularizer.initial_relation(data.num_tasks, data.num_features)
+    # Feasible to the last bit, as a matrix that somebody wrote down is not.
+    return regularizer.restart_relation(regularizer.relation_of(jnp.asarray(omega, data.dtype), data.num_features))
+
+
+def keep_relation(problem: Problem, relation: Relation, omega: Hyperparameter | None = None) -> Relation:
+    """A record of Omega for this problem: a given one as far as it fits, otherwise the first one."""
+    data, regularizer = problem.data, problem.regularizer
+    if regularizer.is_relation(relation, data.num_tasks, data.num_features):
+        return regularizer.restart_relation(cast(relation, data.dtype))
+    return first_relation(problem, omega)  # of another kind of regularizer, nothing of Omega can be kept
 
 
 def gain_of_updating(problem: Problem, w: Array, relation: Relation) -> Array:
@@ -86,6 +89,8 @@ class Server(Pytree):
     `ServerState`; which one, a subclass says by the types of its methods. All methods are pure. Of the arguments,
     `beta` are the duals of all nodes ``[m, n]`` and `v` the dual vectors that belong to them, ``[num_tasks, d]``.
     """
+
+    holds_omega: ClassVar[bool] = False  # whether it begins with an Omega and holds it for some rounds
 
     @abstractmethod
     def init(self, problem: Problem, beta: Array, v: Array) -> ServerState:

@@ -6,7 +6,7 @@ nodes' subproblems have curvature $\sigma'_t \bar M_{tt}$, safe for the coupling
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -15,7 +15,17 @@ from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import NodeUpdate, Server, ServerState, cast, gain_of_updating, keep_relation, same_kind
+from mocha_jax._server.base import (
+    NodeUpdate,
+    Server,
+    ServerState,
+    cast,
+    first_relation,
+    gain_of_updating,
+    keep_relation,
+    same_kind,
+)
+from mocha_jax._server.schedule import Schedule, is_due
 from mocha_jax.coupling import Coupling
 
 
@@ -47,28 +57,31 @@ class DualServer(Server):
 
     Args:
       sigma_prime: a safe rule, see `Coupling.sigma_prime`.
-      omega_every: rounds between updates of Omega.
+      omega_every: rounds between updates of Omega, a number or a schedule, see `Mocha`.
       gamma: aggregation parameter.
       smoothing: epsilon, see `Mocha`.
+      initial_omega: Omega_0 ``[num_tasks, num_tasks]``; default the regularizer's own.
     """
 
+    holds_omega: ClassVar[bool] = True
+
     sigma_prime: str = static()
-    omega_every: int = static()
+    omega_every: Schedule = static()
     gamma: Hyperparameter
     smoothing: Hyperparameter
+    initial_omega: Hyperparameter | None = None
 
     def can_resume(self, state: object) -> bool:
         return isinstance(alternating(state), DualState)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> DualState:
-        data = problem.data
-        relation = problem.regularizer.initial_relation(data.num_tasks, data.num_features)
         nothing = jnp.zeros((), v.dtype)
-        return self._with(problem, relation, v, nothing + jnp.inf, nothing + jnp.inf)
+        first = first_relation(problem, self.initial_omega)
+        return self._with(problem, first, v, nothing + jnp.inf, nothing + jnp.inf)
 
     def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
         held = alternating(state)
-        return self._settled(problem, keep_relation(problem, held.relation), v, held.gap_before)
+        return self._settled(problem, keep_relation(problem, held.relation, self.initial_omega), v, held.gap_before)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
         held, regularizer = alternating(state), problem.regularizer
@@ -102,7 +115,7 @@ class DualServer(Server):
         state = state.replace(model=state.coupling.apply(v))
         if not problem.regularizer.learned:
             return state
-        due = round % self.omega_every == 0
+        due = is_due(self.omega_every, round)
         return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)
 
     def _relearn(self, problem: Problem, state: DualState, beta: Array, v: Array) -> DualState:

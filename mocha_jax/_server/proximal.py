@@ -30,6 +30,7 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
 from mocha_jax._server.base import NodeUpdate, Server, cast
+from mocha_jax._server.schedule import Schedule, every_round, is_due
 
 # rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
@@ -71,10 +72,11 @@ class ProximalServer(Server):
     """Solve for W and Omega together, close to where they were.
 
     Args:
-      omega_every: rounds between proximal steps; in between the nodes go on with the same subproblem.
+      omega_every: rounds between proximal steps, a number or a schedule, see `Mocha`; in between the nodes go on with
+        the same subproblem.
     """
 
-    omega_every: int = static()
+    omega_every: Schedule = static()
 
     def can_resume(self, state: object) -> bool:
         return isinstance(state, ProximalState)
@@ -94,7 +96,7 @@ class ProximalServer(Server):
 
     def _nothing(self, v: Array) -> Since | None:
         """Nothing since the last proximal step."""
-        return None if self.omega_every == 1 else Since(jnp.zeros_like(v), jnp.zeros_like(v[:, 0]))
+        return None if every_round(self.omega_every) else Since(jnp.zeros_like(v), jnp.zeros_like(v[:, 0]))
 
     def _typical_curvature(self, problem: Problem, v: Array) -> Array:
         return jnp.asarray(problem.regularizer.typical_curvature(*v.shape), v.dtype)
@@ -103,7 +105,7 @@ class ProximalServer(Server):
         # Any centre will do, and what is certified is derived from model and V afresh. The step size is set
         # in proportion where the regularizer is another one.
         state, curvature = cast(state, v.dtype), self._typical_curvature(problem, v)
-        if (state.since is None) != (self.omega_every == 1):
+        if (state.since is None) != every_round(self.omega_every):
             state = state.replace(since=self._nothing(v))
         same = curvature == state.curvature
         return state.replace(
@@ -142,7 +144,7 @@ class ProximalServer(Server):
             return self._step(problem, state, Since(dv, share), v)
         since = Since(state.since.moved + dv, jnp.minimum(state.since.share + share, 1.0))
         return lax.cond(
-            round % self.omega_every == 0,
+            is_due(self.omega_every, round),
             lambda: self._step(problem, state, since, v).replace(since=self._nothing(v)),
             # Until the next step every node goes on with the same proximal problem, which couples nobody.
             lambda: state.replace(broadcast=state.broadcast + dv / state.rho, since=since),

@@ -8,6 +8,8 @@ regularizer             R(W, Omega)                                       Omega
 `Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                  given
 `Clustered` (12)        lam tr(W' inv(eta I + Omega) W)                   learned: 0 <= Omega <= I, trace k
 `Probabilistic` (14)    lam (|W|^2 / sigma2 + tr(W' inv(Omega) W))        learned: Omega >= 0, trace 1
+`MatrixNormal` (13)     lam (|W|^2 / sigma2 + tr(W' inv(Omega) W)         learned: Omega >= floor I
+                        + d log|Omega|)
 `SparsePrecision` (15)  lam (|W|^2 / sigma2 + tr(W' Omega W)              learned: a precision matrix,
                         - d log|Omega|) + lam1 |W|_1 + lam2 |Omega|_1     sparse
 ======================  ================================================  =====================================
@@ -23,6 +25,7 @@ from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
 from mocha_jax.regularizers._given import Independent as Independent
 from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._matrix_normal import MatrixNormal as MatrixNormal
 from mocha_jax.regularizers._optimality import OptimalityConditions as OptimalityConditions
 from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
@@ -32,6 +35,7 @@ __all__ = [
     "Clustered",
     "Graph",
     "Independent",
+    "MatrixNormal",
     "MeanRegularized",
     "OptimalityConditions",
     "Probabilistic",

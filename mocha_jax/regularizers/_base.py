@@ -78,6 +78,20 @@ class Regularizer(Pytree):
         """Omega before anything is known of the weights."""
         return None
 
+    def relation_of(self, omega: Array, num_features: int) -> Relation:
+        """The record of a given Omega ``[m, m]``, where it is learned. Default: the matrix."""
+        return 0.5 * (omega + omega.T)
+
+    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
+        """Raise where a matrix is no Omega of that many tasks. A subclass adds what else it asks of one."""
+        check.array(owner, name, omega, (num_tasks, num_tasks))
+        check.positive_semidefinite(owner, name, omega)
+
+    def is_relation(self, relation: object, num_tasks: int, num_features: int) -> bool:
+        """Tell whether something is a record of Omega, by its structure and shapes."""
+        initial = jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))
+        return _form(relation) == _form(initial)
+
     def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> Relation:
         """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
         return relation
@@ -181,15 +195,16 @@ class Regularizer(Pytree):
         name = type(self).__name__
         if not self.learned:
             raise ValueError(f"{owner}: relation must be left out: the relationship of {name} is given, not learned.")
-
-        def form(record: object) -> tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]:
-            return jax.tree.structure(record), [np.shape(leaf) for leaf in jax.tree.leaves(record)]
-
-        if form(relation) != form(jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))):
+        if not self.is_relation(relation, num_tasks, num_features):
             raise ValueError(
                 f"{owner}: relation must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} "
                 f"features, such as solution.relation; got {check.shown(relation)}."
             )
+
+
+def _form(record: object) -> tuple[str, list[tuple[int, ...]]]:
+    """Describe a record's structure and the shapes of its arrays."""
+    return str(jax.tree.structure(record)), [np.shape(leaf) for leaf in jax.tree.leaves(record)]
 
 
 def rounded(size: Array, times: float) -> Array:

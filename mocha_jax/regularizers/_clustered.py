@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._core import check, domains
@@ -70,6 +71,14 @@ class Clustered(TraceLimited):
     def covariance(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         omega = self.relationship(num_tasks, relation)
         return omega + jnp.asarray(self.eta) * jnp.eye(num_tasks, dtype=omega.dtype)
+
+    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
+        super().check_omega(owner, name, omega, num_tasks)
+        if (a := check.concrete(omega)) is not None and (largest := np.linalg.eigvalsh(a)[-1]) > 1.0 + 1e-3:
+            raise ValueError(
+                f"{owner}: {name} must have no eigenvalue above 1, as Clustered asks, got {largest:.3g}; mix in some "
+                f"of the identity."
+            )
 
     def restart_relation(self, relation: LowRank) -> LowRank:
         # Put the trace right, then mix in as much of the identity as brings the largest eigenvalue down to 1.

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
+import numpy as np
 from jax import Array
 
 from mocha_jax._core import check, domains
@@ -105,6 +106,14 @@ class SparsePrecision(Regularizer):
 
     def initial_relation(self, num_tasks: int, num_features: int) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
+
+    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
+        super().check_omega(owner, name, omega, num_tasks)
+        if (a := check.concrete(omega)) is not None and not np.linalg.eigvalsh(a)[0] > 0:
+            raise ValueError(
+                f"{owner}: {name} must be positive definite, as the precision of SparsePrecision is, got an eigenvalue "
+                f"{np.linalg.eigvalsh(a)[0]:.3g}."
+            )
 
     def update_relation(self, relation: Array | None, weights: Array, smoothing: Array | float = 0.0) -> Array:
         d = weights.shape[1]

@@ -7,26 +7,31 @@ Both are functions of singular values only, and jointly convex. With s the singu
 - the proximal step in W *and* Omega is one function of the singular values of its argument.
 
 Omega is kept as ``rest * I + F F'`` with F ``[m, min(m, d)]`` (`coupling.LowRank`): with many tasks nothing
-of size m x m exists.
+of size m x m exists. Where a run begins with a given Omega, F is ``[m, m]`` and stays so.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.tall import Basis, basis_of
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
 from mocha_jax.regularizers._base import Nearby, Regularizer, fenchel_young_bound
-from mocha_jax.spectral import contract, left_spectral_map, safe_sqrt, singular_values, spectral_map
+from mocha_jax.spectral import contract, left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 # Roundings of the largest singular value in each, as LAPACK finds them: about one, seen up to 800 x 800.
 _NOISE = 2.0
+
+# How far the trace of a given Omega may be from what it must be, as a share.
+_TRACE_TOLERANCE = 1e-3
 
 
 class TraceLimited(Regularizer):
@@ -107,7 +112,22 @@ class TraceLimited(Regularizer):
         fit = _Fit(self, jnp.asarray(smoothing, weights.dtype), m)
         rest = self.fit_eigenvalues(singular_values(weights), m, fit.smoothing)[1]
         apply = spectral_map if m >= d else left_spectral_map
-        return LowRank(rest, apply(_omega_factor_values, weights, fit))
+        return LowRank(rest, as_wide_as(relation, apply(_omega_factor_values, weights, fit)))
+
+    def relation_of(self, omega: Array, num_features: int) -> LowRank:
+        return LowRank(jnp.zeros((), omega.dtype), matrix_sqrt(0.5 * (omega + omega.T)))
+
+    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
+        super().check_omega(owner, name, omega, num_tasks)
+        a, total = check.concrete(omega), check.concrete(self.trace())
+        if a is not None and total is not None and not abs(np.trace(a) - total) <= _TRACE_TOLERANCE * total:
+            raise ValueError(
+                f"{owner}: {name} must have trace {total:g}, as {type(self).__name__} asks, got {np.trace(a):g}; scale "
+                f"it."
+            )
+
+    def is_relation(self, relation: object, num_tasks: int, num_features: int) -> bool:
+        return is_low_rank(relation, num_tasks, num_features)
 
     def restart_relation(self, relation: LowRank) -> LowRank:
         return self._rescaled(relation)
@@ -115,7 +135,7 @@ class TraceLimited(Regularizer):
     def extend_relation(self, relation: LowRank, num_tasks: int, num_features: int) -> LowRank:
         old, rank = relation.factor.shape
         rows = jnp.broadcast_to(jnp.mean(relation.factor, axis=0, keepdims=True), (num_tasks - old, rank))
-        more = min(num_tasks, num_features) - rank  # more tasks can need more columns
+        more = max(min(num_tasks, num_features) - rank, 0)  # more tasks can need more columns
         factor = jnp.pad(jnp.concatenate([relation.factor, rows]), [(0, 0), (0, more)])
         known = self._rescaled(LowRank(relation.base, factor))
         # Besides, their share of the trace is spread evenly: a new task may differ from all others.
@@ -132,8 +152,7 @@ class TraceLimited(Regularizer):
         return self._coupling_of(self.initial_relation(num_tasks, 1) if relation is None else relation)
 
     def _coupling_of(self, relation: LowRank) -> LowRank:
-        params = self, jnp.asarray(relation.base)
-        return LowRank(self.curvature_of(params[1]), spectral_map(_coupling_factor_values, relation.factor, params))
+        return coupling_of(self, relation)
 
     def relationship(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         return jnp.asarray(as_matrix(self.initial_relation(num_tasks, 1) if relation is None else relation))
@@ -141,6 +160,33 @@ class TraceLimited(Regularizer):
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         rank = min(num_tasks, num_features)
         return self.curvature_of(jnp.minimum(jnp.asarray(self.trace()) / rank, 1.0))
+
+
+class Spectral(Protocol):
+    """A regularizer whose coupling has Omega's eigenvectors."""
+
+    def curvature_of(self, eigenvalues: Array) -> Array:
+        r"""Eigenvalues of $\bar M$ from those of Omega."""
+
+
+def coupling_of(regularizer: Spectral, relation: LowRank) -> LowRank:
+    """The coupling for an Omega ``base * I + F F'``, which is of that form too."""
+    params = regularizer, jnp.asarray(relation.base)
+    return LowRank(regularizer.curvature_of(params[1]), spectral_map(_coupling_factor_values, relation.factor, params))
+
+
+def as_wide_as(relation: LowRank | None, factor: Array) -> Array:
+    """A factor with as many columns as that of the record that it replaces."""
+    more = 0 if relation is None else relation.factor.shape[1] - factor.shape[1]
+    return jnp.pad(factor, ((0, 0), (0, max(more, 0))))
+
+
+def is_low_rank(relation: object, num_tasks: int, num_features: int) -> bool:
+    """Tell whether a record is one of so many tasks, with columns for what the weights can teach or more."""
+    if not isinstance(relation, LowRank) or np.shape(relation.base) != () or np.ndim(relation.factor) != 2:
+        return False
+    rows, columns = np.shape(relation.factor)
+    return rows == num_tasks and min(num_tasks, num_features) <= columns <= num_tasks
 
 
 def mixed(relation: LowRank, share: Array, total: Array) -> LowRank:
@@ -162,7 +208,7 @@ def _omega_factor_values(s: Array, fit: _Fit) -> Array:
     return safe_sqrt(values - rest)
 
 
-def _coupling_factor_values(f: Array, params: tuple[TraceLimited, Array]) -> Array:
+def _coupling_factor_values(f: Array, params: tuple[Spectral, Array]) -> Array:
     regularizer, rest = params
     return safe_sqrt(regularizer.curvature_of(rest + f**2) - regularizer.curvature_of(rest))
 

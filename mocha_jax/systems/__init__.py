@@ -8,8 +8,8 @@ Examples:
   >>> Dropout(0.3) & PartialEpochs(0.1, 1.0)
   Both(first=Dropout(p=0.3), second=PartialEpochs(low=0.1, high=1.0))
 
-  How much the nodes that answer do: `Full`, `PartialEpochs`, `UniformBudget`, `Deadline`. Which nodes answer:
-  `Dropout`, `Outages`, `NeverAnswers`, `Sampled`, `Trace`, `DayNight`.
+  How much the nodes that answer do: `Full`, `PartialEpochs`, `UniformBudget`, `Deadline`, `Controller`. Which nodes
+  answer: `Dropout`, `Outages`, `NeverAnswers`, `Sampled`, `Trace`, `DayNight`.
 
   It may import `_core`, `_numerics`, `_data` and `costs`.
 """
@@ -27,12 +27,14 @@ from mocha_jax.systems._base import per_node as per_node
 from mocha_jax.systems._budgets import Deadline as Deadline
 from mocha_jax.systems._budgets import PartialEpochs as PartialEpochs
 from mocha_jax.systems._budgets import UniformBudget as UniformBudget
+from mocha_jax.systems._controller import Controller as Controller
 from mocha_jax.systems._work import Info as Info
 from mocha_jax.systems._work import Request as Request
 from mocha_jax.systems._work import Work as Work
 
 __all__ = [
     "Both",
+    "Controller",
     "DayNight",
     "Deadline",
     "Dropout",

@@ -21,6 +21,7 @@ MOCHAS: dict[str, Any] = {
 }
 ALGORITHMS = MOCHAS | {
     "mocha_adaptive": mj.Mocha(),
+    "averaged": mj.Averaged(mj.algorithm1(sigma_prime="per_task"), after=30),
     "cocoa": mj.Cocoa(0.2),
     "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
     "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),

@@ -168,6 +168,9 @@ def methods():
             "x": Arg(np.asarray(data.x), reals(3, 4, None, finite=True), ("y",)), "y": Arg(np.asarray(data.y), reals(3, 4, finite=True)),
             "weight": Arg(np.ones((3, 4)), reals(3, 4, finite=True, low=0)), "loss_scaling": Arg("sum", word("sum", "task_mean")),
         }),
+        "systems.Controller.cycle": Call(mj.systems.Controller(costs.lte()).cycle, {
+            "data": of(mj.TaskData, data, same_shape, "request"), "request": Arg(world.request(), lambda v: v is world.request(), ("data",)),
+        }),
         "costs.Cost.check_nodes": Call(costs.Cost().check_nodes, {"num_nodes": Arg(3, count(1))}),
         "costs.Cost.message_seconds": Call(costs.lte().message_seconds, {"down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),
         "costs.Cost.seconds": Call(costs.lte().seconds, {"flops": Arg(2.0, any_numbers), "down": Arg(2.0, any_numbers), "up": Arg(2.0, any_numbers)}),
@@ -233,6 +236,14 @@ def measures():
         "theory.dual_bound": Call(theory.dual_bound, {
             "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),
+        "theory.gap_bound": Call(theory.gap_bound, {
+            "start": Arg(2.0, number(0)), "rounds": Arg(3, number(0)), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
+        }),
+        "theory.lemma5": Call(theory.lemma5, rule | {
+            "problem": problem_arg(None, "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "s": Arg(0.5, UNIT),
+            "theta_bar": Arg(0.5, number(0, 1, shapes=[(), (world.M,)])), "relation": omega,
+        }),
+        "theory.lemma7": Call(theory.lemma7, {"problem": problem, "relation": omega}),
         "theory.theorem1": Call(theory.theorem1, {
             "start": Arg(2.0, number(0)), "tol": Arg(0.5, start), "s": Arg(0.5, unit), "theta_bar": Arg(0.5, unit), "gamma": Arg(0.5, number(above=0, high=1)),
         }),

@@ -65,7 +65,10 @@ def optimizer(value):
 
 def constructors():
     r, s, losses, c = mj.regularizers, mj.systems, mj.losses, mj.coupling
-    dual = {"omega_every": Arg(2, optional(count(1))), "smoothing": Arg(0.5, number(0))}
+    dual = {
+        "omega_every": Arg((2, 3), optional(either(count(1), lambda v: sequence(1)(v) and len(v) > 0))),
+        "smoothing": Arg(0.5, number(0)), "initial_omega": Arg(np.eye(3) / 3, optional(covariance(None))),
+    }  # fmt: skip
     subproblem = dual | {
         "sigma_prime": Arg("per_task", word("lemma9", "per_task", "spectral")),
         "gamma": Arg(0.5, number(above=0, high=1)),
@@ -99,6 +102,9 @@ def constructors():
         }),
         "regularizers.Clustered": Call(r.Clustered, {"lam": Arg(0.5, POSITIVE), "eta": Arg(0.5, POSITIVE), "k": Arg(2.0, POSITIVE)}),
         "regularizers.Probabilistic": Call(r.Probabilistic, {"lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True))}),
+        "regularizers.MatrixNormal": Call(r.MatrixNormal, {
+            "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "floor": Arg(0.5, POSITIVE),
+        }),
         "regularizers.SparsePrecision": Call(r.SparsePrecision, {
             "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE),
         }),
@@ -143,7 +149,7 @@ def constructors():
         }),
         "costs.Cost": Call(mj.costs.Cost, {
             **{name: Arg(2.0, POSITIVE) for name in ("flops_per_second", "download", "upload", "bytes_per_number")},
-            **{name: Arg(0.5, number(0)) for name in ("latency", "cycle")},
+            **{name: Arg(0.5, number(0)) for name in ("latency", "cycle", "server")},
         }),
         "systems.Dropout": Call(s.Dropout, {"p": Arg(0.5, UNIT)}),
         "systems.Outages": Call(s.Outages, {
@@ -157,6 +163,7 @@ def constructors():
         "systems.UniformBudget": Call(s.UniformBudget, {
             "low": Arg(0.25, number(0, 0.5)), "high": Arg(0.5, number(0.25, 1)), "of": Arg("own", word("own", "smallest")),
         }),
+        "systems.Controller": Call(s.Controller, {"cost": Arg(mj.costs.lte(), instance(mj.costs.Cost)), "epoch_theta": Arg(0.5, number(above=0, below=1))}),
         "systems.Deadline": Call(s.Deadline, {"seconds": Arg(2.0, POSITIVE), "cost": Arg(mj.costs.lte(), instance(mj.costs.Cost))}),
         "systems.Both": Call(s.Both, {
             "first": Arg(s.Full(), instance(s.System), ("the left side",)), "second": Arg(s.Full(), instance(s.System), ("the right side",)),
@@ -173,11 +180,19 @@ def constructors():
             "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "memory": Arg(3, count(1)),
             "sigma_prime": Arg("adaptive", word("lemma9", "per_task", "spectral", "adaptive")),
         }),
+        "Averaged": Call(mj.Averaged, {
+            "algorithm": Arg(mj.algorithm1(), instance(mj.DualMethod)), "after": Arg(3, number(0)),
+        }),
+        "algorithm1": Call(mj.algorithm1, {
+            "local_epochs": Arg(1.0, number(above=0, shapes=[()])), "sigma_prime": Arg("lemma9", word("lemma9", "per_task", "spectral")),
+            "gamma": subproblem["gamma"], "omega_every": dual["omega_every"],
+            "initial_omega": dual["initial_omega"],
+        }),
         "Cocoa": Call(mj.Cocoa, subproblem | {
             "theta": Arg(0.5, number(0, below=1)), "max_epochs": Arg(3, lambda v: count(1)(v) or (isinstance(v, int | np.integer) and not isinstance(v, bool) and bool(v > 0))),
         }),
         "MiniBatchSdca": Call(mj.MiniBatchSdca, dual | batch | {"beta": Arg(2.0, number(1))}),
-        "MiniBatchSgd": Call(mj.MiniBatchSgd, dual | batch | {
+        "MiniBatchSgd": Call(mj.MiniBatchSgd, {k: v for k, v in dual.items() if k != "initial_omega"} | batch | {
             "step_size": Arg(0.5, POSITIVE), "power": Arg(0.5, number(0)), "horizon": Arg(1.0, POSITIVE),
         }),
         "FedAvg": Call(mj.FedAvg, model | trainer | {
@@ -242,7 +257,7 @@ def in_use():
         "regularizers.Independent": some, "regularizers.MeanRegularized": one, "regularizers.Graph": one,
         "regularizers.Clustered": one, "regularizers.Probabilistic": one, "regularizers.SparsePrecision": one,
         "systems.Dropout": None, "systems.Sampled": one, "systems.DayNight": some, "systems.PartialEpochs": some,
-        "systems.UniformBudget": some, "systems.Deadline": some, "systems.Outages": some, "systems.Trace": None,
+        "systems.UniformBudget": some, "systems.Deadline": some, "systems.Controller": some, "systems.Outages": some, "systems.Trace": None,
     }  # fmt: skip
     tiny, huge = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

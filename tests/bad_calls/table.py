@@ -23,13 +23,13 @@ CONTRACTS = (
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
-    "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8",
+    "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
-    "networks.dropped", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", *(f"TaskData.{name}" for name in (
+    "networks.dropped", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),

@@ -44,9 +44,7 @@ def test_small_samples_stay_as_they_come():
     assert order(mj.pack_tasks([np.ones((3, 2))], [np.ones(3)]).x) == (0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [mj.Mocha(), mj.Mocha.paper(), mj.MiniBatchSdca(4, beta=2.0)], ids=["a", "p", "b"]
-)
+@pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.algorithm1(), mj.MiniBatchSdca(4, beta=2.0)], ids=["a", "p", "b"])
 def test_their_order_changes_no_result(data, algorithm):
     _, packed = data
     stored = packed.replace(x=np.array(packed.x))
@@ -71,7 +69,7 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
 
     def memory_of(problem):
-        config: Any = make_config(mj.Mocha.paper(), problem, None, None, None, 1).laid_out()
+        config: Any = make_config(mj.algorithm1(), problem, None, None, None, 1).laid_out()
         held = config.problem.data.layout.buckets[0].x.unsafe_buffer_pointer(), config.problem.data.x
         where, room = chunk.allocate(key, config, None, records=3)
         programs = [

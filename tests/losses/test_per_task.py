@@ -39,7 +39,7 @@ def mixed_loss():
 
 CASES: dict[str, Any] = {
     "near the mean": (R.MeanRegularized(0.2, 0.05), oracles.mean_regularized(0.2, 0.05), mj.Mocha(), {}),
-    "algorithm 1": (R.MeanRegularized(0.2, 0.05), oracles.mean_regularized(0.2, 0.05), mj.Mocha.paper(), {}),
+    "algorithm 1": (R.MeanRegularized(0.2, 0.05), oracles.mean_regularized(0.2, 0.05), mj.algorithm1(), {}),
     "cocoa": (R.Independent(0.05), oracles.independent(0.05), mj.Cocoa(0.1), {}),
     "learned": (R.Probabilistic(0.05, 2.0), oracles.squared_nuclear_norm(0.05, 2.0), mj.Mocha(), {}),
     "buckets": (R.MeanRegularized(0.2, 0.05), oracles.mean_regularized(0.2, 0.05), mj.Mocha(), {"largest": 400}),

@@ -277,7 +277,7 @@ def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
     loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)
     problem = mj.Problem(data, loss, mj.regularizers.MeanRegularized(0.1, 0.5))
     exported = jax.export.export(
-        jax.jit(lambda problem: mj.run(problem, mj.Mocha.paper(), key, num_rounds=2)[1].gap), platforms=[platform]
+        jax.jit(lambda problem: mj.run(problem, mj.algorithm1(), key, num_rounds=2)[1].gap), platforms=[platform]
     )(problem)
     assert not any(call in exported.mlir_module() for call in CALLS.values())
 

@@ -31,7 +31,10 @@ def flat(tasks=4, n=24, d=3, seed=0):
 
 
 def options(folder, data, trials=2):
-    return argparse.Namespace(data=data, trials=trials, rounds=10, tol=1e-2, metric=None, seed=0, out=folder)
+    from experiments.protocol import MODELS
+
+    settings = dict(trials=trials, rounds=10, tol=1e-2, metric=None, seed=0, models=MODELS)
+    return argparse.Namespace(data=data, out=folder, **settings)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -45,7 +48,7 @@ def test_trials_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatc
     protocol.study(options(tmp_path, [tmp_path / "small.npz"], trials=1), paper)
     path = tmp_path / "trials.csv"
     first = path.read_text()
-    assert len(first.splitlines()) == 4
+    assert len(first.splitlines()) == 1 + len(protocol.MODELS)
     path.write_text(first + "small,rounds=10 tol=0.01 se")  # cut off by a kill
     protocol.study(options(tmp_path, [tmp_path / "small.npz"]), paper)
     rows = [row for row in experiments.rows.read(path, protocol.Row) if row.tasks == "small"]

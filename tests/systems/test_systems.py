@@ -7,6 +7,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax.systems import (
+    Controller,
     DayNight,
     Deadline,
     Dropout,
@@ -283,6 +284,8 @@ BAD = {
     "table nodes": (lambda data, full: Trace(np.ones((2, 3))).work(KEY, data, full), "table has 3 nodes, the data 5"),
     "phase": (lambda data, full: DayNight(24, 0.5, np.ones(2)).work(KEY, data, full), r"one per node \[5\]"),
     "period": (lambda data, full: DayNight(0), "period must be finite and > 0"),
+    "controller": (lambda data, full: Controller(mj.costs.wifi(), 1.0), r"epoch_theta must be in \(0, 1\)"),
+    "clocks of none": (lambda data, full: Controller(0.5), "cost must be a Cost"),  # type: ignore[arg-type]
     "deadline": (lambda data, full: Deadline(-1.0, mj.costs.wifi()), "seconds must be finite and > 0"),
     "deadline cost": (
         lambda data, full: Deadline(1.0, mj.costs.Cost),  # type: ignore[arg-type]
