@@ -8,7 +8,7 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "coupling", "costs", "datasets", "likelihoods", "losses", "metrics", "networks", "partition", "plotting", "regularizers",
+    "", "coupling", "costs", "datasets", "likelihoods", "losses", "metrics", "networks", "partition", "plotting", "readers", "regularizers",
     "servers", "spectral", "systems", "theory",
 )  # fmt: skip
 
@@ -22,14 +22,14 @@ CONTRACTS = (
 # What the library makes and hands out.
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
-    "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
+    "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "readers.Users", "networks.Layer", "networks.LSTMLayer",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
-    "networks.dropped", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", *(f"TaskData.{name}" for name in (
+    "networks.dropped", "likelihoods.Sequence.columns", "likelihoods.NextSymbol.columns", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),
