@@ -221,8 +221,9 @@ class LSTM(Network):
     h_s = \sigma(o_s) \odot \tanh(c_s),
     $$
 
-    and the outputs at a position are an affine function of the last layer's $h_s$. Weights begin with Glorot's uniform
-    distribution, biases at 0, but for those of the forget gates, which are 1: to begin with, memory lasts.
+    and the outputs at a position are an affine function of the last layer's $h_s$. Embeddings begin standard normal,
+    weights with Glorot's uniform distribution, biases at 0, but for those of the forget gates, which are 1: to begin
+    with, memory lasts.
 
     With `likelihoods.NextSymbol` it is a language model, with `likelihoods.Sequence` it labels positions. For one label
     a sample take the last position, ``Model(lstm.init, lambda params, x: lstm.apply(params, x)[:, -1])``.
@@ -264,7 +265,8 @@ class LSTM(Network):
             for a, b, width in zip(keys[2::2], keys[3::2], widths, strict=True)
         )
         outputs = self.vocabulary if self.outputs is None else self.outputs
-        return dense(keys[0], self.vocabulary, self.embedding).w, layers, dense(keys[1], self.hidden, outputs)
+        embedding = jax.random.normal(keys[0], (self.vocabulary, self.embedding))  # of the size that Glorot's suit
+        return embedding, layers, dense(keys[1], self.hidden, outputs)
 
     def apply(
         self, params: tuple[Array, tuple[LSTMLayer, ...], Layer], x: Array, key: Array | None = None
