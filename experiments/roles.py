@@ -26,6 +26,10 @@ class Roles(NamedTuple):
         some = np.sort(_draw(key).permutation(len(self.train))[:count])
         return Roles([self.train[i] for i in some], [self.test[i] for i in some], self.symbols)
 
+    def shortened(self, most: int) -> Roles:
+        """The first so many training rows of every role: a full batch costs every client what it costs the largest."""
+        return self._replace(train=[(rows[:most], lengths[:most]) for rows, lengths in self.train])
+
     def problem(self, key: jax.Array, iid: bool) -> mj.Prediction:
         """Predict the next symbol; each client has a role, or the same rows dealt at random in equal parts.
 

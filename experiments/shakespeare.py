@@ -51,13 +51,14 @@ def main() -> None:
     )
     parser.add_argument("--passes", type=int, default=300, help="rounds times E, at most (default %(default)s)")
     parser.add_argument("--clients", type=int, default=100, help="roles, at random (default %(default)s)")
+    parser.add_argument("--most", type=int, default=10**6, help="training rows of a role, at most (default all)")
     parser.add_argument("--length", type=int, default=80, help="characters a row predicts (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further run after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("experiments/shakespeare"), help="folder of CSV and picture")
     options = parser.parse_args()
-    if min(options.passes, options.clients, options.length) < 1:
-        parser.error("--passes, --clients and --length must be 1 or more")
+    if min(options.passes, options.clients, options.length, options.most) < 1:
+        parser.error("--passes, --clients, --length and --most must be 1 or more")
     if options.data is not None and not options.data.exists():
         print(f"{options.data} is not here: skipped")
         return
@@ -74,14 +75,15 @@ def study(options: argparse.Namespace) -> tuple[list[Row], float]:
         every = roles.babble(key, options.clients, options.length)
     else:
         every = roles.shakespeare(options.data, options.length).chosen(key, options.clients)
+    every = every.shortened(options.most)
     model = mj.networks.LSTM(every.symbols, **MODELS[options.model])
     samples = float(np.mean([len(role[0]) for role in every.train]))
     characters = [int(sum(role[1].sum() for role in part)) for part in (every.train, every.test)]
     print(f"{len(every.train)} roles, {samples:.1f} rows each on average, {every.symbols} symbols; {characters[0]} "
           f"characters for training, {characters[1]} for testing", flush=True)  # fmt: skip
     path = options.out / "rounds.csv"
-    settings = (f"clients={options.clients} length={options.length} passes={options.passes} seed={options.seed} "
-                f"target={options.target:g} data={options.data and options.data.stem}")  # fmt: skip
+    settings = (f"clients={options.clients} length={options.length} most={options.most} passes={options.passes} "
+                f"seed={options.seed} target={options.target:g} data={options.data and options.data.stem}")  # fmt: skip
     known = {row[:7]: row for row in read(path, Row)}
     rows, began = [], time.perf_counter()
     for setting in options.settings:
