@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
@@ -191,6 +192,7 @@ def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Ev
     return Evaluation(error, loss, scores.mean(scores.loss), error, diverged, alive)
 
 
+@on_purpose
 def real_labels(data: TaskData, likelihood: Likelihood) -> np.ndarray | None:
     """Return the labels of all samples; None where they are traced."""
     y, weight = check.concrete(likelihood.parts(data.x, data.y)[1]), check.concrete(data.weight)
