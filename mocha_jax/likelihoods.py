@@ -18,6 +18,7 @@ __all__ = [
     "Gaussian",
     "Likelihood",
     "NextSymbol",
+    "Positions",
     "Sequence",
 ]
 
@@ -29,7 +30,7 @@ def __dir__() -> list[str]:
 class Likelihood(Pytree):
     """A distribution of labels ``[..., b]`` given outputs ``[..., b, c]``; methods return a number for every label.
 
-    A likelihood of more than one label a sample (see `Sequence`) says by `parts` where they are: the network then has
+    A likelihood of more than one label a sample (see `Positions`) says by `parts` where they are: the network then has
     outputs for each, and the methods return a number for every sample.
     """
 
@@ -141,11 +142,11 @@ class Gaussian(Likelihood):
         return self.loss(predictive, y), self.error(predictive, y)
 
 
-class Sequence(Likelihood):
-    r"""A label at every position of a sample, each by a likelihood of one label: outputs are ``[b, T, c]``.
+class Positions(Likelihood):
+    r"""Labels at the positions of a sample, each by a likelihood of one label: outputs are ``[b, T, c]``.
 
-    A row of the data holds T inputs and after them their T labels. **Its y is its length**, how many of the positions
-    are there; what lies beyond is padding, of any content. A class below 0 is no label, so that -1 masks a position.
+    Rows of the data hold inputs and labels, as a subclass has them. **Their y is their length**, how many of the
+    positions are there; what lies beyond is padding, of any content. A class below 0 is no label: -1 masks a position.
 
     The loss of a sample is the mean over its labels $\mathcal{T}_i$,
 
@@ -159,37 +160,22 @@ class Sequence(Likelihood):
 
     Args:
       each: the likelihood of a label.
-
-    Examples:
-      Two samples of three positions, the second with a label at the first position only:
-
-      >>> import jax.numpy as jnp
-      >>> rows = jnp.array([[5.0, 6.0, 7.0, 0.0, 1.0, 0.0], [5.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
-      >>> likelihood = Sequence()
-      >>> inputs, labels = likelihood.parts(rows, jnp.array([3.0, 1.0]))
-      >>> inputs.shape, labels.tolist(), likelihood.count(labels).tolist()
-      ((2, 3), [[0.0, 1.0, 0.0], [1.0, nan, nan]], [3, 1])
-      >>> outputs = jnp.array([0.0, 1.0]) * jnp.ones((2, 3, 2))  # class 1 is predicted everywhere
-      >>> (3 * likelihood.error(outputs, labels)).tolist()
-      [2.0, 0.0]
     """
 
     each: Likelihood = Categorical()
 
     def __post_init__(self) -> None:
         check.instance(type(self).__name__, "each", self.each, Likelihood, "likelihoods.Categorical()")
-        if isinstance(self.each, Sequence):
+        if isinstance(self.each, Positions):
             raise ValueError(f"{type(self).__name__}: each must be a likelihood of one label, got {self.each!r}.")
 
     @property
     def classes(self) -> bool:
         return self.each.classes
 
+    @abstractmethod
     def columns(self, x: Array) -> tuple[Array, Array]:
         """Divide rows into inputs and the labels at their positions, both ``[..., b, T]``."""
-        if x.shape[-1] % 2:
-            raise ValueError(f"Sequence: a row holds T inputs and T labels, an even number; got {x.shape[-1]}.")
-        return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
 
     def parts(self, x: Array, y: Array) -> tuple[Array, Array]:
         """Inputs ``[..., b, T]``, and labels ``[..., b, T]`` with NaN where there is none."""
@@ -230,10 +216,42 @@ class Sequence(Likelihood):
         return _mean(loss, y), _mean(error, y)
 
 
-class NextSymbol(Sequence):
+class Sequence(Positions):
+    """A label at every position: a row of the data holds T inputs and after them their T labels.
+
+    Its y is its length, and a class of -1 is no label, see `Positions`.
+
+    Args:
+      each: the likelihood of a label.
+
+    Examples:
+      Two samples of three positions, the second with a label at the first position only:
+
+      >>> import jax.numpy as jnp
+      >>> rows = jnp.array([[5.0, 6.0, 7.0, 0.0, 1.0, 0.0], [5.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
+      >>> likelihood = Sequence()
+      >>> inputs, labels = likelihood.parts(rows, jnp.array([3.0, 1.0]))
+      >>> inputs.shape, labels.tolist(), likelihood.count(labels).tolist()
+      ((2, 3), [[0.0, 1.0, 0.0], [1.0, nan, nan]], [3, 1])
+      >>> outputs = jnp.array([0.0, 1.0]) * jnp.ones((2, 3, 2))  # class 1 is predicted everywhere
+      >>> (3 * likelihood.error(outputs, labels)).tolist()
+      [2.0, 0.0]
+    """
+
+    def columns(self, x: Array) -> tuple[Array, Array]:
+        """Divide rows into inputs and the labels at their positions, both ``[..., b, T]``."""
+        if x.shape[-1] % 2:
+            raise ValueError(f"Sequence: a row holds T inputs and T labels, an even number; got {x.shape[-1]}.")
+        return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+
+
+class NextSymbol(Positions):
     """The next symbol at every position: a row is a text of T + 1 symbols, its y how many of them are predicted.
 
-    The network sees the first T symbols; the label of each is the one after it. Otherwise as `Sequence`.
+    The network sees the first T symbols; the label of each is the one after it. For the rest see `Positions`.
+
+    Args:
+      each: the likelihood of a label.
 
     Examples:
       The text "abac" in three symbols, and "ab" padded:

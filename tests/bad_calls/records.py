@@ -48,7 +48,7 @@ def sequence(least, *, size=None, also=lambda value: False):
 
 def each(value):
     """A likelihood of one label."""
-    return isinstance(value, mj.likelihoods.Likelihood) and not isinstance(value, mj.likelihoods.Sequence)
+    return isinstance(value, mj.likelihoods.Likelihood) and not isinstance(value, mj.likelihoods.Positions)
 
 
 def optimizer(value):

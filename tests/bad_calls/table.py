@@ -14,7 +14,7 @@ MODULES = (
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
-    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood,
+    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
     mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
     mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
 )  # fmt: skip
@@ -29,7 +29,7 @@ RESULTS = {
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound", "networks.dense", "networks.convolution", "networks.convolved", "networks.convolved_by_product",
-    "networks.dropped", "likelihoods.Sequence.columns", "likelihoods.NextSymbol.columns", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", *(f"TaskData.{name}" for name in (
+    "networks.dropped",  "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),
