@@ -121,11 +121,7 @@ def study(options: argparse.Namespace) -> list[Row]:
         for epochs, batch, fraction, rate in _settings(options):
             name = options.model, epochs, batch, fraction, int(iid), rate, settings
             if name not in known:
-                # A checkpoint for each run: named by all that the run depends on, kept until its row is.
-                checkpoint = options.out / f"run_{hashlib.blake2b(repr(name).encode(), digest_size=8).hexdigest()}.npz"
-                known[name] = _one(problem, model, name, options, checkpoint)
-                append(path, known[name])
-                checkpoint.unlink(missing_ok=True)
+                known[name] = kept(path, problem, model, name, options)
             rows.append(known[name])
     return rows
 
@@ -136,6 +132,20 @@ def _settings(options: argparse.Namespace) -> Iterable[tuple[int, int, float, fl
             for fraction in options.fraction:
                 for rate in options.rates:
                     yield epochs, batch, fraction, rate
+
+
+def kept(
+    path: Path, problem: mj.Prediction, model: mj.networks.Network, name: tuple[Any, ...], options: argparse.Namespace
+) -> Row:
+    """Run one setting and append it to the CSV.
+
+    A checkpoint is named by all that the run depends on, and kept until its row is.
+    """
+    checkpoint = path.parent / f"run_{hashlib.blake2b(repr(name).encode(), digest_size=8).hexdigest()}.npz"
+    row = _one(problem, model, name, options, checkpoint)
+    append(path, row)
+    checkpoint.unlink(missing_ok=True)
+    return row
 
 
 def _one(

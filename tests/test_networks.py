@@ -69,3 +69,55 @@ def test_a_convolution_is_a_product_of_patches(shape):
     np.testing.assert_allclose(product(h, w), plain(h, w), rtol=1e-12, atol=1e-12)
     slopes = (jax.grad(lambda h, w, f=f: (f(h, w) ** 3).sum(), argnums=(0, 1))(h, w) for f in (product, plain))
     chex.assert_trees_all_close(*slopes, rtol=1e-10, atol=1e-10)
+
+
+def lstm(params, x):
+    """The equations one position after the other, each gate by itself, in NumPy."""
+    embedding, layers, (w_out, b_out) = jax.tree.map(np.asarray, params)
+    states = [(np.zeros((len(x), len(u))), np.zeros((len(x), len(u)))) for _, u, _ in layers]
+    out = []
+
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    for s in range(x.shape[1]):
+        e = np.array([embedding[k] if 0 <= k < len(embedding) else 0 * embedding[0] for k in x[:, s]])
+        for j, (w, u, b) in enumerate(layers):
+            (h, c), n = states[j], len(u)
+            i, f, g, o = (
+                e @ w[:, k * n : (k + 1) * n] + h @ u[:, k * n : (k + 1) * n] + b[k * n : (k + 1) * n] for k in range(4)
+            )
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            e = sigmoid(o) * np.tanh(c)
+            states[j] = e, c
+        out.append(e @ w_out + b_out)
+    return np.stack(out, 1)
+
+
+@pytest.mark.parametrize(("layers", "outputs"), [(1, None), (2, 3)])
+def test_an_lstm_is_its_equations(layers, outputs, key):
+    model = mj.networks.LSTM(5, embedding=3, hidden=4, layers=layers, outputs=outputs)
+    params = model.init(key)
+    assert [layer.b.tolist() for layer in params[1]] == [[0.0] * 4 + [1.0] * 4 + [0.0] * 8] * layers
+    params = jax.tree.map(lambda a: a + 0.3 * jax.random.normal(jax.random.fold_in(key, a.size), a.shape), params)
+    x = np.random.default_rng(0).integers(-1, 6, (7, 9))
+    with jax.numpy_rank_promotion("allow"):
+        np.testing.assert_allclose(model.apply(params, jnp.asarray(x, float)), lstm(params, x), rtol=1e-10)
+
+
+def test_an_lstms_slopes_are_differences(key):
+    model = mj.networks.LSTM(4, embedding=2, hidden=3)
+    params = model.init(key)
+    rng = np.random.default_rng(0)
+    x, weigh = rng.integers(0, 4, (5, 6)), rng.normal(size=(5, 6, 4))
+    leaves, structure = jax.tree.flatten(params)
+    with jax.numpy_rank_promotion("allow"):
+        slopes = jax.tree.leaves(jax.grad(lambda p: jnp.sum(weigh * model.apply(p, jnp.asarray(x, float))))(params))
+    for i, slope in enumerate(slopes):
+        way = rng.normal(size=slope.shape)
+
+        def moved(t, i=i, way=way):
+            there = [np.asarray(a) + (t * way if j == i else 0) for j, a in enumerate(leaves)]
+            return (weigh * lstm(jax.tree.unflatten(structure, there), x)).sum()
+
+        np.testing.assert_allclose((slope * way).sum(), (moved(1e-5) - moved(-1e-5)) / 2e-5, rtol=1e-7, atol=1e-8)

@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
@@ -52,7 +53,7 @@ class Prediction(Federated):
                 )
 
         for name, data in (("data", self.data), ("test", self.test)):
-            if data is not None and (y := real_labels(data)) is not None:
+            if data is not None and (y := real_labels(data, self.likelihood)) is not None:
                 if not len(y):
                     raise ValueError(f"Prediction: {name} has no samples (of weight > 0).")
                 self.likelihood.check_labels("Prediction", y)
@@ -74,6 +75,13 @@ class Prediction(Federated):
         """The held-out samples, or the training samples without any."""
         return self.data if self.test is None else self.test
 
+    def seen(self, samples: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shapes of what a network sees of so many samples, and of their labels."""
+        check.integer("Prediction.seen", 1, samples=samples)
+        dtype, d = self.data.dtype, self.data.num_features
+        rows = jax.ShapeDtypeStruct((int(samples), d), dtype), jax.ShapeDtypeStruct((int(samples),), dtype)
+        return jax.eval_shape(self.likelihood.parts, *rows)
+
     def merged(self) -> Prediction:
         """All training samples with one client: what a centralised baseline sees."""
         return self.replace(data=self.data.merged())
@@ -85,7 +93,7 @@ class Evaluation(Quality):
     # [] mean over the training of the last round, each batch before its step; of all that was minimised, proximal
     # terms and divergences too; infinite before any
     loss: Array
-    test_loss: Array  # [] mean over held-out samples of a task, then over tasks
+    test_loss: Array  # [] mean over held-out labels of a task, then over tasks
     error: Array  # [] the same of errors: share of wrong classes, or mean squared error
     diverged: Array  # [] int32 updates left out so far because they were not finite
     alive: Array  # [] bool false where as many trainings in a row as there are clients were not finite
@@ -100,7 +108,7 @@ class Scores(Pytree):
 
     loss: Array
     error: Array
-    samples: Array  # how many
+    samples: Array  # how many labels: one a sample, where a likelihood does not say otherwise
 
     def mean(self, values: Array) -> Array:
         """Over tasks with samples; NaN without any."""
@@ -112,12 +120,14 @@ class Scores(Pytree):
 Judge = Callable[[Array, Array, Array], tuple[Array, Array]]
 
 
-def score(data: TaskData, judge: Judge, whose: Array | None, clients: Array) -> Scores:
-    """Mean loss and error of every task.
+def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | None, clients: Array) -> Scores:
+    """Mean loss and error of the labels of every task.
 
     Args:
       data: samples to predict.
-      judge: ``judge(client, x, y)``, the losses and errors ``[b]`` of samples ``[b, d]`` by a client's network.
+      likelihood: of their labels.
+      judge: ``judge(client, x, y)``, the losses and errors ``[b]`` of samples by a client's network: of what it sees
+        of them and their labels, as `likelihood` has them.
       whose: ``[m]`` int32 the client whose network predicts a node's samples; None: all of them, on average.
       clients: ``[k]`` which clients have data.
     """
@@ -128,23 +138,24 @@ def score(data: TaskData, judge: Judge, whose: Array | None, clients: Array) -> 
     def one(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
         client, x, y, weight = given
 
-        def some(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        def some(part: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, y, weight = part
-            x = x.astype(y.dtype)
+            x, y = likelihood.parts(x.astype(y.dtype), y)
+            count = jnp.where(weight > 0, likelihood.count(y), 0)
             if whose is None:
                 everyone = lax.map(lambda c: judge(c, x, y), jnp.arange(len(clients), dtype=jnp.int32))
                 share = clients.astype(y.dtype) / jnp.maximum(jnp.sum(clients, dtype=y.dtype), 1.0)
                 found = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
             else:
                 found = judge(client, x, y)
-            loss, error = (jnp.sum(jnp.where(weight > 0, a, 0.0)) for a in found)
-            return loss, error
+            loss, error = (jnp.sum(jnp.where(count > 0, count.astype(a.dtype) * a, 0.0)) for a in found)
+            return loss, error, jnp.sum(count, dtype=jnp.int32)
 
         parts = tuple(
             jnp.pad(a, [(0, more)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, rows, *a.shape[1:]) for a in (x, y, weight)
         )
-        loss, error = lax.map(some, parts)
-        return jnp.sum(loss), jnp.sum(error), jnp.sum(weight > 0, dtype=jnp.int32)
+        loss, error, count = lax.map(some, parts)
+        return jnp.sum(loss), jnp.sum(error), jnp.sum(count, dtype=jnp.int32)
 
     client = jnp.zeros(m, jnp.int32) if whose is None else whose
     loss, error, count = lax.map(one, (client, data.x, data.y, data.weight))
@@ -181,7 +192,8 @@ def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Ev
     return Evaluation(error, loss, scores.mean(scores.loss), error, diverged, alive)
 
 
-def real_labels(data: TaskData) -> np.ndarray | None:
+@on_purpose
+def real_labels(data: TaskData, likelihood: Likelihood) -> np.ndarray | None:
     """Return the labels of all samples; None where they are traced."""
-    y, weight = check.concrete(data.y), check.concrete(data.weight)
+    y, weight = check.concrete(likelihood.parts(data.x, data.y)[1]), check.concrete(data.weight)
     return None if y is None or weight is None else y[weight > 0]

@@ -104,8 +104,8 @@ class Trainer(Algorithm[Prediction]):
         """
         data, room = problem.data, self.schedule.room(problem.data)
         params = jax.eval_shape(lambda: self.start(problem))
-        x = jax.ShapeDtypeStruct((room, data.num_features), data.dtype)
-        each = 3.0 * flops(lambda p, x: outputs(self.model, p, x), params, x) / room
+        x, y = problem.seen(room)
+        each = 3.0 * flops(lambda p, x: outputs(self.model, p, x, y.shape), params, x) / room
         return each * safe_ratio(data.sizes.astype(data.dtype), self.schedule.per_epoch(data).astype(data.dtype))
 
     def message(self, problem: Prediction) -> tuple[float, float]:
@@ -124,22 +124,22 @@ class Trainer(Algorithm[Prediction]):
         """Raise where the model cannot predict the problem's labels."""
         said = self.tried(problem, self.start, "")
         labels = [
-            y for data in (problem.data, problem.test) if data is not None and (y := real_labels(data)) is not None
-        ]
+            y for data in (problem.data, problem.test)
+            if data is not None and (y := real_labels(data, problem.likelihood)) is not None
+        ]  # fmt: skip
         known = np.concatenate(labels) if labels else None
-        problem.likelihood.check_outputs(type(self).__name__, said.shape[1], known)
+        problem.likelihood.check_outputs(type(self).__name__, said.shape[-1], known)
 
     def tried(self, problem: Prediction, make: Callable[[Prediction], Params], how: str) -> jax.ShapeDtypeStruct:
         """Try the model with such parameters on two samples; raise an error that names both where it cannot."""
-        width = problem.data.num_features
+        seen, labels = problem.seen(2)
         try:
-            return jax.eval_shape(lambda x: outputs(self.model, make(problem), x),
-                                  jax.ShapeDtypeStruct((2, width), problem.data.dtype))  # fmt: skip
+            return jax.eval_shape(lambda x: outputs(self.model, make(problem), x, labels.shape), seen)
         except (TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"{type(self).__name__}: the model {type(self.model).__name__} cannot predict samples of {width} "
-                f"features{how}: {reason}"
+                f"{type(self).__name__}: the model {type(self.model).__name__} cannot predict samples of "
+                f"{seen.shape[1]} features{how}: {reason}"
             ) from error
 
     def expect_both(self, state: object, problem: object) -> None:
@@ -159,18 +159,18 @@ class Trainer(Algorithm[Prediction]):
           state: e.g. ``solution.state``.
           problem: of the solve.
           node: which client.
-          x: samples ``[b, d]``.
+          x: samples ``[b, d]``, as the network sees them: of sequences the inputs ``[b, T]``.
         """
         self.expect_both(state, problem)
         node, x = known_client(self, problem, node), samples(self, problem, x)
-        said = outputs(self.model, self.parameters(state, problem, node), x)
+        said = outputs(self.model, self.parameters(state, problem, node), x, problem.seen(len(x))[1].shape)
         return Predicted.of(problem.likelihood, problem.likelihood.predictive(said)[None])
 
     def judge(self, state: Any, problem: Prediction) -> Judge:
         """Losses and errors of samples, by a client's network."""
 
         def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            said = outputs(self.model, self.parameters(state, problem, client), x)
+            said = outputs(self.model, self.parameters(state, problem, client), x, y.shape)
             return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
 
         return judged
@@ -183,7 +183,8 @@ class Trainer(Algorithm[Prediction]):
     def scores(self, state: State, problem: Prediction) -> Scores:
         """Loss and error of every task on the samples that the problem is judged on."""
         self.expect_both(state, problem)
-        return score(problem.judged_on, self.judge(state, problem), self.whose(problem), problem.data.sizes > 0)
+        return score(problem.judged_on, problem.likelihood, self.judge(state, problem), self.whose(problem),
+                     problem.data.sizes > 0)  # fmt: skip
 
     def certify(self, state: Any, problem: Prediction) -> Evaluation:
         clients = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32)
@@ -217,7 +218,7 @@ def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Arra
 
 def samples(owner: Trainer, problem: Prediction, x: ArrayLike) -> Array:
     """Samples ``[b, d]`` in the data's precision."""
-    found = check.floats(type(owner).__name__, "x", x, ("b", problem.data.num_features), "fiub")
+    found = check.floats(type(owner).__name__, "x", x, ("b", problem.seen(1)[0].shape[1]), "fiub")
     return found.astype(problem.data.dtype)
 
 
@@ -227,19 +228,24 @@ def of_optax(owner: str, name: str, value: object, example: str) -> None:
         raise ValueError(f"{owner}: {name} must be of optax, e.g. {example}; got {check.shown(value)}.")
 
 
-def outputs(model: Network, params: Params, x: Array, key: Array | None = None) -> Array:
-    """Return the model's outputs, with JAX's usual promotion, which models of other libraries take for granted."""
+def outputs(model: Network, params: Params, x: Array, labels: tuple[int, ...], key: Array | None = None) -> Array:
+    """Return the model's outputs for labels of that shape, one row ``[c]`` for each.
+
+    With JAX's usual promotion, which models of other libraries take for granted.
+    """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         said = model.apply(params, x, key)
-    if getattr(said, "ndim", None) != 2 or len(said) != len(x):
-        shape = getattr(said, "shape", f"a {type(said).__name__}")
-        raise ValueError(f"outputs of {type(model).__name__} for samples {x.shape} must be [{len(x)}, c], got {shape}.")
+    shape = getattr(said, "shape", f"a {type(said).__name__}")
+    if not isinstance(shape, tuple) or not shape or shape[:-1] != labels:
+        wanted = ", ".join(map(str, (*labels, "c")))
+        raise ValueError(f"outputs of {type(model).__name__} for samples {x.shape} must be [{wanted}], got {shape}.")
     return said
 
 
 def mean_loss(model: Network, likelihood: Likelihood, params: Params, batch: Batch, key: Array | None) -> Array:
     """Return the weighted mean loss of a batch."""
-    losses = likelihood.loss(outputs(model, params, batch.x, key), batch.y)
+    x, y = likelihood.parts(batch.x, batch.y)
+    losses = likelihood.loss(outputs(model, params, x, y.shape, key), y)
     total = jnp.sum(batch.weight)
     return jnp.sum(jnp.where(batch.weight > 0, batch.weight * losses, 0.0)) / jnp.where(total > 0, total, 1.0)
 

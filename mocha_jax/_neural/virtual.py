@@ -326,7 +326,7 @@ class Virtual(Trainer):
           state: e.g. ``solution.state``.
           problem: of the solve.
           node: which client.
-          x: samples ``[b, d]``.
+          x: samples ``[b, d]``, as the network sees them: of sequences the inputs ``[b, T]``.
           key: of the draws; default one that depends on `seed`.
         """
         self.expect_both(state, problem)
@@ -337,6 +337,7 @@ class Virtual(Trainer):
 
     def _draws(self, state: VirtualState, problem: Prediction, node: Array, x: Array, key: Array | None) -> Array:
         """Return the predictions of every draw that may be averaged, ``[draws, b, c]``."""
+        labels = problem.seen(len(x))[1].shape
         if key is None:
             key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _PREDICTING)
         own = _row(state.private, node)
@@ -346,7 +347,7 @@ class Virtual(Trainer):
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), node))
             shared = draw(keys[0], state.mean, state.posterior.scale, to_shared)
             params = join(shared, draw(keys[1], own.mean, own.scale, to_private))
-            return problem.likelihood.predictive(outputs(self.model, params, x))
+            return problem.likelihood.predictive(outputs(self.model, params, x, labels))
 
         return jax.vmap(one)(jnp.arange(self.draws, dtype=jnp.uint32))
 

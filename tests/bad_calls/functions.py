@@ -52,6 +52,10 @@ def same_shape(value):
     return value.y.shape == world.data().y.shape and value.num_features == world.D
 
 
+def alphabet(value):
+    return isinstance(value, str) and len(set(value)) == len(value) > 0
+
+
 def problem_arg(valid=None, *words):
     return of(mj.Problem, world.problem() if valid is None else valid, lambda value: True, *words)
 
@@ -132,6 +136,14 @@ def drivers():
             "covariance": Arg(np.array([[1.0, 0.5], [0.5, 1.0]]), covariance(2)), "penalty": Arg(0.5, number(0, shapes=[(), (2, 2)])), "mask": Arg(np.array([True, True]), optional(marks(2))),
             "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
         }),
+        "readers.leaf": Call(mj.readers.leaf, {
+            "folder": Arg(world.leaf, lambda v: v == world.leaf()), "users": Arg(["A", "B"], optional(lambda v: list(v) in (["A"], ["B"], ["A", "B"], ["B", "A"]))),
+            "alphabet": Arg("abc", alphabet),
+        }),
+        "readers.symbols": Call(mj.readers.symbols, {"text": Arg("", lambda v: isinstance(v, str) and set(v) <= set("abc")), "alphabet": Arg("abc", alphabet)}),
+        "readers.windows": Call(mj.readers.windows, {
+            "sequence": Arg(np.arange(5), lambda v: reals(None, whole=True, low=0, least=2)(v)), "length": Arg(2, count(1)),
+        }),
         "pack_tasks": Call(mj.pack_tasks, {
             "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
             "task": Arg(None, optional(reals(world.M, whole=True, low=0, high=2))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
@@ -184,6 +196,7 @@ def methods():
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
+        "Prediction.seen": Call(world.prediction().seen, {"samples": Arg(3, count(1))}),
         "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
         "Virtual.predict": Call(virtual.predict, predict | {"state": Arg(world.refined, lambda v: v is world.refined()), "key": Arg(world.key(), optional(key))}),

@@ -59,6 +59,11 @@ def rising(value):
     )
 
 
+def each(value):
+    """A likelihood of one label."""
+    return isinstance(value, mj.likelihoods.Likelihood) and not isinstance(value, mj.likelihoods.Positions)
+
+
 def optimizer(value):
     return isinstance(value, optax.GradientTransformation)
 
@@ -132,6 +137,12 @@ def constructors():
             "which": Arg([0, 1, 0], optional(reals(None, low=0, high=1, whole=True, least=1))),
         }),
         "likelihoods.Gaussian": Call(mj.likelihoods.Gaussian, {"noise": Arg(0.5, number(above=0, shapes=[()]))}),
+        "likelihoods.Sequence": Call(mj.likelihoods.Sequence, {"each": Arg(mj.likelihoods.Categorical(), each)}),
+        "likelihoods.NextSymbol": Call(mj.likelihoods.NextSymbol, {"each": Arg(mj.likelihoods.Categorical(), each)}),
+        "networks.LSTM": Call(networks.LSTM, {
+            "vocabulary": Arg(5, count(1)), "embedding": Arg(2, count(1)), "hidden": Arg(3, count(1)), "layers": Arg(2, count(1)),
+            "outputs": Arg(4, optional(count(1))),
+        }),
         "networks.MLP": Call(networks.MLP, {
             "features": Arg(2, count(1)), "outputs": Arg(3, count(1)), "hidden": Arg((4,), sequence(1)),
             "dropout": Arg(0.5, number(0, below=1, shapes=[()])),

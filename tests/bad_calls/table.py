@@ -8,13 +8,13 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
+    "", "coupling", "costs", "datasets", "features", "readers", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
     "servers", "spectral", "systems", "theory",
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
-    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood,
+    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
     mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
 )  # fmt: skip
@@ -22,6 +22,7 @@ CONTRACTS = (
 # What the library makes and hands out.
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
+    "readers.Users", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip

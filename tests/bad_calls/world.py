@@ -1,6 +1,9 @@
 """Small right values for every argument, made once."""
 
 import functools
+import json
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +98,16 @@ def request():
 @functools.cache
 def candidates():
     return mj.grid(mj.regularizers.Independent, lam=[1.0, 0.5])
+
+
+@functools.cache
+def leaf():
+    """A folder with a file as LEAF's."""
+    folder = Path(tempfile.mkdtemp())
+    user = {"x": [[0.0, 1.0], [1.0, 0.0]], "y": [0, 1]}
+    content = {"users": ["A", "B"], "num_samples": [2, 2], "user_data": {"A": user, "B": user}}
+    (folder / "part.json").write_text(json.dumps(content))
+    return folder
 
 
 @functools.cache

@@ -35,6 +35,20 @@ def test_operations_are_counted():
     assert flops(lambda a: jax.lax.scan(lambda c, _: (c @ c, None), a, length=7)[0], jnp.ones((3, 3))) == 7 * 54
 
 
+def test_operations_of_every_position_are_counted():
+    v, e, h, t = 6, 3, 24, 7
+    model = mj.networks.LSTM(v, embedding=e, hidden=h)
+    data = mj.pack_tasks([np.zeros((4, t + 1)), np.zeros((10, t + 1))], [np.full(4, t), np.full(10, 2)])
+    problem = mj.Prediction(data, mj.likelihoods.NextSymbol())
+    algorithm = mj.FedAvg(model, optax.sgd(0.1), batch_size=5)
+    steps, sizes = np.asarray(algorithm.full_work(problem)), np.asarray(data.sizes)
+    each = np.asarray(algorithm.step_flops(problem)) * steps / sizes  # of a sample
+    products = 2 * t * (v * e + (e + h + h + h) * 4 * h + h * v)
+    others = 2 * t * 40 * h + t * 6 * v  # gates and states of two layers, embedding and outputs
+    assert ((3 * products <= each) & (each <= 3 * (products + others))).all()
+    assert products > 3 * others
+
+
 def test_what_does_not_fit_is_said(key):
     problem = make_problem()
     convex = mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(1.0))

@@ -1,6 +1,7 @@
 """The protocol of the tables: loading, skewing, resuming."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import get_type_hints
 
@@ -16,11 +17,12 @@ pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the
 @pytest.fixture
 def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from experiments import fedavg_rounds, images, protocol, rows, tasksets, virtual_table2
+    from experiments import fedavg_rounds, images, protocol, roles, rows, shakespeare, tasksets, virtual_table2
 
     return argparse.Namespace(
-        protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2
-    )
+        protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
+        roles=roles, shakespeare=shakespeare,
+    )  # fmt: skip
 
 
 def flat(tasks=4, n=24, d=3, seed=0):
@@ -146,6 +148,70 @@ def test_the_slides_tables_are_resumed(experiments, tmp_path, capsys, monkeypatc
     assert len(rows) == 4
     assert (tmp_path / "fedavg_rounds.png").stat().st_size > 10_000
     assert "non-IID" in both
+
+
+def test_roles_are_divided_in_time(experiments, tmp_path, key):
+    texts = [b"abcdefghij" * 3, b"aaaaa", b"the quick brown fox jumps over it"]
+    offsets = np.cumsum([0, *map(len, texts)])
+    np.savez(tmp_path / "texts.npz", text=np.frombuffer(b"".join(texts), np.uint8), offsets=offsets)
+    found = experiments.roles.shakespeare(tmp_path / "texts.npz", 8)
+    alphabet = bytes(sorted(set(b"".join(texts))))
+    assert found.symbols == len(alphabet)
+    assert len(found.train) == 2  # five characters are too few
+
+    def written(rows, lengths):
+        said = "".join(chr(alphabet[int(row[0])]) for row in rows[:1])
+        for row, n in zip(rows, lengths, strict=True):
+            said += "".join(chr(alphabet[int(k)]) for k in row[1 : int(n) + 1])
+        return said
+
+    for train, test, text in zip(found.train, found.test, (texts[0], texts[2]), strict=True):
+        cut = int(0.8 * len(text))
+        assert (written(*train), written(*test)) == (text[:cut].decode(), text[cut:].decode())
+    by_role, iid = (found.problem(key, iid) for iid in (False, True))
+    assert by_role.data.sizes.tolist() == [len(rows) for rows, _ in found.train]
+    assert sorted(iid.data.sizes.tolist()) == sorted(by_role.data.sizes.tolist())
+    assert int(by_role.data.y.sum()) >= 2 * 8
+    assert by_role.test.num_tasks == 1
+    assert int(by_role.test.sizes.sum()) == sum(len(rows) for rows, _ in found.test)
+
+
+def test_roles_of_leaf_are_rows_of_all_symbols(experiments, tmp_path):
+    line = "What's in a name? That"
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        user = {"x": [line[:10], line[1:11]], "y": [line[10], line[11]]}
+        content = {"users": ["JULIET"], "num_samples": [2], "user_data": {"JULIET": user}}
+        (tmp_path / part / "0.json").write_text(json.dumps(content))
+    found = experiments.roles.shakespeare(tmp_path, 80)
+    rows, lengths = found.train[0]
+    assert ["".join(mj.readers.ALPHABET[int(k)] for k in row) for row in rows] == [line[:11], line[1:12]]
+    assert lengths.tolist() == [10, 10]
+
+
+def test_the_language_model_is_trained_and_resumed(experiments, tmp_path, capsys, monkeypatch):
+    def main(*more):
+        monkeypatch.setattr(
+            "sys.argv",
+            ["shakespeare", "--clients", "6", "--length", "12", "--passes", "10", "--fraction", "0.5", "--marks", "0.2",
+             "--sgd-rates", "1", "--rates", "1", "--parts", "roles", "--out", str(tmp_path), *more],
+        )  # fmt: skip
+        experiments.shakespeare.main()
+        return capsys.readouterr().out
+
+    first = main("--settings", "e1")
+    every = main("--settings", "e1", "e5", "fedsgd")
+    assert (first.count("rate 1 "), every.count("rate 1 ")) == (1, 2)  # one was there
+    assert [line.split()[1:4] for line in every.splitlines()[-4:-1]] == [
+        ["FedAvg", "1", "10"], ["FedAvg", "5", "10"], ["FedSGD", "1", "all"],
+    ]  # fmt: skip
+    rows = {
+        row.epochs: row for row in experiments.rows.read(tmp_path / "rounds.csv", experiments.fedavg.Row) if row.batch
+    }
+    assert [len(rows[e].curve.split()) for e in (1, 5)] == [2, 2]
+    assert rows[5].best > 0.2  # of 12 symbols
+    assert (tmp_path / "shakespeare.png").stat().st_size > 10_000
+    assert "is not here: skipped" in main("--data", str(tmp_path / "nothing.npz"))
 
 
 @pytest.mark.slow
