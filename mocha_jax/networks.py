@@ -33,10 +33,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._numerics.convolution import convolved, pooled
 
 __all__ = [
     "CNN",
@@ -190,9 +191,7 @@ class CNN(Network):
     def apply(self, params: tuple[Layer, ...], x: Array, key: Array | None = None) -> Array:
         h = x.reshape(len(x), *self.shape)
         for layer in params[:2]:
-            h = convolved(h, layer.w) + layer.b
-            h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-            h = jax.nn.relu(h)
+            h = jax.nn.relu(pooled(convolved(h, layer.w) + layer.b))
         h = jax.nn.relu(h.reshape(len(x), -1) @ params[2].w + params[2].b)
         return h @ params[3].w + params[3].b
 
@@ -287,25 +286,6 @@ def dense(key: Array, inputs: int, outputs: int) -> Layer:
 def convolution(key: Array, size: int, inputs: int, outputs: int) -> Layer:
     """Initialise a convolution."""
     return Layer(jax.nn.initializers.glorot_uniform()(key, (size, size, inputs, outputs)), jnp.zeros(outputs))
-
-
-def convolved(h: Array, w: Array) -> Array:
-    """Pictures ``[b, height, width, c]`` convolved with ``w``, of the same size.
-
-    On a CPU all patches in one product: in loops, where training happens, XLA has no fast convolutions there.
-    """
-    if jax.default_backend() == "cpu":
-        return convolved_by_product(h, w)
-    return lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-def convolved_by_product(h: Array, w: Array) -> Array:
-    """Convolve as a product of every pixel's patch with the weights."""
-    height, width = h.shape[1:3]
-    down, across = w.shape[:2]
-    padded = jnp.pad(h, ((0, 0), ((down - 1) // 2, down // 2), ((across - 1) // 2, across // 2), (0, 0)))
-    shifts = [padded[:, i : i + height, j : j + width] for i in range(down) for j in range(across)]
-    return jnp.concatenate(shifts, axis=-1) @ w.reshape(-1, w.shape[-1])
 
 
 def dropped(x: Array, share: float, key: Array | None, place: int) -> Array:

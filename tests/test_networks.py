@@ -1,6 +1,5 @@
-"""Networks: what they compute, and what convolutions become."""
+"""Networks: what they compute."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,17 +54,3 @@ def test_a_cnn_sees_pictures(key):
         assert model.apply(params, jnp.ones((2, 8 * 12 * 2))).shape == (2, 3)
     with pytest.raises(ValueError, match="shape must be"):
         mj.networks.CNN((2, 12, 2))
-
-
-@pytest.mark.parametrize("shape", [(5, 5, 2, 3), (4, 3, 1, 2), (1, 1, 3, 1)])
-def test_a_convolution_is_a_product_of_patches(shape):
-    rng = np.random.default_rng(0)
-    h, w = jnp.asarray(rng.normal(size=(2, 7, 6, shape[2]))), jnp.asarray(rng.normal(size=shape))
-
-    def plain(h, w):
-        return jax.lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    product = mj.networks.convolved_by_product
-    np.testing.assert_allclose(product(h, w), plain(h, w), rtol=1e-12, atol=1e-12)
-    slopes = (jax.grad(lambda h, w, f=f: (f(h, w) ** 3).sum(), argnums=(0, 1))(h, w) for f in (product, plain))
-    chex.assert_trees_all_close(*slopes, rtol=1e-10, atol=1e-10)

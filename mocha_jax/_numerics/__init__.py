@@ -1,4 +1,5 @@
-"""Numerical methods that know of no federation: lasso, graphical lasso, MINRES, products in two floats.
+"""Numerical methods that know of no federation: lasso, graphical lasso, MINRES, products in two floats,
+convolutions.
 
 It may import `_core`.
 """

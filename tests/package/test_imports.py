@@ -13,8 +13,8 @@ ROOT = Path(mocha_jax.__file__).parent
 # From what all stand on to what stands on all: a room imports rooms of earlier lines only.
 ORDER = """
 _core
-_numerics costs likelihoods networks
-_data losses spectral
+_numerics costs likelihoods
+_data losses networks spectral
 coupling datasets partition systems
 regularizers
 _problem
