@@ -148,7 +148,7 @@ def _one(
     began = time.perf_counter()
     solution = mj.solve(
         problem, algorithm, key=jax.random.key(options.seed), tol=1.0 - options.target, max_rounds=options.rounds,
-        record_every=options.every, chunk=50, checkpoint=checkpoint,
+        record_every=options.every, chunk=10 * options.every, checkpoint=checkpoint,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     accuracy = 1.0 - np.asarray(solution.history.error, float)
