@@ -106,6 +106,10 @@ def constructors():
             "shape": Arg((8, 8, 1), lambda v: sequence(1, size=3)(v) and min(v[:2]) >= 4), "outputs": Arg(3, count(1)),
             "channels": Arg((2, 3), sequence(1, size=2)), "hidden": Arg(4, count(1)),
         }),
+        "networks.LateralCNN": Call(networks.LateralCNN, {
+            "shape": Arg((8, 8, 1), lambda v: sequence(1, size=3)(v) and min(v[:2]) >= 4), "outputs": Arg(3, count(1)),
+            "channels": Arg((2, 3), sequence(1, size=2)), "hidden": Arg(4, count(1)),
+        }),
         "networks.Model": Call(networks.Model, {
             "initialise": Arg(lambda key: jnp.ones((2, 2)), function), "predict": Arg(lambda w, x: x @ w, function), "stochastic": Arg(False, flag),
         }),
