@@ -397,6 +397,8 @@ def test_the_letter_begins_at_the_product_of_its_factors(key):
 def test_pruning_leaves_out_what_is_least_sure(key):
     problem, algorithm = classification(), make_virtual()
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
+    sizes = jax.tree.map(lambda a: jax.random.uniform(key, a.shape, minval=0.1, maxval=9.0), state.private.precision)
+    state = state.replace(private=Gaussian(sizes, state.private.shift))  # of unequal scales
     chex.assert_trees_all_close(state.pruned(0.0), state)
     sparse = jax.jit(lambda share: state.pruned(share))(0.6)
     for before, after in ((state.posterior, sparse.posterior), (state.private, sparse.private)):
