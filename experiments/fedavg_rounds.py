@@ -10,9 +10,10 @@ target. A CSV keeps every run; one that was interrupted goes on from its checkpo
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
+import itertools
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[0, 10], help="B, 0 for all (default %(default)s)")
     parser.add_argument("--fraction", type=float, nargs="*", default=[0.1], help="C (default %(default)s)")
     parser.add_argument("--parts", choices=("iid", "shards"), nargs="*", default=["iid", "shards"])
+    parser.add_argument("--slides", action="store_true", help="all their cells of the model, the cheapest first, "
+                        "in place of E, B, C and parts")  # fmt: skip
     parser.add_argument("--rates", type=float, nargs="*", default=[0.05, 0.1, 0.2], help="of the clients' SGD")
     parser.add_argument("--target", type=float, help="accuracy (default 0.97 for 2nn, 0.99 for cnn)")
     parser.add_argument("--rounds", type=int, default=1000, help="at most (default %(default)s)")
@@ -115,23 +118,38 @@ def study(options: argparse.Namespace) -> list[Row]:
                 f"seed={options.seed} target={options.target:g} data={options.data and options.data.stem}")  # fmt: skip
     known = {row[:7]: row for row in read(path, Row)}
     rows = []
-    for iid in (part == "iid" for part in options.parts):
+
+    @functools.cache
+    def problem(iid: bool) -> mj.Prediction:
         data = images.deal(jax.random.fold_in(key, int(iid)), train, options.clients, options.samples, iid)
-        problem = mj.Prediction(data, test=held)
-        for epochs, batch, fraction, rate in _settings(options):
+        return mj.Prediction(data, test=held)
+
+    for epochs, batch, fraction, iid in cells(options):
+        for rate in options.rates:
             name = options.model, epochs, batch, fraction, int(iid), rate, settings
             if name not in known:
-                known[name] = kept(path, problem, model, name, options)
+                known[name] = kept(path, problem(iid), model, name, options)
             rows.append(known[name])
     return rows
 
 
-def _settings(options: argparse.Namespace) -> Iterable[tuple[int, int, float, float]]:
-    for epochs in options.epochs:
-        for batch in options.batch:
-            for fraction in options.fraction:
-                for rate in options.rates:
-                    yield epochs, batch, fraction, rate
+class Cell(NamedTuple):
+    """A setting of the tables."""
+
+    epochs: int
+    batch: int  # 0: all
+    fraction: float
+    iid: bool
+
+
+def cells(options: argparse.Namespace) -> list[Cell]:
+    """The settings asked for; of the slides' in the order of the passes over a client's samples that theirs took."""
+    if not options.slides:
+        parts = [part == "iid" for part in options.parts]
+        return [Cell(e, b, c, iid) for iid, e, b, c in
+                itertools.product(parts, options.epochs, options.batch, options.fraction)]  # fmt: skip
+    found = {Cell(*name[1:]): rounds for name, rounds in SLIDES.items() if name[0] == options.model}
+    return sorted(found, key=lambda cell: found[cell] * cell.epochs * max(cell.fraction * options.clients, 1.0))
 
 
 def kept(
@@ -158,7 +176,7 @@ def _one(
     began = time.perf_counter()
     solution = mj.solve(
         problem, algorithm, key=jax.random.key(options.seed), tol=1.0 - options.target, max_rounds=options.rounds,
-        record_every=options.every, chunk=50, checkpoint=checkpoint,
+        record_every=options.every, chunk=10 * options.every, checkpoint=checkpoint,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     accuracy = 1.0 - np.asarray(solution.history.error, float)

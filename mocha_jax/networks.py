@@ -1,7 +1,7 @@
 r"""Models that are not linear: pairs of pure functions, ``init(key)`` and ``apply(params, x, key)``.
 
-`MLP`, `CNN` and, for sequences, `LSTM` come with the library, `Lateral` is the two-part network of VIRTUAL, and `Model`
-takes the functions of any other library. Of flax, for instance,
+`MLP`, `CNN` and, for sequences, `LSTM` come with the library, `Lateral` and `LateralCNN` are the two-part networks of
+VIRTUAL, and `Model` takes the functions of any other library. Of flax, for instance,
 
 ```python
 net = flax.linen.Dense(10)
@@ -27,21 +27,24 @@ noise for every row (see `Virtual`).
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._numerics.convolution import convolved, pooled
 from mocha_jax._numerics.recurrence import recurrence
 
 __all__ = [
     "CNN",
     "Lateral",
+    "LateralCNN",
     "LateralLayer",
     "Layer",
     "LSTM",
@@ -151,7 +154,36 @@ class MLP(Network):
         return x
 
 
-class CNN(Network):
+class _OfPictures(Network):
+    """Settings and first layers that networks of two convolutions, a dense layer and outputs share."""
+
+    shape: tuple[int, int, int] = static(default=(28, 28, 1))
+    outputs: int = static(default=10)
+    channels: tuple[int, int] = static(default=(32, 64))
+    hidden: int = static(default=512)
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        check.integer(owner, 1, outputs=self.outputs, hidden=self.hidden)
+        for name, example in (("shape", "(28, 28, 1)"), ("channels", "(32, 64)")):
+            object.__setattr__(self, name, check.widths(owner, name, getattr(self, name), example))
+        if len(self.shape) != 3 or min(self.shape[:2]) < 4:
+            raise ValueError(f"{owner}: shape must be height, width (4 or more) and channels, got {self.shape}.")
+        if len(self.channels) != 2:
+            raise ValueError(f"{owner}: channels must be those of two convolutions, got {self.channels}.")
+
+    def _layers(self, key: Array) -> tuple[Layer, ...]:
+        height, width, depth = self.shape
+        first, second = self.channels
+        keys = jax.random.split(key, 4)
+        inputs = (height // 2 // 2) * (width // 2 // 2) * second
+        return (
+            convolution(keys[0], 5, depth, first), convolution(keys[1], 5, first, second),
+            dense(keys[2], inputs, self.hidden), dense(keys[3], self.hidden, self.outputs),
+        )  # fmt: skip
+
+
+class CNN(_OfPictures):
     """Two 5 x 5 convolutions with 2 x 2 max-pooling, a dense layer with ReLU, and the outputs (McMahan et al. 2017).
 
     Args:
@@ -166,38 +198,14 @@ class CNN(Network):
       1663370
     """
 
-    shape: tuple[int, int, int] = static(default=(28, 28, 1))
-    outputs: int = static(default=10)
-    channels: tuple[int, int] = static(default=(32, 64))
-    hidden: int = static(default=512)
-
-    def __post_init__(self) -> None:
-        check.integer("CNN", 1, outputs=self.outputs, hidden=self.hidden)
-        for name, example in (("shape", "(28, 28, 1)"), ("channels", "(32, 64)")):
-            object.__setattr__(self, name, check.widths("CNN", name, getattr(self, name), example))
-        if len(self.shape) != 3 or min(self.shape[:2]) < 4:
-            raise ValueError(f"CNN: shape must be height, width (4 or more) and channels, got {self.shape}.")
-        if len(self.channels) != 2:
-            raise ValueError(f"CNN: channels must be those of two convolutions, got {self.channels}.")
-
     def init(self, key: Array) -> tuple[Layer, ...]:
-        height, width, depth = self.shape
-        first, second = self.channels
-        keys = jax.random.split(key, 4)
-        inputs = (height // 2 // 2) * (width // 2 // 2) * second
-        return (
-            convolution(keys[0], 5, depth, first), convolution(keys[1], 5, first, second),
-            dense(keys[2], inputs, self.hidden), dense(keys[3], self.hidden, self.outputs),
-        )  # fmt: skip
+        return self._layers(key)
 
     def apply(self, params: tuple[Layer, ...], x: Array, key: Array | None = None) -> Array:
         h = x.reshape(len(x), *self.shape)
-        for layer in params[:2]:
-            h = convolved(h, layer.w) + layer.b
-            h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-            h = jax.nn.relu(h)
-        h = jax.nn.relu(h.reshape(len(x), -1) @ params[2].w + params[2].b)
-        return h @ params[3].w + params[3].b
+        for (times, activation), layer in zip(_PICTURES, params, strict=True):
+            h = activation(times(h, layer.w) + layer.b)
+        return h
 
 
 class LSTMLayer(NamedTuple):
@@ -289,11 +297,17 @@ class Parts(NamedTuple):
 class LateralLayer(NamedTuple):
     """A client's layer with its connection from the server's network."""
 
-    w: Array  # [inputs, outputs] from the client's own layer below
-    u: Array  # [inputs of the server's layer, outputs]
+    w: Array  # [inputs, outputs] from the client's own layer below; of a convolution [height, width, inputs, outputs]
+    u: Array  # the same, from the server's layer below
     gate: Array  # [outputs]
-    b: Array  # [inputs of the server's layer]
+    b: Array  # [inputs]
     c: Array  # [outputs]
+
+    @classmethod
+    def of(cls, own: Layer, side: Layer) -> LateralLayer:
+        """Make one of a layer from below and one from the server's network, with open gates."""
+        inputs, outputs = own.w.shape[-2:]
+        return cls(own.w, side.w, jnp.ones(outputs), jnp.zeros(inputs), own.b)
 
 
 class Lateral(Network):
@@ -342,23 +356,80 @@ class Lateral(Network):
         shapes = tuple(zip(below, (*self.hidden, self.outputs), strict=True))
         keys = jax.random.split(key, 3 * len(shapes)).reshape(len(shapes), 3)
         shared = tuple(dense(k[0], *shape) for k, shape in zip(keys, shapes[:-1], strict=False))
-        private = []
-        for k, (inputs, outputs) in zip(keys, shapes, strict=True):
-            own, side = dense(k[1], inputs, outputs), dense(k[2], inputs, outputs)
-            private.append(LateralLayer(own.w, side.w, jnp.ones(outputs), jnp.zeros(inputs), own.b))
+        private = (
+            LateralLayer.of(dense(k[1], *shape), dense(k[2], *shape)) for k, shape in zip(keys, shapes, strict=True)
+        )
         return Parts(shared, tuple(private))
 
     def apply(self, params: Parts, x: Array, key: Array | None = None) -> Array:
-        server, client = x, x
-        last = len(params.private) - 1
-        for i, layer in enumerate(params.private):
-            side = dropped(jax.nn.relu(server + layer.b), self.dropout, key, 3 * i)
-            client = dropped(client, self.dropout, key, 3 * i + 1) @ layer.w + layer.gate * (side @ layer.u) + layer.c
-            if i < last:
-                client = jax.nn.relu(client)
-                theirs = params.shared[i]
-                server = jax.nn.relu(dropped(server, self.dropout, key, 3 * i + 2) @ theirs.w + theirs.b)
-        return client
+        return _lateral(params, x, (*[_DENSE] * len(self.hidden), _LAST), self.dropout, key)
+
+
+class LateralCNN(_OfPictures):
+    r"""The two-part network of VIRTUAL for pictures: a shared `CNN` whose layers feed a private one.
+
+    Equation (4) of the paper with convolutions for products,
+
+    $$
+    h^c_l = \sigma\big(\phi^w_l * h^c_{l-1}
+    + \phi^\alpha_l \odot \big(\phi^u_l * \mathrm{relu}(h^s_{l-1} + \phi^b_l)\big) + \phi^c_l\big),
+    $$
+
+    where a channel has one number of $\phi^\alpha, \phi^b$ and $\phi^c$, and $\sigma$ is 2 x 2 max-pooling and ReLU for
+    the two convolutions, ReLU for the dense layer, and nothing for the outputs. The server's network has the
+    convolutions and the dense layer. Parameters are `Parts`.
+
+    Args:
+      shape: height, width and channels of the picture that a sample is, row by row.
+      outputs: how many.
+      channels: of the convolutions, of both networks.
+      hidden: width of the dense layer, of both networks.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, mocha_jax as mj
+      >>> model = mj.networks.LateralCNN((8, 8, 1), 3, (2, 4), 5)
+      >>> params = model.init(jax.random.key(0))
+      >>> len(params.shared), len(params.private), model.apply(params, jnp.ones((2, 64))).shape
+      (3, 4, (2, 3))
+    """
+
+    def init(self, key: Array) -> Parts:
+        shared, own, side = (self._layers(k) for k in jax.random.split(key, 3))
+        return Parts(shared[:-1], tuple(map(LateralLayer.of, own, side)))
+
+    def apply(self, params: Parts, x: Array, key: Array | None = None) -> Array:
+        return _lateral(params, x.reshape(len(x), *self.shape), _PICTURES)
+
+
+def _flat(h: Array) -> Array:
+    return h.reshape(len(h), -1)
+
+
+def _relu_pooled(h: Array) -> Array:
+    return jax.nn.relu(pooled(h))
+
+
+# How a layer multiplies by its weights, and what it makes of the sum.
+Stage = tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]
+
+_DENSE: Stage = (operator.matmul, jax.nn.relu)
+_LAST: Stage = (operator.matmul, lambda h: h)
+_PICTURES: tuple[Stage, ...] = (
+    (convolved, _relu_pooled), (convolved, lambda h: _flat(_relu_pooled(h))), _DENSE, _LAST,
+)  # fmt: skip
+
+
+def _lateral(params: Parts, x: Array, stages: Sequence[Stage], dropout: float = 0.0, key: Array | None = None) -> Array:
+    """Predict by equation (4), layer by layer."""
+    server = client = x
+    for i, ((times, activation), layer) in enumerate(zip(stages, params.private, strict=True)):
+        side = dropped(jax.nn.relu(server + layer.b), dropout, key, 3 * i)
+        own = times(dropped(client, dropout, key, 3 * i + 1), layer.w)
+        client = activation(own + layer.gate * times(side, layer.u) + layer.c)
+        if i < len(params.shared):
+            theirs = params.shared[i]
+            server = activation(times(dropped(server, dropout, key, 3 * i + 2), theirs.w) + theirs.b)
+    return client
 
 
 def dense(key: Array, inputs: int, outputs: int) -> Layer:
@@ -369,25 +440,6 @@ def dense(key: Array, inputs: int, outputs: int) -> Layer:
 def convolution(key: Array, size: int, inputs: int, outputs: int) -> Layer:
     """Initialise a convolution."""
     return Layer(jax.nn.initializers.glorot_uniform()(key, (size, size, inputs, outputs)), jnp.zeros(outputs))
-
-
-def convolved(h: Array, w: Array) -> Array:
-    """Pictures ``[b, height, width, c]`` convolved with ``w``, of the same size.
-
-    On a CPU all patches in one product: in loops, where training happens, XLA has no fast convolutions there.
-    """
-    if jax.default_backend() == "cpu":
-        return convolved_by_product(h, w)
-    return lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-def convolved_by_product(h: Array, w: Array) -> Array:
-    """Convolve as a product of every pixel's patch with the weights."""
-    height, width = h.shape[1:3]
-    down, across = w.shape[:2]
-    padded = jnp.pad(h, ((0, 0), ((down - 1) // 2, down // 2), ((across - 1) // 2, across // 2), (0, 0)))
-    shifts = [padded[:, i : i + height, j : j + width] for i in range(down) for j in range(across)]
-    return jnp.concatenate(shifts, axis=-1) @ w.reshape(-1, w.shape[-1])
 
 
 def dropped(x: Array, share: float, key: Array | None, place: int) -> Array:

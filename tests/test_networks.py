@@ -1,9 +1,9 @@
-"""Networks: what they compute, and what convolutions become."""
+"""Networks: what they compute."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mocha_jax as mj
@@ -35,6 +35,57 @@ def test_lateral_connections_are_equation_4(key):
     np.testing.assert_allclose(out, client, rtol=1e-10)
 
 
+def test_lateral_connections_of_convolutions_are_equation_4(key):
+    """Pixel by pixel, with loops over the window."""
+    model = mj.networks.LateralCNN((5, 4, 2), 3, (2, 3), 4)
+    params = jax.tree.map(
+        lambda a: jax.random.normal(jax.random.fold_in(key, a.size), a.shape), model.init(jax.random.key(1))
+    )
+    x = np.random.default_rng(0).normal(size=(2, 5 * 4 * 2))
+
+    def relu(a):
+        return np.maximum(a, 0)
+
+    def times(h, w):
+        if w.ndim == 2:
+            return h.reshape(len(h), -1) @ w
+        out = np.zeros((*h.shape[:3], w.shape[3]))
+        for i, j in np.ndindex(h.shape[1:3]):
+            for p, q in np.ndindex(5, 5):
+                a, b = i + p - 2, j + q - 2
+                if 0 <= a < h.shape[1] and 0 <= b < h.shape[2]:
+                    out[:, i, j] += h[:, a, b] @ w[p, q]
+        return out
+
+    def sigma(h, layer):
+        if layer < 2:
+            rows, columns = h.shape[1] // 2, h.shape[2] // 2
+            h = h[:, : 2 * rows, : 2 * columns].reshape(len(h), rows, 2, columns, 2, -1).max((2, 4))
+        return relu(h)
+
+    with jax.numpy_rank_promotion("allow"):
+        out = model.apply(params, jnp.asarray(x))
+    shared, private = jax.tree.map(np.asarray, params)
+    client = server = x.reshape(2, 5, 4, 2)
+    for layer, (w, u, alpha, b, c) in enumerate(private):
+        client = times(client, w) + alpha * times(relu((server if w.ndim > 2 else server.reshape(2, -1)) + b), u) + c
+        if layer < 3:
+            client = sigma(client, layer)
+            server = sigma(times(server, shared[layer].w) + shared[layer].b, layer)
+    np.testing.assert_allclose(out, client, rtol=1e-10)
+
+
+def test_a_lateral_cnn_is_trained_by_virtual(key):
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(3, 40, 36))
+    ys = [(x.reshape(-1, 6, 6)[:, :3].mean((1, 2)) > 0).astype(int) for x in xs]  # whether the upper half is bright
+    problem = mj.Prediction(mj.pack_tasks(list(xs), ys))
+    model = mj.networks.LateralCNN((6, 6, 1), 2, (3, 4), 8)
+    algorithm = mj.Virtual(model, optax.adam(0.01), local_epochs=10, samples=2, temperature=0.01)
+    _, history = mj.run(problem, algorithm, key, num_rounds=6, record_every=6)
+    assert float(history.error[-1]) < 0.2
+
+
 @pytest.mark.parametrize("model", [mj.networks.MLP(5, 3, (4,), dropout=0.4), mj.networks.Lateral(5, 3, dropout=0.4)])
 def test_dropout_is_for_training_and_keeps_the_mean(model, key):
     params, x = model.init(key), jnp.ones((2000, 5))
@@ -55,20 +106,6 @@ def test_a_cnn_sees_pictures(key):
         assert model.apply(params, jnp.ones((2, 8 * 12 * 2))).shape == (2, 3)
     with pytest.raises(ValueError, match="shape must be"):
         mj.networks.CNN((2, 12, 2))
-
-
-@pytest.mark.parametrize("shape", [(5, 5, 2, 3), (4, 3, 1, 2), (1, 1, 3, 1)])
-def test_a_convolution_is_a_product_of_patches(shape):
-    rng = np.random.default_rng(0)
-    h, w = jnp.asarray(rng.normal(size=(2, 7, 6, shape[2]))), jnp.asarray(rng.normal(size=shape))
-
-    def plain(h, w):
-        return jax.lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    product = mj.networks.convolved_by_product
-    np.testing.assert_allclose(product(h, w), plain(h, w), rtol=1e-12, atol=1e-12)
-    slopes = (jax.grad(lambda h, w, f=f: (f(h, w) ** 3).sum(), argnums=(0, 1))(h, w) for f in (product, plain))
-    chex.assert_trees_all_close(*slopes, rtol=1e-10, atol=1e-10)
 
 
 def lstm(params, x):

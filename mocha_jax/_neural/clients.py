@@ -7,14 +7,20 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from mocha_jax._core.devices import each_device
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.training import in_random_order
 
 # Clients trained together where it is not said: a CPU's caches suit one best, an accelerator wants more.
 _AT_ONCE = 16
 
+
+# Folded into the key of random orders of clients.
+_TURNS = np.uint32(2**32 - 2)
 
 # Trees of arrays: what all clients need, what is each one's own, and what each adds to a sum.
 Given = TypeVar("Given")
@@ -27,6 +33,27 @@ def at_once(wanted: int | None) -> int:
     if wanted is not None:
         return wanted
     return 1 if jax.default_backend() == "cpu" else _AT_ONCE
+
+
+def whose_turn(real: Array, round: Array, order: tuple[int, ...] | str | None, seed: ArrayLike) -> Array:
+    """Mark the one client that works in a round, ``[m]`` bool.
+
+    Args:
+      real: ``[m]`` bool which have data.
+      round: [] int32.
+      order: clients, again and again; None: those with data, as they come; ``"random"``: those in a new order in every
+        cycle.
+      seed: of the random orders.
+    """
+    nodes = jnp.arange(len(real), dtype=jnp.int32)
+    if isinstance(order, tuple):
+        given = jnp.asarray(order, jnp.int32)
+        return nodes == given[round % len(order)]
+    count = jnp.maximum(jnp.sum(real, dtype=jnp.int32), 1)
+    if order is None:
+        return real & (jnp.cumsum(real, dtype=jnp.int32) - 1 == round % count)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), _TURNS), round // count)
+    return real & (nodes == in_random_order(key, real)[round % count])
 
 
 def over_clients(

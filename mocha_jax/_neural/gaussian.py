@@ -42,6 +42,23 @@ class Gaussian(Pytree):
         """Standard deviation of every parameter."""
         return self.precision**-0.5
 
+    @property
+    def signal_to_noise(self) -> Array:
+        """The mean of every parameter in standard deviations."""
+        return jnp.abs(self.shift) * self.precision**-0.5
+
+    def prominent(self, share: Array) -> Array:
+        """All but that share of the parameters, those of least signal to noise, ``[..., p]`` bool; of equals all go."""
+        ratio = self.signal_to_noise
+        order = jnp.sort(ratio, axis=-1)
+        gone = jnp.round(share * ratio.shape[-1]).astype(jnp.int32)
+        last = jnp.take(order, jnp.maximum(gone - 1, 0), axis=-1)
+        return (ratio > last[..., None]) | (gone == 0)
+
+    def where(self, kept: Array) -> Gaussian:
+        """The kept parameters; the others are 0 for certain."""
+        return Gaussian(jnp.where(kept, self.precision, jnp.inf), jnp.where(kept, self.shift, 0.0))
+
     def __mul__(self, other: Gaussian) -> Gaussian:
         """The product of two densities, not normalised."""
         return Gaussian(self.precision + other.precision, self.shift + other.shift)

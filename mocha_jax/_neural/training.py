@@ -86,7 +86,9 @@ def train(
         here = jax.random.fold_in(key, e)
         every = jnp.arange(n, dtype=jnp.int32)
         order = (
-            _order(here, weight) if room < n else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
+            in_random_order(here, weight > 0)
+            if room < n
+            else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
         )
 
         def step(i: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
@@ -113,7 +115,7 @@ def train(
     return Trained(params, state, safe_ratio(total, budget.astype(total.dtype)), budget)
 
 
-def _order(key: Array, weight: Array) -> Array:
+def in_random_order(key: Array, real: Array) -> Array:
     """The real rows in random order, then padding, ``[n]`` int32; the draw of a row depends on key and row only."""
-    draws = uniform_bits(key, len(weight)) >> 1
-    return jnp.argsort(jnp.where(weight > 0, draws, ~jnp.zeros_like(draws))).astype(jnp.int32)
+    draws = uniform_bits(key, len(real)) >> 1
+    return jnp.argsort(jnp.where(real, draws, ~jnp.zeros_like(draws))).astype(jnp.int32)

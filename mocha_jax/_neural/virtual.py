@@ -10,17 +10,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import at_once, over_clients, whose_turn
 from mocha_jax._neural.fedavg import info, resumed
 from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
+from mocha_jax._neural.posterior import VirtualState
 from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.refinement import Refinement, Trained, most_of
 from mocha_jax._neural.trainer import (
@@ -29,14 +30,13 @@ from mocha_jax._neural.trainer import (
     failures,
     known_client,
     mean_loss,
-    mean_of_known,
     outputs,
     samples,
 )
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax.likelihoods import Likelihood
-from mocha_jax.networks import Params, Parts
+from mocha_jax.networks import Network, Params, Parts
 from mocha_jax.systems._work import Info, Request, Work
 
 # Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
@@ -48,28 +48,6 @@ _PREDICTING = np.uint32(2**32 - 1)
 
 # As `Virtual.step` names them.
 Given = tuple[Array, Gaussian, Array, Likelihood, Gaussian, Gaussian, tuple[Array, ...]]
-
-
-class VirtualState(State):
-    """All that VIRTUAL carries from round to round; parameters as vectors, p shared ones and q of each client's own."""
-
-    posterior: Gaussian  # [p] s over the shared parameters
-    factors: Gaussian  # [m, p] s_i of every client
-    private: Gaussian  # [m, q] c_i over every client's own parameters
-    first: Array  # [p] shared parameters to begin with where nobody has learned anything yet
-    losses: Array  # [m] mean over its last training of the free energy for each sample; infinite before any
-    diverged: Array  # [] int32 refinements left out so far because they were not finite
-    failed: Array  # [] int32 of them in a row, up to now
-
-    @property
-    def loss(self) -> Array:
-        """Mean over the clients that have been refined."""
-        return mean_of_known(self.losses)
-
-    @property
-    def mean(self) -> Array:
-        """The mean of the posterior; before any answer, where training begins."""
-        return jnp.where(self.posterior.shift == 0, self.first, self.posterior.mean)
 
 
 class Virtual(Trainer):
@@ -100,6 +78,15 @@ class Virtual(Trainer):
     $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, the
     letter of (3).
 
+    **The server sees more than s.** The paper has it that a server that knows s only never learns a factor. It sees s
+    before and after the turn of a single client, though, and their quotient is that client's change
+    $s_i^{new} / s_i$. Factors stay with the clients only where the changes of several are multiplied before anybody
+    sees them, as a secure sum of both vectors of `parallel` refinements would do.
+
+    **Several at once**: ``parallel=True`` and ``systems=mj.systems.Sampled(q)`` refine a share q of the m clients in a
+    round; ``damping=1 / (q m)`` is then as bold as the default for all. A tree of servers that multiply what their
+    clients send changes no number: a product of factors is a sum of precisions and shifts, in whatever order.
+
     **All clients begin with the same private parameters**, as in FedAvg all begin with the same network: shared layers
     then suit everybody from the first refinement.
 
@@ -120,8 +107,12 @@ class Virtual(Trainer):
       damping: delta, in (0, 1]. Default 1; with ``parallel=True`` one over the number of clients, because each moves
         the posterior with the precision of all, and so many whole moves together can diverge.
       sent: share of the changes of s, those of most standard deviations, that clients send; the others do not happen.
-      order: clients in the order of their refinements, again and again; default all, as they come.
+      order: clients in the order of their refinements, again and again; default all, as they come; ``"random"``: all in
+        a new random order in every cycle, which depends on `seed`.
       prior: ``"once"`` or ``"each"``.
+      factors: to begin with: ``"prior"``, $p^{1/K}$ each, so that nothing binds a client that no data have said; or
+        ``"start"``, the letter of Algorithm 1: shares of the density at which training begins, which bind the first
+        clients to it.
       draws: networks that predictions average over.
       local_epochs: passes of a client over its samples in a refinement.
       batch_size: samples of a step; None for all of a client's.
@@ -153,8 +144,9 @@ class Virtual(Trainer):
     parallel: bool = static(default=False, kw_only=True)
     damping: Hyperparameter | None = dataclasses.field(default=None, kw_only=True)
     sent: float = static(default=1.0, kw_only=True)
-    order: tuple[int, ...] | None = static(default=None, kw_only=True)
+    order: tuple[int, ...] | str | None = static(default=None, kw_only=True)
     prior: str = static(default="once", kw_only=True)
+    factors: str = static(default="prior", kw_only=True)
     draws: int = static(default=10, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -170,14 +162,56 @@ class Virtual(Trainer):
         if self.damping is not None:
             check.in_unit_interval("Virtual", open_left=True, damping=self.damping)
         check.one_of("Virtual", "prior", self.prior, ("once", "each"))
+        check.one_of("Virtual", "factors", self.factors, ("prior", "start"))
         check.one_of("Virtual", "noise", self.noise, NOISES)
-        if self.order is not None:
-            if self.parallel:
-                raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
+        if self.order is not None and self.parallel:
+            raise ValueError("Virtual: with parallel=True all clients are refined at once; leave order out.")
+        if isinstance(self.order, str):
+            check.one_of("Virtual", "order", self.order, ("random",))
+        elif self.order is not None:
             check.integers("Virtual", 0, order=self.order)
             if np.ndim(self.order) != 1 or not len(self.order):
                 raise ValueError(f"Virtual: order must name clients, such as (0, 2, 1); got {self.order!r}.")
             object.__setattr__(self, "order", tuple(int(i) for i in self.order))
+
+    @classmethod
+    def paper(
+        cls,
+        model: Network,
+        client_optimizer: optax.GradientTransformation,
+        local_epochs: int = 100,
+        *,
+        samples: int = 20,
+        noise: str = "flipout",
+        first_scale: Hyperparameter = 0.05,
+        batch_size: int | None = 16,
+        seed: Hyperparameter | int = 0,
+    ) -> Virtual:
+        r"""Return Algorithm 1 and the free energy (3) as they stand.
+
+        Clients in fixed order, temperature 1, $p(\theta)$ in every refinement, and factors $s_i^{(0)}$ that multiply to
+        the $s^{(0)}$ at which training begins; 20 draws with the signs of flipout.
+
+        Args:
+          model: `networks.Lateral` or `networks.LateralCNN`.
+          client_optimizer: of means and logarithms of precisions.
+          local_epochs: passes of a client over its samples in a refinement.
+          samples: draws of a Monte-Carlo estimate.
+          noise: of the draws, see `Virtual`.
+          first_scale: standard deviation at which training begins; the paper has none.
+          batch_size: samples of a step.
+          seed: of the first parameters.
+
+        Examples:
+          >>> import optax, mocha_jax as mj
+          >>> letter = mj.Virtual.paper(mj.networks.Lateral(5, 2, (8,)), optax.adam(1e-3))
+          >>> letter.temperature, letter.prior, letter.factors, letter.samples
+          (1.0, 'each', 'start', 20)
+        """
+        return cls(
+            model, client_optimizer, local_epochs=local_epochs, samples=samples, noise=noise, first_scale=first_scale,
+            batch_size=batch_size, seed=seed, temperature=1.0, prior="each", factors="start",
+        )  # fmt: skip
 
     def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
         """The first parameters, shared ``[p]`` and private ``[q]``."""
@@ -207,12 +241,15 @@ class Virtual(Trainer):
         return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
 
     def init(self, problem: Prediction) -> VirtualState:
-        """Factors that multiply to the prior."""
+        """Factors that multiply to the prior, or to where training begins."""
         m, dtype = problem.data.num_nodes, problem.data.dtype
         first, own = self._vectors(problem)
         private = jnp.broadcast_to(own, (m, own.size))
         real = (problem.data.sizes > 0).astype(dtype)[:, None]
-        factor = Gaussian.around_zero(self.prior_scale, first) ** self._each(problem)
+        whole = Gaussian.around_zero(self.prior_scale, first)
+        if self.factors == "start":
+            whole = Gaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, dtype) ** -2))
+        factor = whole ** self._each(problem)
         factors = Gaussian(real * factor.precision[None, :], real * factor.shift[None, :])
         precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
         return VirtualState(
@@ -239,15 +276,9 @@ class Virtual(Trainer):
         request, data = super().request(problem, round), problem.data
         if self.parallel:
             return request
-        if self.order is None:  # those with data, in turn
-            real = data.sizes > 0
-            rank = jnp.cumsum(real, dtype=jnp.int32) - 1
-            turn = real & (rank == request.round % jnp.maximum(jnp.sum(real, dtype=jnp.int32), 1))
-        else:
-            if max(self.order) >= data.num_nodes:
-                raise ValueError(f"Virtual: order names client {max(self.order)}, but there are {data.num_nodes}.")
-            order = jnp.asarray(self.order, jnp.int32)
-            turn = jnp.arange(data.num_nodes, dtype=jnp.int32) == order[request.round % len(order)]
+        if isinstance(self.order, tuple) and max(self.order) >= data.num_nodes:
+            raise ValueError(f"Virtual: order names client {max(self.order)}, but there are {data.num_nodes}.")
+        turn = whose_turn(data.sizes > 0, request.round, self.order, self.seed)
         return request.replace(steps=jnp.where(turn, request.steps, 0))
 
     def step(self, key: Array, state: VirtualState, problem: Prediction, work: Work) -> tuple[VirtualState, Info]:

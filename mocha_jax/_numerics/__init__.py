@@ -1,4 +1,4 @@
-"""Numerical methods that know of no federation: lasso, graphical lasso, MINRES, products in two floats.
+"""Numerical methods that know of no federation: lasso, graphical lasso, MINRES, two-float products, convolutions.
 
 It may import `_core`.
 """

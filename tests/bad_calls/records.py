@@ -155,6 +155,10 @@ def constructors():
             "shape": Arg((8, 8, 1), lambda v: sequence(1, size=3)(v) and min(v[:2]) >= 4), "outputs": Arg(3, count(1)),
             "channels": Arg((2, 3), sequence(1, size=2)), "hidden": Arg(4, count(1)),
         }),
+        "networks.LateralCNN": Call(networks.LateralCNN, {
+            "shape": Arg((8, 8, 1), lambda v: sequence(1, size=3)(v) and min(v[:2]) >= 4), "outputs": Arg(3, count(1)),
+            "channels": Arg((2, 3), sequence(1, size=2)), "hidden": Arg(4, count(1)),
+        }),
         "networks.Model": Call(networks.Model, {
             "initialise": Arg(lambda key: jnp.ones((2, 2)), function), "predict": Arg(lambda w, x: x @ w, function), "stochastic": Arg(False, flag),
         }),
@@ -215,7 +219,8 @@ def constructors():
             "prior_scale": Arg(0.5, number(above=0, shapes=[()])), "first_scale": Arg(0.5, number(above=0, shapes=[()])),
             "temperature": Arg(0.5, number(0, shapes=[()])), "samples": Arg(2, count(1)), "noise": Arg("local", word("shared", "flipout", "local")),
             "parallel": Arg(False, flag), "damping": Arg(0.5, optional(number(above=0, high=1))), "sent": Arg(0.5, number(above=0, high=1, shapes=[()])),
-            "order": Arg((0, 1), optional(lambda v: sequence(0)(v) and len(v) > 0)), "prior": Arg("each", word("once", "each")), "draws": Arg(2, count(1)),
+            "order": Arg((0, 1), lambda v: v is None or word("random")(v) or (sequence(0)(v) and len(v) > 0)), "prior": Arg("each", word("once", "each")),
+            "factors": Arg("start", word("prior", "start")), "draws": Arg(2, count(1)),
         }),
         "Problem": Call(mj.Problem, {
             "data": Arg(world.data(), instance(mj.TaskData)), "loss": Arg(mj.losses.Hinge(), instance(mj.losses.Loss)),

@@ -304,6 +304,10 @@ def test_what_does_not_fit_is_said(key):
         make_virtual(temperature=-1.0)
     with pytest.raises(ValueError, match="prior must be one of"):
         make_virtual(prior="twice")
+    with pytest.raises(ValueError, match="order must be one of"):
+        make_virtual(order="any")
+    with pytest.raises(ValueError, match="factors must be one of"):
+        make_virtual(factors="none")
 
 
 def test_one_bad_refinement_does_not_end_the_rest(key):
@@ -345,3 +349,82 @@ def test_weights_of_task_means_are_refused(key):
         mj.run(mj.Prediction(data.replace(loss_scaling="task_mean")), make_virtual(), key, num_rounds=1)
     with pytest.raises(ValueError, match="there is no client 3"):
         make_virtual().predict(make_virtual().init(classification()), classification(), 3, data.x[0])
+
+
+def test_clients_come_in_a_new_random_order_in_every_cycle(key):
+    problem, algorithm = classification(5), make_virtual(order="random")
+
+    def turns(problem, algorithm, rounds=30):
+        steps = [np.asarray(algorithm.request(problem, r).steps) for r in range(rounds)]
+        assert all((s > 0).sum() == 1 for s in steps)
+        return [int(s.argmax()) for s in steps]
+
+    orders = np.reshape(turns(problem, algorithm), (6, 5))
+    assert (np.sort(orders) == np.arange(5)).all()
+    assert len({tuple(order) for order in orders}) > 3
+    assert turns(problem, algorithm.replace(seed=1)) != orders.ravel().tolist()
+    # Who has no data has no turn, and others keep their order.
+    without = problem.replace(data=problem.data.replace(weight=problem.data.weight.at[2].set(0.0)))
+    assert turns(without, algorithm, 4) == [k for k in orders[0] if k != 2]
+    state, history = mj.run(problem, algorithm, key, num_rounds=5)
+    assert history.active.tolist() == [1] * 5
+    assert np.isfinite(state.losses).all()
+
+
+def test_some_clients_at_once_leave_the_factors_of_the_others(key):
+    problem = classification(5)
+    algorithm = make_virtual(parallel=True, damping=0.5)
+    start = algorithm.init(problem)
+    state, history = mj.run(problem, algorithm, key, num_rounds=1, systems=mj.systems.Sampled(0.4))
+    moved = (np.asarray(state.factors.precision) != np.asarray(start.factors.precision)).any(axis=1)
+    assert history.active.tolist() == [2] == [moved.sum()]
+    product_is_posterior(state)
+
+
+def test_the_letter_begins_at_the_product_of_its_factors(key):
+    problem = classification()
+    letter = mj.Virtual.paper(NETWORK, optax.adam(0.02), 2, samples=2, first_scale=0.1)
+    start = letter.init(problem)
+    product_is_posterior(start)
+    np.testing.assert_allclose(start.posterior.mean, start.first, rtol=1e-12)
+    np.testing.assert_allclose(start.posterior.scale, 0.1, rtol=1e-12)
+    still, _ = mj.run(problem, letter.replace(rate=0.0), key, num_rounds=1)  # training begins there
+    chex.assert_trees_all_close(still.factors, start.factors, rtol=1e-9, atol=1e-9)
+    state, _ = mj.run(problem, letter, key, num_rounds=3)
+    product_is_posterior(state)
+
+
+def test_pruning_leaves_out_what_is_least_sure(key):
+    problem, algorithm = classification(), make_virtual()
+    state, _ = mj.run(problem, algorithm, key, num_rounds=3)
+    sizes = jax.tree.map(lambda a: jax.random.uniform(key, a.shape, minval=0.1, maxval=9.0), state.private.precision)
+    state = state.replace(private=Gaussian(sizes, state.private.shift))  # of unequal scales
+    chex.assert_trees_all_close(state.pruned(0.0), state)
+    sparse = jax.jit(lambda share: state.pruned(share))(0.6)
+    for before, after in ((state.posterior, sparse.posterior), (state.private, sparse.private)):
+        mean, scale = np.asarray(before.mean), np.asarray(before.scale)
+        gone = np.asarray(after.mean) == 0
+        np.testing.assert_allclose(gone.mean(axis=-1), 0.6, atol=0.5 / gone.shape[-1])
+        ratio = np.abs(mean) / scale
+        for g, r in zip(np.atleast_2d(gone), np.atleast_2d(ratio), strict=True):
+            assert r[g].max() < r[~g].min()
+        np.testing.assert_allclose(np.asarray(after.mean)[~gone], mean[~gone], rtol=1e-12)
+        assert (np.asarray(after.scale)[gone] == 0).all()
+    # What is left out is out of every draw: the outputs are those of means and draws of the rest.
+    x = problem.data.x[1]
+    nothing = algorithm.predict(state.pruned(1.0 - 1e-9), problem, 1, x)
+    np.testing.assert_allclose(nothing.mean, 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(nothing.std, 0.0, atol=1e-7)
+    params = algorithm.parameters(sparse, problem, 1)
+    zeros = sum((np.asarray(leaf) == 0).sum() for leaf in jax.tree.leaves(params))
+    assert abs(zeros / sum(leaf.size for leaf in jax.tree.leaves(params)) - 0.6) < 0.01
+    with pytest.raises(ValueError, match="share must be in"):
+        state.pruned(1.0)
+
+
+def test_a_state_before_any_answer_is_pruned_too():
+    problem, algorithm = classification(), make_virtual()
+    start = algorithm.init(problem)
+    sparse = start.pruned(0.5)
+    kept = np.abs(start.first) > np.quantile(np.abs(start.first), 0.5)
+    np.testing.assert_array_equal(sparse.mean, np.where(kept, start.first, 0.0))

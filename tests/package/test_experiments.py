@@ -17,11 +17,21 @@ pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the
 @pytest.fixture
 def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from experiments import fedavg_rounds, images, protocol, roles, rows, shakespeare, tasksets, virtual_table2
+    from experiments import (
+        fedavg_rounds,
+        images,
+        protocol,
+        roles,
+        rows,
+        shakespeare,
+        tasksets,
+        virtual_letter,
+        virtual_table2,
+    )
 
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
-        roles=roles, shakespeare=shakespeare,
+        roles=roles, shakespeare=shakespeare, letter=virtual_letter,
     )  # fmt: skip
 
 
@@ -212,6 +222,35 @@ def test_the_language_model_is_trained_and_resumed(experiments, tmp_path, capsys
     assert rows[5].best > 0.2  # of 12 symbols
     assert (tmp_path / "shakespeare.png").stat().st_size > 10_000
     assert "is not here: skipped" in main("--data", str(tmp_path / "nothing.npz"))
+
+
+def test_all_cells_of_the_slides_come_by_cost(experiments):
+    options = argparse.Namespace(slides=True, model="cnn", clients=100)
+    cells = experiments.fedavg.cells(options)
+    assert len(cells) == len(set(cells)) == sum(name[0] == "cnn" for name in experiments.fedavg.SLIDES)
+    assert cells[0] == (5, 10, 0.0, True)  # 50 rounds of one client and five epochs
+    assert cells[-1] == (5, 0, 0.5, False)  # 1067 rounds of fifty
+    options = argparse.Namespace(slides=False, epochs=[1], batch=[0, 10], fraction=[0.1], parts=["shards"])
+    assert experiments.fedavg.cells(options) == [(1, 0, 0.1, False), (1, 10, 0.1, False)]
+
+
+@pytest.mark.slow
+def test_the_letter_of_virtual_is_judged_and_pruned(experiments, tmp_path, capsys, monkeypatch):
+    def main():
+        monkeypatch.setattr(
+            "sys.argv",
+            ["virtual_letter", "--clients", "3", "--epochs", "1", "--draws", "1", "--hidden", "4", "--refinements", "2",
+             "--ways", "letter", "--shares", "0", "0.9", "--out", str(tmp_path)],
+        )  # fmt: skip
+        experiments.letter.main()
+        return capsys.readouterr().out
+
+    first, again = main(), main()
+    assert first.startswith("letter")
+    assert again.startswith("\n|")  # nothing was trained again
+    (row,) = experiments.rows.read(tmp_path / "letter.csv", experiments.letter.Row)
+    assert len(row.accuracy.split()) == 2
+    assert row.pruned.split()[0] == row.accuracy.split()[-1]  # nothing left out
 
 
 @pytest.mark.slow
