@@ -58,9 +58,9 @@ def shakespeare(path: Path, length: int) -> Roles:
       length: T.
     """
     if path.is_dir():
-        train = mj.readers.leaf(path / "train")
-        test = mj.readers.leaf(path / "test", users=train.names)
-        return Roles(_leaf_rows(train), _leaf_rows(test), len(mj.readers.ALPHABET))
+        train = mj.datasets.leaf(path / "train")
+        test = mj.datasets.leaf(path / "test", users=train.names)
+        return Roles(_leaf_rows(train), _leaf_rows(test), len(mj.datasets.ALPHABET))
     file = np.load(path, allow_pickle=False)
     alphabet, text = np.unique(file["text"], return_inverse=True)
     return split(np.split(text, file["offsets"][1:-1]), length, len(alphabet))
@@ -72,8 +72,8 @@ def split(texts: list[np.ndarray], length: int, symbols: int) -> Roles:
     for text in texts:
         cut = int(0.8 * len(text))
         if cut - 1 > length and len(text) - cut >= 2:
-            train.append(mj.readers.windows(text[:cut], length))
-            test.append(mj.readers.windows(text[cut:], length))
+            train.append(mj.datasets.windows(text[:cut], length))
+            test.append(mj.datasets.windows(text[cut:], length))
     return Roles(train, test, symbols)
 
 
@@ -90,7 +90,7 @@ def babble(key: jax.Array, roles: int, length: int, symbols: int = 12) -> Roles:
     return split(texts, length, symbols)
 
 
-def _leaf_rows(users: mj.readers.Users) -> list[Rows]:
+def _leaf_rows(users: mj.datasets.Users) -> list[Rows]:
     pairs = zip(users.xs, users.ys, strict=True)
     return [(np.column_stack([x, y]), np.full(len(y), x.shape[1], np.float32)) for x, y in pairs]
 

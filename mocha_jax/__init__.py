@@ -2,7 +2,7 @@
 
 What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
 rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
-`features`, `partition`, `readers`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs
+`features`, `partition`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs
 matplotlib.
 """
 
@@ -19,7 +19,6 @@ from mocha_jax import metrics as metrics
 from mocha_jax import multiclass as multiclass
 from mocha_jax import networks as networks
 from mocha_jax import partition as partition
-from mocha_jax import readers as readers
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers
 from mocha_jax import spectral as spectral
@@ -130,7 +129,6 @@ __all__ = [
     "OneVsRest",
     "pack_tasks",
     "partition",
-    "readers",
     "Path",
     "plotting",
     "Prediction",

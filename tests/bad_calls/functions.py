@@ -136,12 +136,12 @@ def drivers():
             "covariance": Arg(np.array([[1.0, 0.5], [0.5, 1.0]]), covariance(2)), "penalty": Arg(0.5, number(0, shapes=[(), (2, 2)])), "mask": Arg(np.array([True, True]), optional(marks(2))),
             "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
         }),
-        "readers.leaf": Call(mj.readers.leaf, {
+        "datasets.leaf": Call(mj.datasets.leaf, {
             "folder": Arg(world.leaf, lambda v: v == world.leaf()), "users": Arg(["A", "B"], optional(lambda v: list(v) in (["A"], ["B"], ["A", "B"], ["B", "A"]))),
             "alphabet": Arg("abc", alphabet),
         }),
-        "readers.symbols": Call(mj.readers.symbols, {"text": Arg("", lambda v: isinstance(v, str) and set(v) <= set("abc")), "alphabet": Arg("abc", alphabet)}),
-        "readers.windows": Call(mj.readers.windows, {
+        "datasets.symbols": Call(mj.datasets.symbols, {"text": Arg("", lambda v: isinstance(v, str) and set(v) <= set("abc")), "alphabet": Arg("abc", alphabet)}),
+        "datasets.windows": Call(mj.datasets.windows, {
             "sequence": Arg(np.arange(5), lambda v: reals(None, whole=True, low=0, least=2)(v)), "length": Arg(2, count(1)),
         }),
         "pack_tasks": Call(mj.pack_tasks, {

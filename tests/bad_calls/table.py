@@ -8,7 +8,7 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "coupling", "costs", "datasets", "features", "readers", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
+    "", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
     "servers", "spectral", "systems", "theory",
 )  # fmt: skip
 
@@ -22,7 +22,7 @@ CONTRACTS = (
 # What the library makes and hands out.
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "GraphicalLasso", "History", "OneVsRest",
-    "readers.Users", "networks.LSTMLayer",
+    "datasets.Users", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip

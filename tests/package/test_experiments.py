@@ -195,7 +195,7 @@ def test_roles_of_leaf_are_rows_of_all_symbols(experiments, tmp_path):
         (tmp_path / part / "0.json").write_text(json.dumps(content))
     found = experiments.roles.shakespeare(tmp_path, 80)
     rows, lengths = found.train[0]
-    assert ["".join(mj.readers.ALPHABET[int(k)] for k in row) for row in rows] == [line[:11], line[1:12]]
+    assert ["".join(mj.datasets.ALPHABET[int(k)] for k in row) for row in rows] == [line[:11], line[1:12]]
     assert lengths.tolist() == [10, 10]
 
 

@@ -13,7 +13,7 @@ ROOT = Path(mocha_jax.__file__).parent
 # From what all stand on to what stands on all: a room imports rooms of earlier lines only.
 ORDER = """
 _core
-_numerics costs likelihoods readers
+_numerics costs likelihoods
 _data losses networks spectral
 coupling datasets partition systems
 features regularizers

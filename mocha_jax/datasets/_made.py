@@ -1,8 +1,4 @@
-r"""Synthetic federations whose weights W and relationship $\Omega$ are known.
-
-Made in three steps, each a pure function of a key: a task covariance, weights
-$W \sim \mathcal{MN}(0, \Omega \otimes I)$, and samples. `federation` does all three.
-"""
+"""Synthetic federations whose weights and relationship are known."""
 
 from __future__ import annotations
 
@@ -18,22 +14,6 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
 from mocha_jax.spectral import matrix_sqrt
-
-__all__ = [
-    "classification",
-    "clusters",
-    "Federation",
-    "federation",
-    "low_rank",
-    "regression",
-    "sample_weights",
-    "skewed_sizes",
-    "sparse_graph",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 class Federation(NamedTuple):

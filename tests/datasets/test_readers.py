@@ -32,12 +32,12 @@ def test_femnist_is_read_and_trained_on(tmp_path):
     for i, some in enumerate(train):
         write(tmp_path / "train", f"all_data_{i}_niid.json", some)
     write(tmp_path / "test", "all_data_0_niid.json", held)
-    found = mj.readers.leaf(tmp_path / "train")
+    found = mj.datasets.leaf(tmp_path / "train")
     assert found.names == list(users)
     for x, y, user in zip(found.xs, found.ys, users.values(), strict=True):
         np.testing.assert_array_equal(x, np.float32(user["x"]))
         np.testing.assert_array_equal(y, user["y"])
-    test = mj.readers.leaf(str(tmp_path / "test"), users=found.names)
+    test = mj.datasets.leaf(str(tmp_path / "test"), users=found.names)
     assert test.names == found.names
     np.testing.assert_array_equal(test.ys[4], held[found.names[4]]["y"])
     problem = mj.Prediction(mj.pack_tasks(found.xs, found.ys), test=mj.pack_tasks(test.xs, test.ys))
@@ -52,9 +52,9 @@ def test_shakespeare_is_read_as_symbols(tmp_path):
     write(
         tmp_path, "a.json", {"HAMLET": {"x": lines, "y": after, "raw": "..."}, "FOOL": {"x": lines[:2], "y": after[:2]}}
     )
-    names, xs, ys = mj.readers.leaf(tmp_path)
+    names, xs, ys = mj.datasets.leaf(tmp_path)
     assert names == ["HAMLET", "FOOL"]
-    alphabet = mj.readers.ALPHABET
+    alphabet = mj.datasets.ALPHABET
     assert len(alphabet) == len(set(alphabet)) == 80
     assert ["".join(alphabet[int(k)] for k in row) for row in xs[0]] == lines
     assert [alphabet[int(k)] for k in ys[0]] == after
@@ -68,7 +68,7 @@ def test_shakespeare_is_read_as_symbols(tmp_path):
     every = mj.Prediction(mj.pack_tasks(rows, [np.full(len(y), 20) for y in ys]), mj.likelihoods.NextSymbol())
     two = mj.solve(every, mj.FedAvg(lstm, optax.sgd(0.1)), tol=None, max_rounds=1)
     assert np.isfinite([one.history.loss[-1], two.history.loss[-1]]).all()
-    other = mj.readers.leaf(write(tmp_path / "other", "a.json", {"A": {"x": ["éa"], "y": ["é"]}}), alphabet="aé")
+    other = mj.datasets.leaf(write(tmp_path / "other", "a.json", {"A": {"x": ["éa"], "y": ["é"]}}), alphabet="aé")
     assert (other.xs[0].tolist(), other.ys[0].tolist()) == ([[1.0, 0.0]], [1.0])
 
 
@@ -101,12 +101,12 @@ def test_a_broken_file_is_named_with_its_user(name, tmp_path):
     else:
         write(tmp_path, "part.json", {"A": GOOD, "B": GOOD}, **wrong)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")) as error:
-        mj.readers.leaf(tmp_path)
+        mj.datasets.leaf(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    leaf = mj.readers.leaf
+    leaf = mj.datasets.leaf
     with pytest.raises(ValueError, match="leaf: folder must be one with LEAF's .json files"):
         leaf(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="there is no .json file in"):
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_said(tmp_path):
 @pytest.mark.parametrize(("count", "length"), [(2, 1), (2, 5), (6, 5), (7, 5), (81, 80), (100, 7)])
 def test_windows_predict_every_symbol_once(count, length):
     text = np.random.default_rng(0).integers(0, 9, count)
-    rows, lengths = mj.readers.windows(text, length)
+    rows, lengths = mj.datasets.windows(text, length)
     assert rows.shape[1] == length + 1
     assert lengths.min() >= 1
     assert int(lengths.sum()) == count - 1

@@ -1,21 +1,4 @@
-r"""Federations from files: LEAF's folders, and texts as rows of symbols.
-
-What is read is lists with an array for each client, as `pack_tasks` takes them:
-
-```python
-train = mj.readers.leaf("femnist/data/train")
-test = mj.readers.leaf("femnist/data/test", users=train.names)
-problem = mj.Prediction(mj.pack_tasks(train.xs, train.ys), test=mj.pack_tasks(test.xs, test.ys))
-```
-
-and for LEAF's Shakespeare, with every symbol of a row predicted from those before it,
-
-```python
-rows = [np.column_stack([x, y]) for x, y in zip(train.xs, train.ys)]  # [n_t, 81]
-data = mj.pack_tasks(rows, [np.full(len(y), 80) for y in train.ys])
-problem = mj.Prediction(data, mj.likelihoods.NextSymbol())
-```
-"""
+"""Federations from files: LEAF's folders, and texts as rows of symbols."""
 
 from __future__ import annotations
 
@@ -28,19 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mocha_jax._core import check
-
-__all__ = [
-    "ALPHABET",
-    "leaf",
-    "symbols",
-    "Users",
-    "windows",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 # The 80 symbols of LEAF's Shakespeare, in LEAF's order.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
