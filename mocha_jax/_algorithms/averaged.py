@@ -54,7 +54,7 @@ class Averaged(Algorithm[Problem]):
     Examples:
       >>> import jax, mocha_jax as mj
       >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
-      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1.0, 1.0))
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.01, 0.01))
       >>> method = mj.algorithm1(sigma_prime="per_task")
       >>> last, one = mj.run(problem, method, jax.random.key(1), num_rounds=10)
       >>> mean, other = mj.run(problem, Averaged(method, after=2), jax.random.key(1), num_rounds=10)

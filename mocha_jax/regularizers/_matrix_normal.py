@@ -49,10 +49,10 @@ class MatrixNormal(Regularizer):
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> r = MatrixNormal(lam=0.5, sigma2=jnp.inf, floor=0.01)
+      >>> r = MatrixNormal(lam=0.5, sigma2=jnp.inf, floor=0.125)
       >>> w = jnp.diag(jnp.array([2.0, 0.1]))
-      >>> r.relationship(2, r.update_relation(None, w)).round(4).tolist()  # 2^2 / 2, and the floor
-      [[2.0, 0.0], [0.0, 0.01]]
+      >>> r.relationship(2, r.update_relation(None, w)).tolist()  # 2^2 / 2, and the floor
+      [[2.0, 0.0], [0.0, 0.125]]
     """
 
     learned: ClassVar[bool] = True
