@@ -154,7 +154,8 @@ class Nystroem(FeatureMap):
     The product of features is the kernel where one of the two samples is a landmark, and otherwise that of their
     projections onto the landmarks: on the diagonal never more than the kernel. With all samples as landmarks
     (``landmarks(data)``) a problem in these features is the kernel's own, and its duals are those on the Gram matrix.
-    Eigenvalues of K below p roundings of the largest are taken for 0.
+    Eigenvalues of K below p roundings of the largest are taken for 0. They are computed whenever the map is applied,
+    in about 10 p^3 operations: apply it to many samples at once.
 
     Args:
       kernel: ``kernel(a, b)`` of samples ``[p, d]`` and ``[q, d]``, ``[p, q]``: a record such as `Gaussian`, or a

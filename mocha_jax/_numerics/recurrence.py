@@ -1,7 +1,8 @@
 r"""The recurrence of a layer of long short-term memory, and its derivative.
 
 By autodiff of a scan every step adds an outer product to the derivative of the recurrent weights, as large as they are.
-Here the steps back leave their parts in a row, and one product at the end adds up all of them.
+Here the steps back leave their parts in a row, and one product at the end adds up all of them. There is no derivative
+in forward mode.
 """
 
 from __future__ import annotations

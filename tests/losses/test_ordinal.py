@@ -86,6 +86,27 @@ def test_change_and_bounds_of_the_gap(name, raw, share, z):
     assert float(narrow.conjugate_bound(narrow.project(beta32, y32), y32)) >= exact
 
 
+def test_bounds_count_what_rounding_hides_of_duals_near_the_end():
+    # The difference y - beta rounds to the end of its interval, where all kinks are passed and the gap seems to be 0.
+    loss = mj.losses.Ordinal([jnp.float32(t) for t in (-3.0, -1.0, 0.5, 4.0)])
+    y, beta = jnp.float32(2.0), jnp.nextafter(jnp.float32(-2.0), jnp.float32(0.0))
+    assert y - beta == 4.0
+    for z in (30.0, 1000.0):
+        assert loss.fenchel_young(jnp.float32(z), beta, y) == 0.0
+        true = (float(beta) + 2.0) * (z - 5.0)  # of the last kink's share, what is left: that at 4 + 1
+        bound = loss.fenchel_young_bound(jnp.float32(z), jnp.float32(0.0), beta, y)
+        assert true <= float(bound) <= 100 * true
+
+
+def test_the_conjugates_bound_counts_thresholds_that_cancel():
+    narrow = mj.losses.Ordinal([jnp.float32(t) for t in (-721.703, -589.35956, -175.71733, 602.04895, 2046.1072)])
+    wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), narrow)
+    y = jnp.full(4001, 4.0, jnp.float32)
+    beta = jnp.linspace(-0.01, 0.01, 4001, dtype=jnp.float32)  # where the other parts of the bound are small
+    exact = wide.conjugate(jnp.asarray(beta, jnp.float64), jnp.asarray(y, jnp.float64))
+    assert (jnp.asarray(narrow.conjugate_bound(beta, y), jnp.float64) >= exact).all()
+
+
 def ordered(seed=0, shift=0.0):
     """Tasks whose labels 0 to 3 come of a number that their features say something about."""
     xs, zs = zoo.ragged(seed=seed, m=M, d=D, regression=True)

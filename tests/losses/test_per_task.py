@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
+from mocha_jax._node import ascent
+from mocha_jax._node.layout import bucket_sizes
 from tests import oracles, zoo
 from tests.driver.test_sharding import mesh_of
 
@@ -98,6 +100,42 @@ def test_the_kernel_takes_them(largest, key):
         mj.run(problem, mj.Mocha(backend=backend), key, num_rounds=3)[1].primal for backend in ("pallas", "xla")
     )
     np.testing.assert_allclose(kernel, loops, rtol=2e-6)
+
+
+def test_buckets_of_nodes_take_their_losses_along(key):
+    rng = np.random.default_rng(0)
+    sizes = [600, *[8] * 63]
+    xs = [rng.normal(size=(n, 30)) / 5 for n in sizes]
+    data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], dtype=np.float64, loss_scaling="task_mean")
+    kinds = [mj.losses.SmoothedHinge(g) for g in np.linspace(0.2, 2.0, 32)] + [mj.losses.Squared()] * 32
+    problem = mj.Problem(data, mj.losses.PerTask(kinds[::-1]), R.MeanRegularized(0.2, 0.05))
+    algorithm, bucketing = mj.Mocha(), bucket_sizes(data)
+    assert len(bucketing) > 1
+
+    def after_three_rounds(sizes):
+        there, state = algorithm.prepare(problem, sizes), algorithm.init(problem)
+        for i in range(3):
+            work = mj.systems.PartialEpochs(0.5, 1.0).work(key, data, algorithm.request(problem, i))
+            state, _ = algorithm.step(jax.random.fold_in(key, i), state, there, work)
+        return state.beta, algorithm.certify(state, there).gap
+
+    for bucketed, whole in zip(after_three_rounds(bucketing), after_three_rounds(()), strict=True):
+        np.testing.assert_allclose(bucketed, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_blocks_of_nodes_take_their_losses_along(key, monkeypatch):
+    problem = mj.Problem(mixed_data(), mixed_loss(), R.MeanRegularized(0.2, 0.05))
+    whole = mj.run(problem, mj.Mocha(), key, num_rounds=3)[1].primal
+    monkeypatch.setattr(ascent, "_BLOCK_NUMBERS", 2 * D)  # two nodes at a time; of five, one twice
+    jax.clear_caches()
+    np.testing.assert_allclose(mj.run(problem, mj.Mocha(), key, num_rounds=3)[1].primal, whole, rtol=1e-12)
+
+
+def test_conjugates_are_infinite_where_the_own_loss_says_so():
+    loss, y = mixed_loss(), jnp.ones((M, 1))
+    beta = jnp.full((M, 1), 1.5)  # feasible for the squared loss alone
+    assert (loss.conjugate(beta, y) == jnp.inf)[:, 0].tolist() == [True, False, True, True, True]
+    assert (loss.project(beta, y) == beta)[:, 0].tolist() == [False, True, False, False, False]
 
 
 def test_on_many_devices_it_is_the_same(key):
