@@ -25,8 +25,8 @@ class PerTask(Loss):
 
     Tasks may differ in hyperparameters, in the kind of loss, or in both. Of k kinds a coordinate step computes k steps
     and takes the task's own; what differs in hyperparameters only costs nothing. Conjugates, steps and certificates
-    are those of the losses, so that a solve is as exact as with one of them. As its smoothness and Lipschitz constant it
-    gives the largest of its tasks', with which the bounds of `theory` hold for all of them.
+    are those of the losses, so that a solve is as exact as with one of them. As its smoothness and Lipschitz constant
+    it gives the largest of its tasks', with which the bounds of `theory` hold for all of them.
 
     The losses are kept by kind, their hyperparameters as arrays ``[num_tasks, 1]``: its methods take arrays with a row
     for every task.

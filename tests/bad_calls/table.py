@@ -29,8 +29,8 @@ RESULTS = {
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
-    "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound", "networks.dense", "networks.convolution",
-    "networks.dropped", "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
+    "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound",
+    "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),

@@ -11,6 +11,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._neural.flops import flops
+from mocha_jax.networks._base import convolution
 from tests import zoo
 from tests.neural.problems import MODEL, make_problem
 
@@ -25,7 +26,7 @@ def test_operations_are_counted():
     assert ((3 * products <= each) & (each <= 3 * (products + 40))).all()
     np.testing.assert_allclose(each, each[0])
     # A convolution of 5 x 5 on 8 x 8 pictures of 2 channels to 3, padded.
-    layer = mj.networks.convolution(jax.random.key(0), 5, 2, 3)
+    layer = convolution(jax.random.key(0), 5, 2, 3)
     picture = jnp.ones((1, 8, 8, 2), layer.w.dtype)
     counted = flops(
         lambda h: jax.lax.conv_general_dilated(h, layer.w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),

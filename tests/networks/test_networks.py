@@ -94,7 +94,7 @@ def test_dropout_is_for_training_and_keeps_the_mean(model, key):
         dropped = model.apply(params, x, key)
     np.testing.assert_array_equal(plain, again)
     assert np.std(np.asarray(dropped), axis=0).min() > 0
-    h = mj.networks.dropped(x, 0.4, key, 0)
+    h = _base.dropped(x, 0.4, key, 0)
     assert set(np.unique(h).round(6)) == {0.0, round(1 / 0.6, 6)}
     np.testing.assert_allclose(h.mean(), 1.0, atol=0.03)
 

@@ -1,0 +1,86 @@
+"""The contract of networks, functions of other libraries, and what layers begin with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, Tree, static
+
+Params = Tree  # of arrays, as a model likes it
+
+
+class Network(Pytree):
+    """A model: how to begin, and how to predict. By the types of its methods it says what its parameters are."""
+
+    @abstractmethod
+    def init(self, key: Array) -> Params:
+        """The parameters before training."""
+
+    @abstractmethod
+    def apply(self, params: Any, x: Array, key: Array | None = None) -> Array:
+        """Outputs ``[b, c]`` for samples ``[b, d]``; with a key as in training, e.g. with dropout."""
+
+
+class Model(Network):
+    """The functions of another library.
+
+    Both are compared by identity: keep one `Model` and use it again, or everything is compiled anew.
+
+    Args:
+      initialise: ``initialise(key)``, the parameters.
+      predict: ``predict(params, x)``, or ``predict(params, x, key)`` where `stochastic`.
+      stochastic: whether predictions in training take a key; outside of training it is None.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, mocha_jax as mj
+      >>> model = mj.networks.Model(lambda key: jax.random.normal(key, (4, 2)), lambda w, x: x @ w)
+      >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
+      (3, 2)
+    """
+
+    initialise: Callable[[Array], Params] = static()
+    predict: Callable[..., Array] = static()
+    stochastic: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        check.function("Model", "initialise", self.initialise, "lambda key: ...")
+        check.function("Model", "predict", self.predict, "lambda params, x: ...")
+        check.flag("Model", stochastic=self.stochastic)
+
+    def init(self, key: Array) -> Params:
+        return self.initialise(key)
+
+    def apply(self, params: Params, x: Array, key: Array | None = None) -> Array:
+        return self.predict(params, x, key) if self.stochastic else self.predict(params, x)
+
+
+class Layer(NamedTuple):
+    """A dense layer, or a convolution."""
+
+    w: Array  # [inputs, outputs]; of a convolution [height, width, inputs, outputs]
+    b: Array  # [outputs]
+
+
+def dense(key: Array, inputs: int, outputs: int) -> Layer:
+    """Glorot's uniform weights and no bias."""
+    return Layer(jax.nn.initializers.glorot_uniform()(key, (inputs, outputs)), jnp.zeros(outputs))
+
+
+def convolution(key: Array, size: int, inputs: int, outputs: int) -> Layer:
+    """Initialise a convolution."""
+    return Layer(jax.nn.initializers.glorot_uniform()(key, (size, size, inputs, outputs)), jnp.zeros(outputs))
+
+
+def dropped(x: Array, share: float, key: Array | None, place: int) -> Array:
+    """Replace a share of the numbers by 0 and scale up the others; without a key change nothing."""
+    if key is None or share == 0.0:
+        return x
+    kept = jax.random.bernoulli(jax.random.fold_in(key, place), 1.0 - share, x.shape)
+    return jnp.where(kept, x / (1.0 - share), 0.0)
