@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
+from mocha_jax.networks import _base
 
 
 def test_lateral_connections_are_equation_4(key):
