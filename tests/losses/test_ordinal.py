@@ -124,8 +124,7 @@ GIVEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", GIVEN)
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(("case", "learned"), [("shared", False), ("per task", True)])
 def test_with_given_thresholds_the_optimum_is_a_convex_solvers(case, learned):
     loss, thresholds = GIVEN[case]
     regularizer = R.Probabilistic(0.05, 2.0) if learned else R.MeanRegularized(0.2, 0.05)

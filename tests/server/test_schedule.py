@@ -145,8 +145,14 @@ def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
     np.testing.assert_allclose(run[0], run[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("server", ["algorithm 1", "adaptive"])
+# The records of all models are of two kinds, a matrix and a factor.
+RESUMED = [(name, server) for name in MODELS for server in ("algorithm 1", "adaptive")]
+QUICK = ("probabilistic", "algorithm 1"), ("sparse", "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("name", "server"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in RESUMED]
+)
 def test_a_run_that_began_with_omega_0_goes_on_and_is_certified(name, server, key, tmp_path):
     p, omega = make(MODELS[name]), given(name)
     how: dict[str, Any] = dict(sigma_prime="per_task") if server == "algorithm 1" else {}
