@@ -174,11 +174,11 @@ class ProximalServer(Server):
         )
 
     def certify(self, problem: Problem, state: ProximalState, beta: Array, v: Array) -> Certificate:
-        regularizer, w = problem.regularizer, state.model
-        coupling = regularizer.coupling(problem.data.num_tasks, self.relation(problem, state))
-        value = regularizer.value(w)  # Omega is the best one for W
+        regularizer, w, relation = problem.regularizer, state.model, self.relation(problem, state)
+        coupling = regularizer.coupling(problem.data.num_tasks, relation)
+        value = regularizer.penalty(w)  # Omega is the best one for W
         slack = fenchel_young(value, coupling.conjugate(v), v, w)
-        return certify(problem, beta, v, w, value, slack)
+        return certify(problem, beta, v, w, value, slack, regularizer.offset(relation, w.shape[1]))
 
     def relation(self, problem: Problem, state: ProximalState) -> Relation:
         return problem.regularizer.update_relation(None, state.model)

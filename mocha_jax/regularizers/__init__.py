@@ -12,6 +12,9 @@ regularizer             R(W, Omega)                                       Omega
                         + d log|Omega|)
 `SparsePrecision` (15)  lam (|W|^2 / sigma2 + tr(W' Omega W)              learned: a precision matrix,
                         - d log|Omega|) + lam1 |W|_1 + lam2 |Omega|_1     sparse
+`TraceNorm`             lam/2 (tr(W' inv(Omega) W) + tr Omega)            learned: Omega >= 0, of low rank
+                        + lam2 |W|^2
+`JointSparse`           lam/2 sum_j (|W_j|^2 / g_j + g_j) + lam2 |W|^2    none; scales g of features are learned
 ======================  ================================================  =====================================
 
 Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
@@ -25,23 +28,29 @@ from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
 from mocha_jax.regularizers._given import Independent as Independent
 from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._joint_sparse import JointSparse as JointSparse
+from mocha_jax.regularizers._low_rank import TraceNorm as TraceNorm
 from mocha_jax.regularizers._matrix_normal import MatrixNormal as MatrixNormal
 from mocha_jax.regularizers._optimality import OptimalityConditions as OptimalityConditions
 from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
+from mocha_jax.regularizers._spectral import Spectral as Spectral
 from mocha_jax.regularizers._trace import TraceLimited as TraceLimited
 
 __all__ = [
     "Clustered",
     "Graph",
     "Independent",
+    "JointSparse",
     "MatrixNormal",
     "MeanRegularized",
     "OptimalityConditions",
     "Probabilistic",
     "Regularizer",
     "SparsePrecision",
+    "Spectral",
     "TraceLimited",
+    "TraceNorm",
 ]
 
 

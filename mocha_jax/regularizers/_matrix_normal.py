@@ -14,7 +14,7 @@ from mocha_jax._core.pytree import Hyperparameter, Pytree, static
 from mocha_jax.coupling import LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer, rounded
 from mocha_jax.regularizers._optimality import OptimalityConditions
-from mocha_jax.regularizers._trace import as_wide_as, coupling_of, is_low_rank
+from mocha_jax.regularizers._spectral import as_wide_as, coupling_of, is_low_rank, with_average_tasks
 from mocha_jax.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 
@@ -133,10 +133,7 @@ class MatrixNormal(Regularizer):
         return LowRank(jnp.maximum(relation.base, jnp.asarray(self.floor, relation.base.dtype)), relation.factor)
 
     def extend_relation(self, relation: LowRank, num_tasks: int, num_features: int) -> LowRank:
-        old, rank = relation.factor.shape
-        rows = jnp.broadcast_to(jnp.mean(relation.factor, axis=0, keepdims=True), (num_tasks - old, rank))
-        more = max(min(num_tasks, num_features) - rank, 0)
-        return LowRank(relation.base, jnp.pad(jnp.concatenate([relation.factor, rows]), [(0, 0), (0, more)]))
+        return with_average_tasks(relation, num_tasks, num_features)
 
     def coupling(self, num_tasks: int, relation: LowRank | None = None) -> LowRank:
         return coupling_of(self, self.initial_relation(num_tasks, 1) if relation is None else relation)

@@ -92,6 +92,7 @@ def constructors():
     model = {"model": Arg(world.network(), instance(networks.Network))}
     return {
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
+        "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
         "coupling.Exchangeable": Call(c.Exchangeable, {
             "within": Arg(0.5, any_numbers), "common": Arg(1.0, any_numbers),
             "num_tasks": Arg(3, count(1)),
@@ -110,6 +111,8 @@ def constructors():
         "regularizers.MatrixNormal": Call(r.MatrixNormal, {
             "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "floor": Arg(0.5, POSITIVE),
         }),
+        "regularizers.TraceNorm": Call(r.TraceNorm, {"lam": Arg(0.5, POSITIVE), "lam2": Arg(0.5, POSITIVE)}),
+        "regularizers.JointSparse": Call(r.JointSparse, {"lam": Arg(0.5, POSITIVE), "lam2": Arg(0.5, POSITIVE)}),
         "regularizers.SparsePrecision": Call(r.SparsePrecision, {
             "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)), "lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE),
         }),
@@ -272,6 +275,7 @@ def in_use():
         "losses.SmoothedHinge": one, "losses.EpsilonInsensitive": one, "losses.Huber": one, "losses.Quantile": one,
         "regularizers.Independent": some, "regularizers.MeanRegularized": one, "regularizers.Graph": one,
         "regularizers.Clustered": one, "regularizers.Probabilistic": one, "regularizers.SparsePrecision": one,
+        "regularizers.TraceNorm": one, "regularizers.JointSparse": one,
         "systems.Dropout": None, "systems.Sampled": one, "systems.DayNight": some, "systems.PartialEpochs": some,
         "systems.UniformBudget": some, "systems.Deadline": some, "systems.Controller": some, "systems.Outages": some, "systems.Trace": None,
     }  # fmt: skip

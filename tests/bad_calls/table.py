@@ -16,7 +16,7 @@ MODULES = (
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
     mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
-    mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited,
+    mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
 # What the library makes and hands out.
@@ -29,7 +29,7 @@ RESULTS = {
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
-    "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "Certificate.with_bound",
+    "Pytree.replace", "Pytree.exchange", "coupling.LowRank.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
     "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",

@@ -32,6 +32,8 @@ CASES = {
     "squared hinge, learned": ("squared_hinge", R.Probabilistic(0.1, 2.0)),
     "smoothed svm, learned": ("smoothed_hinge", R.Probabilistic(0.05, 2.0)),
     "ridge, sparse precision": ("squared", R.SparsePrecision(0.05, 2.0, 0.02, 0.05)),
+    "ridge, low rank": ("squared", R.TraceNorm(0.05, 0.02)),
+    "svm, joint sparse": ("hinge", R.JointSparse(0.1, 0.02)),
     "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
 }
 # Each loss and regularizer is in one that is not slow, but for those that take the way of another.

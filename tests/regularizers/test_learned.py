@@ -231,7 +231,7 @@ def test_row_sums_of_many_tasks_are_bounded_not_built(monkeypatch):
     coupling = LowRank(jnp.array(0.3), weights((50, 4)))
     exact = coupling.row_sums(jnp.ones(50))
     np.testing.assert_allclose(exact, np.abs(np.asarray(as_matrix(coupling))).sum(1), rtol=1e-10)
-    monkeypatch.setattr("mocha_jax.coupling._EXACT_ROWS", 10)
+    monkeypatch.setattr("mocha_jax.coupling._low_rank._EXACT_ROWS", 10)
     assert (coupling.row_sums(jnp.ones(50)) >= exact).all()
 
 

@@ -1,0 +1,131 @@
+"""Couplings of a few numbers: none, by features, and of tasks that are all alike."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import static
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.coupling._base import Coupling, Parts
+
+
+class Diagonal(Coupling):
+    """Tasks that do not touch each other: one number per task. O(m d)."""
+
+    scale: Array  # [m]
+
+    def __post_init__(self) -> None:
+        check.array("Diagonal", "scale", self.scale, ("m",))
+
+    def apply(self, v: Array) -> Array:
+        return self.scale[:, None] * v
+
+    def parts(self, v: Array) -> Parts:
+        return Parts(self.scale, jnp.zeros((1, 1), v.dtype), v[:1])
+
+    def diagonal(self) -> Array:
+        return self.scale
+
+    def gradient(self, w: Array) -> Array:
+        return w / self.scale[:, None]
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> Diagonal:
+        pull = rho * self.scale
+        return Diagonal(pull / (1.0 + pull))
+
+    def row_sums(self, nodes: Array) -> Array:
+        return nodes * self.scale
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        return jnp.max(nodes)
+
+
+class PerFeature(Coupling):
+    r"""Tasks that share no weights but the scale of every feature: one number per column of V. O(m d)."""
+
+    scale: Array  # [d], or [1] for all
+    num_tasks: int = static()
+
+    def __post_init__(self) -> None:
+        check.array("PerFeature", "scale", self.scale, ("d",))
+        check.integer("PerFeature", 1, num_tasks=self.num_tasks)
+
+    def apply(self, v: Array) -> Array:
+        return self.scale[None, :] * v
+
+    def diagonal(self) -> Array:
+        # Of every feature's number the largest: that one is safe for all.
+        return jnp.broadcast_to(jnp.max(self.scale), (self.num_tasks,))
+
+    def gradient(self, w: Array) -> Array:
+        return safe_ratio(w, self.scale[None, :])
+
+    def project_to_range(self, w: Array) -> Array:
+        return jnp.where(self.scale[None, :] > 0, w, 0.0)
+
+    def energy(self, w: Array) -> Array:
+        r"""$\tfrac12\mathrm{tr}(W^\top\bar M^{-1}W)$, a scalar; infinite where W leaves the range of $\bar M$."""
+        squares = jnp.sum(w**2, axis=0)
+        outside = jnp.where(squares > 0, jnp.inf, 0.0)
+        return 0.5 * jnp.sum(jnp.where(self.scale > 0, safe_ratio(squares, self.scale), outside))
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> PerFeature:
+        pull = rho * self.scale
+        return PerFeature(pull / (1.0 + pull), self.num_tasks)
+
+    def row_sums(self, nodes: Array) -> Array:
+        return nodes * jnp.max(self.scale)
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        return jnp.max(nodes)
+
+
+class Exchangeable(Coupling):
+    r"""All tasks alike: $\bar M = a(I - J) + b J$ with $J = 11^\top/m$, b >= a. O(m d)."""
+
+    within: Array  # [] a, on deviations from the mean
+    common: Array  # [] b, on the mean
+    num_tasks: int = static()
+
+    def __post_init__(self) -> None:
+        for name, value in (("within", self.within), ("common", self.common)):
+            check.number("Exchangeable", name, value)
+        check.integer("Exchangeable", 1, num_tasks=self.num_tasks)
+
+    @property
+    def _off(self) -> Array:
+        return (self.common - self.within) / self.num_tasks
+
+    def apply(self, v: Array) -> Array:
+        return self.parts(v).together(v)
+
+    def parts(self, v: Array) -> Parts:
+        return Parts(jnp.reshape(self.within, 1), jnp.reshape(self._off, (1, 1)), v)
+
+    def diagonal(self) -> Array:
+        return jnp.broadcast_to(self.within + self._off, (self.num_tasks,))
+
+    def gradient(self, w: Array) -> Array:
+        return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        return self.resolvent(rho).apply(y)
+
+    def resolvent(self, rho: Array) -> Exchangeable:
+        within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
+        return Exchangeable(within, common, self.num_tasks)
+
+    def row_sums(self, nodes: Array) -> Array:
+        return nodes * self.within + jnp.sum(nodes) * self._off
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        # Exact with equally many nodes per task, an upper bound otherwise.
+        return (jnp.max(nodes) * self.within + jnp.sum(nodes) * self._off) / (self.within + self._off)
