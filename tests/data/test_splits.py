@@ -56,7 +56,7 @@ def test_kept_rows_are_the_problem_of_those_rows(key):
         packed = mj.pack_tasks([data.x[t][r] for t, r in enumerate(rows)], [data.y[t][r] for t, r in enumerate(rows)],
                                loss_scaling=scaling)  # fmt: skip
         problems = (mj.Problem(d, mj.losses.Hinge(), R.MeanRegularized(0.1, 0.1)) for d in (kept, packed))
-        a, b = (mj.solve(p, tol=1e-9) for p in problems)
+        a, b = (mj.solve(p, mj.Mocha(sigma_prime="per_task"), tol=1e-9) for p in problems)
         np.testing.assert_allclose(a.weights, b.weights, atol=1e-4)
         assert a.primal == pytest.approx(b.primal, rel=1e-8)
     double = data.replace(weight=data.weight * 2.0).keep(part != 1)

@@ -103,7 +103,7 @@ def test_buckets_of_nodes_take_their_losses_along(key):
     data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], dtype=np.float64, loss_scaling="task_mean")
     kinds = [mj.losses.SmoothedHinge(g) for g in np.linspace(0.2, 2.0, 32)] + [mj.losses.Squared()] * 32
     problem = mj.Problem(data, mj.losses.PerTask(kinds[::-1]), R.MeanRegularized(0.2, 0.05))
-    algorithm, bucketing = mj.Mocha(), bucket_sizes(data)
+    algorithm, bucketing = mj.Mocha(sigma_prime="per_task"), bucket_sizes(data)
     assert len(bucketing) > 1
 
     def after_three_rounds(sizes):
@@ -120,10 +120,11 @@ def test_buckets_of_nodes_take_their_losses_along(key):
 
 def test_blocks_of_nodes_take_their_losses_along(key, monkeypatch):
     problem = mj.Problem(mixed_data(), mixed_loss(), R.MeanRegularized(0.2, 0.05))
-    whole = mj.run(problem, mj.Mocha(), key, num_rounds=3)[1].primal
+    algorithm = mj.Mocha(sigma_prime="per_task")
+    whole = mj.run(problem, algorithm, key, num_rounds=3)[1].primal
     monkeypatch.setattr(ascent, "_BLOCK_NUMBERS", 2 * D)  # two nodes at a time; of five, one twice
     jax.clear_caches()
-    np.testing.assert_allclose(mj.run(problem, mj.Mocha(), key, num_rounds=3)[1].primal, whole, rtol=1e-12)
+    np.testing.assert_allclose(mj.run(problem, algorithm, key, num_rounds=3)[1].primal, whole, rtol=1e-12)
 
 
 def test_conjugates_are_infinite_where_the_own_loss_says_so():
@@ -149,7 +150,8 @@ def test_derivatives_of_hyperparameters_of_tasks():
     def outer(tau, delta):
         huber, quantile = mj.losses.Huber(delta), mj.losses.Quantile(tau)
         loss = mj.losses.PerTask([quantile, huber, mj.losses.Squared()], which=[0, 1, 0, 2, 1])
-        solution = mj.solve(mj.Problem(data, loss, R.MeanRegularized(0.2, 0.05)), tol=1e-11, max_rounds=20_000)
+        problem = mj.Problem(data, loss, R.MeanRegularized(0.2, 0.05))
+        solution = mj.solve(problem, mj.Mocha(sigma_prime="per_task"), tol=1e-11, max_rounds=20_000)
         return jnp.sum(solution.weights * target)
 
     tau, delta = jnp.linspace(0.3, 0.7, M), jnp.linspace(0.3, 0.4, M)

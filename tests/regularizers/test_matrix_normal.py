@@ -83,7 +83,7 @@ def derivative(p, w, floor):
 
 def test_alternation_descends_to_a_stationary_point(key):
     p = make()
-    algorithm, state, seen = mj.Mocha(4.0, omega_every=30), None, []
+    algorithm, state, seen = mj.Mocha(4.0, sigma_prime="per_task", omega_every=30), None, []
     for _ in range(12):  # W solved nearly, Omega replaced
         state, _ = mj.run(p, algorithm, key, num_rounds=30, state=state)
         seen.append(float(mj.objective(p, state.w, algorithm.relation(state, p))))
