@@ -65,7 +65,7 @@ def cells(path: str | os.PathLike[str]) -> Users:
 
 
 def har(folder: str | os.PathLike[str], *, part: str | None = None) -> Users:
-    """Read Human Activity Recognition with smartphones (Anguita et al. 2013) as UCI has it, one client a subject.
+    r"""Read Human Activity Recognition with smartphones (Anguita et al. 2013) as UCI has it, one client a subject.
 
     The files are ``X_train.txt``, ``y_train.txt`` and ``subject_train.txt`` in one folder, and those of ``test`` in
     another. Labels are the activities: 1 walking, 2 upstairs, 3 downstairs, 4 sitting, 5 standing, 6 lying. The MOCHA
@@ -81,7 +81,7 @@ def har(folder: str | os.PathLike[str], *, part: str | None = None) -> Users:
     Examples:
       >>> import pathlib, tempfile
       >>> folder = pathlib.Path(tempfile.mkdtemp())
-      >>> for name, lines in dict(X="0.5 1\\n0 1\\n1 1\\n", y="4\\n4\\n6\\n", subject="2\\n1\\n2\\n").items():
+      >>> for name, lines in dict(X="0.5 1\n0 1\n1 1\n", y="4\n4\n6\n", subject="2\n1\n2\n").items():
       ...     _ = (folder / f"{name}_train.txt").write_text(lines)
       >>> found = har(folder, part="train")
       >>> found.names, found.xs[1].tolist(), found.ys[1].tolist()
@@ -106,8 +106,10 @@ def vehicle(folder: str | os.PathLike[str]) -> Users:
     The folder is ``events`` of their ``event.zip``, whose ``runs/aav3/n41`` has what sensor 41 recorded in run 3 of
     vehicle AAV. A sample is a line of ``aav3evfeat41_1_1.txt``, the spectrum of the sound, and the same line of
     ``aav3evfeat41_1_2.txt``, that of the vibration: 50 numbers each, and behind them the class. 20 runs and 23 sensors
-    have 49,264 samples of 100 features, which are those of LIBSVM's SensIT without its noise. The folders ``acoustic_1``
-    and ``seismic_2``, with the same by kind of sensor, and the time series, ``aav3event41_1_1.txt``, are passed over.
+    have 49,264 samples of 100 features; LIBSVM's SensIT has twice as many, half of which are noise. The folders
+    ``acoustic_1`` and ``seismic_2``, with the same by kind of sensor, and the time series, ``aav3event41_1_1.txt``,
+    are passed over.
+
     The source of the layout is the files, and the reader of the VIRTUAL authors (``lucori/virtual``,
     ``source/data_utils.py``). That one leaves out folders with the files of two sensors; they are read here.
 

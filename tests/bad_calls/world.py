@@ -121,7 +121,8 @@ def mat():
 
 def _cells(arrays):
     row = np.empty((1, len(arrays)), object)
-    row[0, :] = arrays
+    for t, array in enumerate(arrays):
+        row[0, t] = array
     return row
 
 
