@@ -143,7 +143,7 @@ def vehicle(folder: str | os.PathLike[str]) -> Users:
 
 
 def _line(error: Exception) -> str:
-    """What went wrong, on one line and without NumPy's advice behind the semicolon."""
+    """The reason of an error on one line, without NumPy's advice behind a semicolon."""
     return " ".join(str(error).partition(";")[0].split()).rstrip(".")
 
 

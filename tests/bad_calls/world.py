@@ -131,7 +131,7 @@ def har():
     """A folder as UCI's."""
     folder = Path(tempfile.mkdtemp())
     for part in ("train", "test"):
-        for name, table in {"X": np.eye(3), "y": [1, 4, 6], "subject": [1, 1, 2]}.items():
+        for name, table in {"X": np.eye(3), "y": np.array([1, 4, 6]), "subject": np.array([1, 1, 2])}.items():
             np.savetxt(folder / f"{name}_{part}.txt", table)
     return folder
 
