@@ -20,7 +20,7 @@ def cells(path: str | os.PathLike[str]) -> Users:
     """Read a ``.mat`` file of the MOCHA authors' code, with cells ``X`` and ``Y`` of one task each.
 
     ``X`` has samples ``[n_t, d]`` in every cell and ``Y`` their labels, in a row or a column; the cells lie in a row or
-    a column too. Labels are left as they are. Google Glass, HAR, Vehicle and School are handed around in this form.
+    a column too. Labels are left as they are. The ``vehicle.mat`` and ``school.mat`` of later papers have this form.
     It needs SciPy, and a file that MATLAB saved as -v7 or earlier.
 
     Returns:
