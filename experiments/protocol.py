@@ -96,7 +96,7 @@ def command_line(prog: str, description: str | None, folder: str, skew: bool = F
         prog=f"python -m {prog}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, nargs="*", default=[],
-                        help=".npz and .mat files, the folder of UCI HAR; default a synthetic federation")  # fmt: skip
+                        help=".npz, .mat, folders of HAR or vehicles; default a synthetic federation")  # fmt: skip
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default all")
     parser.add_argument("--rounds", type=int, default=200, help="rounds for each lambda at most (default %(default)s)")

@@ -1,8 +1,7 @@
-"""Task sets from files: flat arrays, the folder of UCI's HAR, and MATLAB files of cells."""
+"""Task sets from files: flat arrays, and what `datasets` reads of HAR, the vehicle sensors and MATLAB's cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,13 +31,12 @@ def load(path: Path) -> TaskSet:
 
     Args:
       path: an ``.npz`` of flat ``X``, ``y`` and ``task`` (or ``subject``); a ``.mat`` of cells ``X`` and ``Y``, one for
-        each task; or a folder with ``X_train.txt``, ``y_train.txt``, ``subject_train.txt`` and the same of ``test``
-        somewhere in it.
+        each task; UCI's folder of HAR; or that of the vehicle sensors, ``events``.
     """
-    if path.is_dir():
-        x, y, task, activities = *_uci(path), True
-    elif path.suffix == ".mat":
-        x, y, task, activities = *_cells(path), False
+    if path.is_dir() or path.suffix == ".mat":
+        users, activities = _users(path)
+        x, y = np.concatenate(users.xs), np.concatenate(users.ys)
+        task = np.repeat(np.arange(len(users.names)), [len(labels) for labels in users.ys])
     else:
         file = np.load(path, allow_pickle=False)
         x, y, activities = file["X"], file["y"], "subject" in file.files
@@ -60,30 +58,10 @@ def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:
     return TaskSet("synthetic", data, mj.losses.Hinge())
 
 
-def _uci(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The samples, activities and subjects of UCI's Human Activity Recognition, both of its parts."""
-
-    def both(name: str) -> np.ndarray:
-        found = [sorted(folder.rglob(f"{name}_{part}.txt")) for part in ("train", "test")]
-        if not all(found):
-            raise FileNotFoundError(f"{folder}: has no {name}_train.txt and {name}_test.txt in it.")
-        return np.concatenate([np.loadtxt(paths[0], dtype=np.float32) for paths in found])
-
-    return both("X"), both("y"), both("subject").astype(int)
-
-
-def _cells(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The cells X and Y of a MATLAB file, each entry a task."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise ImportError(f"{path}: reading MATLAB files needs SciPy (pip install scipy).") from error
-    file = loadmat(path)
-    missing = {"X", "Y"} - set(file)
-    if missing:
-        raise ValueError(
-            f"{path}: has no {' and '.join(sorted(missing))}; it must hold cells X and Y, one for each task."
-        )
-    xs: Sequence[np.ndarray] = [np.asarray(cell) for cell in file["X"].ravel()]
-    ys = [np.asarray(cell).ravel() for cell in file["Y"].ravel()]
-    return np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(ys)), [len(y) for y in ys])
+def _users(path: Path) -> tuple[mj.datasets.Users, bool]:
+    """What a reader of the library finds there, and whether its labels are activities."""
+    if path.suffix == ".mat":
+        return mj.datasets.cells(path), False
+    if any(path.rglob("*evfeat*.txt")):
+        return mj.datasets.vehicle(path), False
+    return mj.datasets.har(path), True

@@ -3,8 +3,15 @@ r"""Data sets: synthetic federations whose weights and relationship are known, a
 **Synthetic** ones are made in three steps, each a pure function of a key: a task covariance, weights
 $W \sim \mathcal{MN}(0, \Omega \otimes I)$, and samples. `federation` does all three.
 
-**From files**, LEAF's folders and texts as rows of symbols, come lists with an array for each client, as `pack_tasks`
-takes them:
+**From files** come lists with an array for each client, as `pack_tasks` takes them. The MOCHA paper's are `har`,
+`vehicle` and, in the form of its authors' code, `cells`:
+
+```python
+sensors = mj.datasets.vehicle("events")
+data = mj.pack_tasks(sensors.xs, sensors.ys, loss_scaling="task_mean", intercept=True)
+```
+
+LEAF's folders have a part for training and one for testing,
 
 ```python
 train = mj.datasets.leaf("femnist/data/train")
@@ -37,13 +44,18 @@ from mocha_jax.datasets._readers import Users as Users
 from mocha_jax.datasets._readers import leaf as leaf
 from mocha_jax.datasets._readers import symbols as symbols
 from mocha_jax.datasets._readers import windows as windows
+from mocha_jax.datasets._sensors import cells as cells
+from mocha_jax.datasets._sensors import har as har
+from mocha_jax.datasets._sensors import vehicle as vehicle
 
 __all__ = [
     "ALPHABET",
+    "cells",
     "classification",
     "clusters",
     "Federation",
     "federation",
+    "har",
     "leaf",
     "low_rank",
     "regression",
@@ -52,6 +64,7 @@ __all__ = [
     "sparse_graph",
     "symbols",
     "Users",
+    "vehicle",
     "windows",
 ]
 

@@ -136,6 +136,9 @@ def drivers():
             "covariance": Arg(np.array([[1.0, 0.5], [0.5, 1.0]]), covariance(2)), "penalty": Arg(0.5, number(0, shapes=[(), (2, 2)])), "mask": Arg(np.array([True, True]), optional(marks(2))),
             "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
         }),
+        "datasets.cells": Call(mj.datasets.cells, {"path": Arg(world.mat, lambda v: v == world.mat())}),
+        "datasets.har": Call(mj.datasets.har, {"folder": Arg(world.har, lambda v: v == world.har()), "part": Arg("train", optional(word("train", "test")))}),
+        "datasets.vehicle": Call(mj.datasets.vehicle, {"folder": Arg(world.vehicle, lambda v: v == world.vehicle())}),
         "datasets.leaf": Call(mj.datasets.leaf, {
             "folder": Arg(world.leaf, lambda v: v == world.leaf()), "users": Arg(["A", "B"], optional(lambda v: list(v) in (["A"], ["B"], ["A", "B"], ["B", "A"]))),
             "alphabet": Arg("abc", alphabet),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.io
 
 import mocha_jax as mj
 
@@ -107,6 +108,42 @@ def leaf():
     user = {"x": [[0.0, 1.0], [1.0, 0.0]], "y": [0, 1]}
     content = {"users": ["A", "B"], "num_samples": [2, 2], "user_data": {"A": user, "B": user}}
     (folder / "part.json").write_text(json.dumps(content))
+    return folder
+
+
+@functools.cache
+def mat():
+    """A file of cells, as the MOCHA authors' code has."""
+    path = Path(tempfile.mkdtemp()) / "cells.mat"
+    scipy.io.savemat(path, {"X": _cells(xs()), "Y": _cells([y[:, None] for y in ys()])})
+    return path
+
+
+def _cells(arrays):
+    row = np.empty((1, len(arrays)), object)
+    for t, array in enumerate(arrays):
+        row[0, t] = array
+    return row
+
+
+@functools.cache
+def har():
+    """A folder as UCI's."""
+    folder = Path(tempfile.mkdtemp())
+    for part in ("train", "test"):
+        for name, table in {"X": np.eye(3), "y": np.array([1, 4, 6]), "subject": np.array([1, 1, 2])}.items():
+            np.savetxt(folder / f"{name}_{part}.txt", table)
+    return folder
+
+
+@functools.cache
+def vehicle():
+    """A folder as the vehicle sensors' with a run of either kind."""
+    folder = Path(tempfile.mkdtemp())
+    for run in ("aav3", "dw3"):
+        (folder / run / "n1").mkdir(parents=True)
+        for kind in (1, 2):
+            np.savetxt(folder / run / "n1" / f"{run}evfeat1_1_{kind}.txt", np.ones((2, 53)))
     return folder
 
 

@@ -112,9 +112,22 @@ def test_the_same_tasks_from_all_formats(experiments, tmp_path):
     with pytest.raises(ValueError, match="has no X and Y"):
         load(tmp_path / "wrong.mat")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="X_train.txt"):
+    with pytest.raises(ValueError, match="no X_train.txt"):
         load(tmp_path / "empty")
     assert isinstance(load(tmp_path / "tasks.npz").loss, mj.losses.Hinge)
+
+
+def test_vehicles_are_tasks_of_two_classes(experiments, tmp_path):
+    for run, sensors in {"aav3": (1, 41), "dw10": (1, 41)}.items():
+        for sensor in sensors:
+            place = tmp_path / "events" / "runs" / run / f"n{sensor}"
+            place.mkdir(parents=True)
+            for kind in (1, 2):
+                np.savetxt(place / f"{run}evfeat{sensor}_1_{kind}.txt", np.full((3, 53), sensor + kind))
+    found = experiments.tasksets.load(tmp_path / "events")
+    assert isinstance(found.loss, mj.losses.Hinge)
+    assert found.data.x.shape == (2, 6, 101)
+    np.testing.assert_array_equal(found.data.y, np.repeat([[1.0, -1.0]], 3, axis=1).repeat(2, axis=0))
 
 
 def test_a_line_that_was_cut_off_counts_for_nothing(experiments, tmp_path):
