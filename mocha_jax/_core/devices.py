@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 import jax
 import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 
 Shared = TypeVar("Shared")
+Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 Trees = TypeVarTuple("Trees")
 
@@ -140,6 +142,31 @@ def on_every_device(sharding: NodeSharding | None, work: Callable[[*Trees], Resu
         return work(*whole)
     spec = PartitionSpec()
     return jax.shard_map(work, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)(*whole)
+
+
+def on_all(sharding: NodeSharding | None, tree: Tree) -> Tree:
+    """Copy to every device the arrays that lie on some of them on purpose; JAX moves the others by itself."""
+    if sharding is None:
+        return tree
+
+    def copied(leaf: object) -> object:
+        if not isinstance(leaf, jax.Array) or not leaf.committed:
+            return leaf
+        return place(_in_plain_order(leaf), sharding.replicated)
+
+    return cast(Tree, jax.tree.map(copied, tree))
+
+
+def _in_plain_order(array: Array) -> Array:
+    """The array in the order of its axes: of any other, JAX 0.10 has programs read a copy on another device wrongly."""
+    layout, plain = cast(Any, array).format.layout, tuple(range(array.ndim))
+    if layout is None or layout.major_to_minor == plain:
+        return array
+    return jax.jit(_same, out_shardings=cast(Any, Format(Layout(plain), array.sharding)))(array)
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 def fetched(array: ArrayLike) -> np.ndarray:

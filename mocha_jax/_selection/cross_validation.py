@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding, each_device
+from mocha_jax._core.devices import NodeSharding, each_device, on_all
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.splits import class_sizes
@@ -182,14 +182,17 @@ def cross_validate(
     # Of the tasks that are scored, so that a global model is judged by the same samples.
     sizes, alone = _rare(problem.replace(data=seen_as), groups)
     stays = alone & keep_rare & (groups is None)
+    sharding = _over(devices)
+    given = on_all(sharding, (key, problem, candidates, budget, jnp.asarray(stays), seen_as))
+    parts = on_all(sharding, parts)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
         for trial, fold in _chunks(trials * folds, folds, chunk * devices):
             out = or_by_loops(
                 problem, budget.algorithm,
                 lambda by: _scores(
-                    key, problem, candidates, budget.replace(algorithm=by), jnp.asarray(stays), seen_as,
-                    parts[trial], fold, score=score, devices=devices,  # noqa: B023
+                    (*given[:3], given[3].replace(algorithm=by), *given[4:]), parts[trial], fold,  # noqa: B023
+                    score=score, sharding=sharding,
                 ),
             )  # fmt: skip
             found.append(jax.tree.map(np.asarray, out))
@@ -230,14 +233,22 @@ def _refitted(
     return solution
 
 
-Given = tuple[Array, Problem, Regularizer, SolveOptions, Array, TaskData]  # as `_scores` names them
+# The key, the problem, candidates, how to solve, the samples that stay in every fold, and those that are scored.
+Given = tuple[Array, Problem, Regularizer, SolveOptions, Array, TaskData]
 
 
-@partial(jax.jit, static_argnames=("score", "devices"))
+def _over(devices: int) -> NodeSharding | None:
+    """Fits over so many of this process's devices; None: one after the other."""
+    if devices == 1:
+        return None
+    mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
+    return NodeSharding(mesh, ("fits",), False, devices)
+
+
+@partial(jax.jit, static_argnames=("score", "sharding"))
 def _scores(
-    key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions, stays: Array, seen_as: TaskData,
-    parts: Array, fold: Array, *, score: Metric, devices: int,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    given: Given, parts: Array, fold: Array, *, score: Metric, sharding: NodeSharding | None
+) -> tuple[Array, Array, Array]:
     """Fit some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
     def one(given: Given, part: Array, fold: Array) -> tuple[Array, Array, Array]:
@@ -255,11 +266,6 @@ def _scores(
             return jax.tree.map(lambda a: a[None], one(given, parts[0], fold[0]))
         return jax.vmap(partial(one, given))(parts, fold)
 
-    sharding = None
-    if devices > 1:
-        mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
-        sharding = NodeSharding(mesh, ("fits",), False, len(fold))
-    given = key, problem, candidates, budget, stays, seen_as
     return each_device(sharding, some, given, parts, fold)
 
 

@@ -164,3 +164,16 @@ def test_scores_are_what_the_loss_is_scored_by(key):
     assert found.metric == "mean_loss"
     by_name = mj.cross_validate(problem, none, key=key, folds=3, refit=False, metric=mj.metrics.mean_loss)
     np.testing.assert_array_equal(by_name.task_scores, found.task_scores)
+
+
+def test_samples_that_lie_on_one_device_are_fitted_on_all(key):
+    # Of this size they are put in order, and so tied to the device they came to.
+    data = zoo.data(m=4, d=400, low=110, high=110, loss_scaling="task_mean", regression=True)
+    problem = mj.Problem(data, mj.losses.Squared(), R.Independent(0.1))
+    assert problem.data.x.committed
+    candidates = mj.grid(R.Independent, lam=[0.1])
+    found = mj.cross_validate(problem, candidates, key=key, folds=3, tol=1e-8, refit=False)
+    part = data.folds(jax.random.fold_in(key, 0), 3)
+    there = mj.solve(problem.replace(data=data.keep(part != 1)), tol=1e-8)
+    want = mj.metrics.rmse(there.weights, data.keep(part == 1), per_task=True)
+    np.testing.assert_allclose(found.task_scores[0, 1, 0], want, rtol=1e-3)
