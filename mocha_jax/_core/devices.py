@@ -152,13 +152,15 @@ def on_all(sharding: NodeSharding | None, tree: Tree) -> Tree:
     def copied(leaf: object) -> object:
         if not isinstance(leaf, jax.Array) or not leaf.committed:
             return leaf
-        return place(_in_plain_order(leaf), sharding.replicated)
+        return place(leaf, sharding.replicated)
 
     return cast(Tree, jax.tree.map(copied, tree))
 
 
-def _in_plain_order(array: Array) -> Array:
-    """The array in the order of its axes: of any other, JAX 0.10 has programs read a copy on another device wrongly."""
+def _in_plain_order(array: ArrayLike, sharding: Sharding) -> ArrayLike:
+    """The array in the order of its axes, if it is to go elsewhere: between CPU devices JAX forgets any other order."""
+    if not isinstance(array, jax.Array) or array.sharding.device_set == sharding.device_set:
+        return array
     layout, plain = cast(Any, array).format.layout, tuple(range(array.ndim))
     if layout is None or layout.major_to_minor == plain:
         return array
@@ -204,7 +206,7 @@ def is_cut_by_rows(array: ArrayLike) -> bool:
 def place(array: ArrayLike, sharding: Sharding) -> jax.Array:
     """The array on some devices; where processes share them, each puts its part of what all of them have."""
     if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
+        return jax.device_put(_in_plain_order(array, sharding), sharding)
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

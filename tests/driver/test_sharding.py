@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import mocha_jax as mj
 from mocha_jax import regularizers
 from mocha_jax.coupling import LowRank
+from tests import zoo
 
 
 def mesh_of(count):
@@ -199,6 +200,16 @@ def test_settings_of_each_node_need_not_know_of_the_devices(key):
     assert 0 < here.active.max() < 13
     for name in ("gap", "active", "steps", "simulated_time", "bytes_up", "utilisation"):
         np.testing.assert_allclose(getattr(there, name), getattr(here, name), rtol=1e-9)
+
+
+def test_samples_put_in_order_here_are_the_same_on_another_device():
+    data = zoo.data(m=4, d=400, low=110, high=110, loss_scaling="task_mean")
+    problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
+    assert problem.data.x.committed  # put in order, on the device they came to
+    other = jax.make_mesh((1,), ("nodes",), devices=jax.devices()[1:2], axis_types=(AxisType.Auto,))
+    there = mj.shard(problem, other)
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 400)))
+    np.testing.assert_allclose(mj.objective(there, w), mj.objective(problem, w), rtol=1e-12)
 
 
 def test_an_axis_of_a_larger_mesh(key):
