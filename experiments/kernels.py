@@ -1,10 +1,11 @@
 """Kernels against linear models: ``python -m experiments.kernels --data landmine.npz vehicle.npz har.npz``.
 
-Local models and (14), linear and with a Gaussian kernel. In every trial each task's samples are split at random, 75 % for
-training; lambda and the kernel's width, one for all tasks, are chosen by 5-fold cross-validation on these; the mean over tasks of the
-score on the rest is printed. *kernel* is `features.Nystroem` with all training samples as landmarks, the kernel method itself, or with
-as many as ``--landmarks`` says; *random* is `features.RandomFourier` with twice as many features as landmarks. *SVC* is scikit-learn's,
-with the same kernel on every task by itself, chosen in the same way. A CSV keeps every trial; a run that was interrupted goes on.
+Local models and (14), linear and with a Gaussian kernel. In every trial each task's samples are split at random, 75 %
+for training; lambda and the kernel's width, one for all tasks, are chosen by 5-fold cross-validation on these; the mean
+over tasks of the score on the rest is printed. *kernel* is `features.Nystroem` with all training samples as landmarks,
+the kernel method itself, or with as many as ``--landmarks`` says; *random* is `features.RandomFourier` with twice as
+many features as landmarks. *SVC* is scikit-learn's, with the same kernel on every task by itself, chosen in the same
+way. A CSV keeps every trial; a run that was interrupted goes on.
 """
 
 from __future__ import annotations
