@@ -34,11 +34,11 @@ def load(path: Path) -> TaskSet:
         each task; UCI's folder of HAR; or that of the vehicle sensors, ``events``.
     """
     if path.is_dir() or path.suffix == ".mat":
-        users, activities = _users(path)
+        name, users, activities = _users(path)
         x, y = np.concatenate(users.xs), np.concatenate(users.ys)
         task = np.repeat(np.arange(len(users.names)), [len(labels) for labels in users.ys])
     else:
-        file = np.load(path, allow_pickle=False)
+        file, name = np.load(path, allow_pickle=False), path.stem
         x, y, activities = file["X"], file["y"], "subject" in file.files
         task = file["subject" if activities else "task"]
     if activities:
@@ -49,7 +49,7 @@ def load(path: Path) -> TaskSet:
         y = (y - y.mean()) / scale
     x, y = x.astype(np.float32), y.astype(np.float32)
     data = mj.pack_tasks(x, y, task, loss_scaling="task_mean", intercept=True)
-    return TaskSet(path.stem, data, mj.losses.Hinge() if classes else mj.losses.Squared(), scale)
+    return TaskSet(name, data, mj.losses.Hinge() if classes else mj.losses.Squared(), scale)
 
 
 def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:
@@ -58,10 +58,10 @@ def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:
     return TaskSet("synthetic", data, mj.losses.Hinge())
 
 
-def _users(path: Path) -> tuple[mj.datasets.Users, bool]:
-    """What a reader of the library finds there, and whether its labels are activities."""
+def _users(path: Path) -> tuple[str, mj.datasets.Users, bool]:
+    """A name, what a reader of the library finds there, and whether its labels are activities."""
     if path.suffix == ".mat":
-        return mj.datasets.cells(path), False
+        return path.stem, mj.datasets.cells(path), False
     if any(path.rglob("*evfeat*.txt")):
-        return mj.datasets.vehicle(path), False
-    return mj.datasets.har(path), True
+        return "vehicles", mj.datasets.vehicle(path), False
+    return path.stem, mj.datasets.har(path), True

@@ -89,3 +89,29 @@ def test_the_page_of_errors_has_the_messages_that_are_raised():
         with pytest.raises(ValueError, match=".") as error:
             provoke()
         assert message in str(error.value)
+
+
+def rows_of_papers():
+    """The rows of the tables that say what verifies what: item, name here, tests."""
+    page = (DOCS / "papers.md").read_text()
+    found = []
+    for table in re.findall(r"^\| item \| here \| verified by.*\n\|[-|]+\n((?:\|.*\n)+)", page, flags=re.M):
+        found += [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
+    return found
+
+
+def test_the_page_of_papers_names_what_is_there():
+    rows = rows_of_papers()
+    assert len(rows) > 60
+    for item, here, verified, *experiment in rows:
+        for name in re.findall(r"`mj\.([\w.]+)`", here):
+            thing = mj
+            for part in name.split("."):
+                assert hasattr(thing, part), f"{item}: mj.{name}"
+                thing = getattr(thing, part)
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", verified)
+        for path, name in tests:
+            assert f"def {name}(" in (DOCS.parent / path).read_text(), f"{item}: {path}::{name}"
+        assert tests or re.search(r"\bnot\b|nobody|nothing", here), f"{item}: nothing shows it, and it is not said why"
+        for name in re.findall(r"`experiments\.(\w+)`", " ".join(experiment)):
+            assert (DOCS.parent / "experiments" / f"{name}.py").exists(), f"{item}: experiments.{name}"
