@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from experiments import common
+from experiments import tasksets
 from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import time_major
 
@@ -67,7 +67,7 @@ def main() -> None:
                 print(f"{', '.join(map(str, shape)):>16}{loss:>16}{storage:>16}{numbers}", flush=True)
     print(f"\n{'bfloat16':>12} {'rounds':>7} {'gap, its own problem':>21} {'gap, original problem':>22}")
     for path in options.data:
-        row = half_precision(common.load(path))
+        row = half_precision(tasksets.load(path))
         results["half"].append({"data": path.stem} | row)
         print(f"{path.stem:>12} {row['rounds']:7d} {row['own']:21.1e} {row['original']:22.1e}", flush=True)
     if options.json:

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import mocha_jax as mj
-from experiments import common
+from experiments import common, tasksets
 from mocha_jax import plotting
 
 TARGET = 1e-3
@@ -62,8 +62,8 @@ def main() -> None:
 
 def problems(files: list[Path]) -> Iterator[tuple[str, mj.Problem]]:
     """The problems by name. Lambda is the paper's: R(W) = lambda / 2 tr(W inv(Omega) W')."""
-    sets = {path.stem: common.load(path) for path in files if path.exists()}
-    sets["clusters"] = common.synthetic(jax.random.key(0))
+    sets = {path.stem: tasksets.load(path) for path in files if path.exists()}
+    sets["clusters"] = tasksets.synthetic(jax.random.key(0))
     lambdas = {"landmine": (1e-1, 1e-2, 1e-3), "har": (1e-2, 1e-3)}
     for name, tasks in sets.items():
         for lam in lambdas.get(name, (1e-2,)):

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 import mocha_jax as mj
-from experiments import common
+from experiments import tasksets
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     jax.distributed.initialize(options.coordinator, options.processes, options.process)
     # From here on every process does the same; each array knows which part of it is where.
-    tasks = common.synthetic(jax.random.key(0)) if options.data is None else common.load(options.data)
+    tasks = tasksets.synthetic(jax.random.key(0)) if options.data is None else tasksets.load(options.data)
     problem = mj.shard(mj.Problem(tasks.data, tasks.loss, mj.regularizers.Probabilistic(0.01)))
     first = jax.process_index() == 0
     if first:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import mocha_jax as mj
-from experiments.tasksets import TaskSet, load, synthetic
+from experiments.tasksets import TaskSet, each, synthetic
 from mocha_jax import plotting
 
 NETWORKS = {
@@ -47,11 +47,7 @@ def command_line(prog: str, description: str | None) -> argparse.Namespace:
 
 def task_sets(options: argparse.Namespace) -> Iterable[TaskSet]:
     """The files asked for; absent ones are named and skipped. Without any, the synthetic federation."""
-    for path in options.data:
-        if not path.exists():
-            print(f"{path} is not here: skipped")
-    here = (load(path) for path in options.data if path.exists())
-    for tasks in here if options.data else [synthetic(jax.random.key(options.seed))]:
+    for tasks in each(options.data, synthetic(jax.random.key(options.seed))):
         print(f"{tasks.name}: {tasks.data.num_tasks} tasks, lambda {options.lam:g}", flush=True)
         yield tasks
 

@@ -11,9 +11,8 @@ way. A CSV keeps every trial; a run that was interrupted goes on.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 import mocha_jax as mj
 from experiments.protocol import FOLDS, TRAINING, Score, score_of
 from experiments.rows import append, read
-from experiments.tasksets import TaskSet, load, synthetic
+from experiments.tasksets import TaskSet, each, synthetic
 
 LAMBDAS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 WIDTHS = (0.1, 1.0, 10.0)  # gamma, in units of one over the median squared distance of two samples
@@ -73,7 +72,7 @@ def main() -> None:
     settings = f"landmarks={options.landmarks} rounds={options.rounds} tol={options.tol:g} seed={options.seed}"
     rows = [row for row in read(path, Row) if row.settings == settings]
     sets = []
-    for tasks in _task_sets(options):
+    for tasks in each(options.data, synthetic(jax.random.key(options.seed), 6)):
         score = score_of(tasks, None)
         sets.append((tasks.name, score))
         print(f"{tasks.name}: {tasks.data.num_tasks} tasks, {score.title}", flush=True)
@@ -89,14 +88,6 @@ def main() -> None:
                       f"{row.validation:7.3f} test {row.test:7.3f} gap {row.residual:.0e} {row.seconds:6.1f} s",
                       flush=True)  # fmt: skip
     print("\n" + table(rows, sets))
-
-
-def _task_sets(options: argparse.Namespace) -> Iterable[TaskSet]:
-    for path in options.data:
-        if not path.exists():
-            print(f"{path} is not here: skipped", file=sys.stderr)
-    here = (load(path) for path in options.data if path.exists())
-    return here if options.data else [synthetic(jax.random.key(options.seed), 6)]
 
 
 def _trained(

@@ -109,8 +109,8 @@ def _trained(
     labels = [y if k else np.where(y > median, 1.0, -1.0).astype(y.dtype) for y, k in zip(ys, known, strict=True)]
     order = np.arange(len(xs))
     groups = [order[known], order[~known]] if model == "apart" else [order]
-    weights, lams, residual = np.zeros((len(xs), xs[0].shape[1]), np.float32), [], 0.0
     whole = _half(key, xs, labels, known, order, options.training)
+    weights, lams, residual = np.zeros((len(xs), xs[0].shape[1]), whole.test.dtype), [], 0.0
     for tasks in groups:
         half = whole if len(tasks) == len(xs) else _half(key, xs, labels, known, tasks, options.training)
         kind = mj.regularizers.Independent if model == "local" else mj.regularizers.Probabilistic

@@ -10,7 +10,6 @@ a run that was interrupted goes on.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 import mocha_jax as mj
 from experiments.rows import append, read
-from experiments.tasksets import TaskSet, load, synthetic
+from experiments.tasksets import TaskSet, each, synthetic
 
 LAMBDAS = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # the paper's, the strongest first
 MODELS = ("global", "local", "MTL", "MTL, Algorithm 1")
@@ -118,7 +117,7 @@ def study(options: argparse.Namespace, paper: dict[str, dict[str, str]]) -> None
     settings = f"rounds={options.rounds} tol={options.tol:g} seed={options.seed} sizes={_sizes(options)}"
     rows = [row for row in read(path, Row) if row.settings == settings]
     sets = []
-    for tasks in _task_sets(options):
+    for tasks in each(options.data, synthetic(jax.random.key(options.seed))):
         score = score_of(tasks, options.metric)
         sets.append((tasks.name, score))
         done = {(r.trial, r.model) for r in rows if r.tasks == tasks.name and r.metric == score.name}
@@ -139,14 +138,6 @@ def study(options: argparse.Namespace, paper: dict[str, dict[str, str]]) -> None
 def _sizes(options: argparse.Namespace) -> str:
     """How the sizes of tasks are drawn; nothing: they stay as they are."""
     return str(getattr(options, "sizes", ""))
-
-
-def _task_sets(options: argparse.Namespace) -> Iterable[TaskSet]:
-    for path in options.data:
-        if not path.exists():
-            print(f"{path} is not here: skipped", file=sys.stderr)
-    here = (load(path) for path in options.data if path.exists())
-    return here if options.data else [synthetic(jax.random.key(options.seed))]
 
 
 def _trial(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +52,14 @@ def load(path: Path) -> TaskSet:
     x, y = x.astype(np.float32), y.astype(np.float32)
     data = mj.pack_tasks(x, y, task, loss_scaling="task_mean", intercept=True)
     return TaskSet(name, data, mj.losses.Hinge() if classes else mj.losses.Squared(), scale)
+
+
+def each(paths: Sequence[Path], otherwise: TaskSet) -> Iterable[TaskSet]:
+    """The task sets of some files, one after the other; absent ones are named and skipped. Without any another one."""
+    for path in paths:
+        if not path.exists():
+            print(f"{path} is not here: skipped", file=sys.stderr)
+    return (load(path) for path in paths if path.exists()) if paths else [otherwise]
 
 
 def synthetic(key: jax.Array, tasks: int = 30) -> TaskSet:

@@ -19,7 +19,10 @@ def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from experiments import (
         fedavg_rounds,
+        heads,
         images,
+        kernels,
+        mixed,
         protocol,
         roles,
         rows,
@@ -31,7 +34,7 @@ def experiments(monkeypatch):
 
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
-        roles=roles, shakespeare=shakespeare, letter=virtual_letter,
+        roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads,
     )  # fmt: skip
 
 
@@ -264,6 +267,31 @@ def test_the_letter_of_virtual_is_judged_and_pruned(experiments, tmp_path, capsy
     (row,) = experiments.rows.read(tmp_path / "letter.csv", experiments.letter.Row)
     assert len(row.accuracy.split()) == 2
     assert row.pruned.split()[0] == row.accuracy.split()[-1]  # nothing left out
+
+
+STUDIES = {
+    "kernels": ["--trials", "2", "--models", "SVC, local"],
+    "mixed": ["--trials", "1", "--rounds", "20"],
+    "heads": ["--trials", "1", "--rounds", "4", "--hidden", "8"],
+}
+
+
+@pytest.mark.parametrize("name", [n if n == "kernels" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
+@pytest.mark.filterwarnings("ignore:cross_validate")
+def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, monkeypatch):
+    study = getattr(experiments, name)
+
+    def main():
+        monkeypatch.setattr("sys.argv", [name, *STUDIES[name], "--out", str(tmp_path)])
+        study.main()
+        return capsys.readouterr().out
+
+    first, again = main(), main()
+    assert "trial 0" in first
+    assert "trial 0" not in again
+    assert first.endswith(again[again.index("\n|") :])
+    rows = experiments.rows.read(tmp_path / "trials.csv", study.Row)
+    assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5}[name]
 
 
 @pytest.mark.slow
