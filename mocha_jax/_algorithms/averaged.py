@@ -15,7 +15,7 @@ from mocha_jax._node.layout import BucketSizes
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.proof import proven
-from mocha_jax._server.dual import alternating
+from mocha_jax.servers._dual import alternating
 from mocha_jax.systems import System
 from mocha_jax.systems._work import Info, Request, Work
 

@@ -14,7 +14,7 @@ from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.ascent import STEP_FLOPS, part_way
 from mocha_jax._node.subproblem import solve_to
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import NodeUpdate, Server
+from mocha_jax.servers._base import NodeUpdate, Server
 from mocha_jax.systems._work import Info, Work
 
 

@@ -15,11 +15,11 @@ from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.ascent import STEP_FLOPS, ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.adaptive import AdaptiveServer
-from mocha_jax._server.base import NodeUpdate, Server
-from mocha_jax._server.dual import DualServer
-from mocha_jax._server.schedule import Schedule
 from mocha_jax.coupling import SIGMA_PRIME_RULES
+from mocha_jax.servers._adaptive import AdaptiveServer
+from mocha_jax.servers._base import NodeUpdate, Server
+from mocha_jax.servers._dual import DualServer
+from mocha_jax.servers._schedule import Schedule
 from mocha_jax.systems._work import Info, Work
 
 

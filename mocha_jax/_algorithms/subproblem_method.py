@@ -15,10 +15,10 @@ from mocha_jax._node.layout import BACKENDS, BucketSizes, time_major
 from mocha_jax._node.subproblem import Subproblems, theta_of
 from mocha_jax._problem.certificate import jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import Server
-from mocha_jax._server.dual import DualServer
-from mocha_jax._server.proximal import ProximalServer
 from mocha_jax.coupling import SIGMA_PRIME_RULES
+from mocha_jax.servers._base import Server
+from mocha_jax.servers._dual import DualServer
+from mocha_jax.servers._proximal import ProximalServer
 from mocha_jax.systems._work import Info, Work
 
 SERVERS = ("proximal", "dual")

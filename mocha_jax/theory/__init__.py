@@ -4,7 +4,7 @@ Everything is in the units of this library: the objective is the sum (1), not it
 have weights c. With $\|\beta\|_c^2 = \sum_i c_i\beta_i^2$ in place of the paper's Euclidean norm every proof
 stands as it is; with unit weights the two agree. $\sigma'$ may differ from task to task (Remark 5).
 
-It may import `_core`, `_numerics`, `_problem`, `_server` and `_algorithms`.
+It may import `_core`, `_numerics`, `_problem`, `servers` and `_algorithms`.
 
 Examples:
   The bound of Theorem 1 beside what happened, with 30 % of the nodes missing in every round:

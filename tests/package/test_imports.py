@@ -18,8 +18,8 @@ _data losses networks spectral
 coupling datasets partition systems
 features regularizers
 _problem
-_node _server metrics
-_algorithms servers
+_node servers metrics
+_algorithms
 _driver _neural theory
 _selection multiclass
 plotting

@@ -10,7 +10,7 @@ import pytest
 
 import mocha_jax as mj
 from tests import zoo
-from tests.server.problems import R, joint_primal, make
+from tests.servers.problems import R, joint_primal, make
 
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
 

@@ -7,17 +7,19 @@
 ==================  =============================================================================
 
 `Mocha` and `Cocoa` choose one by their argument `server`; ``custom_server=`` takes any other `Server`.
+
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling` and `_problem`.
 """
 
-from mocha_jax._server.adaptive import AdaptiveServer as AdaptiveServer
-from mocha_jax._server.adaptive import AdaptiveState as AdaptiveState
-from mocha_jax._server.base import NodeUpdate as NodeUpdate
-from mocha_jax._server.base import Server as Server
-from mocha_jax._server.base import ServerState as ServerState
-from mocha_jax._server.dual import DualServer as DualServer
-from mocha_jax._server.dual import DualState as DualState
-from mocha_jax._server.proximal import ProximalServer as ProximalServer
-from mocha_jax._server.proximal import ProximalState as ProximalState
+from mocha_jax.servers._adaptive import AdaptiveServer as AdaptiveServer
+from mocha_jax.servers._adaptive import AdaptiveState as AdaptiveState
+from mocha_jax.servers._base import NodeUpdate as NodeUpdate
+from mocha_jax.servers._base import Server as Server
+from mocha_jax.servers._base import ServerState as ServerState
+from mocha_jax.servers._dual import DualServer as DualServer
+from mocha_jax.servers._dual import DualState as DualState
+from mocha_jax.servers._proximal import ProximalServer as ProximalServer
+from mocha_jax.servers._proximal import ProximalState as ProximalState
 
 __all__ = [
     "AdaptiveServer",

@@ -1,10 +1,10 @@
 r"""The central node that needs no safe $\sigma'$: it recombines what the nodes have found.
 
-The nodes work on subproblems whose curvature $\sigma'_t\bar M_{tt}$ is far below the safe one, so they find
-points far from where they stand, and the central node goes as far towards each as the dual allows
-(`mocha_jax._server.bundle`). How far below is learned on the way: where new points get large weights the nodes were too
-timid, where they get almost none too bold. It is one factor for all nodes, for what they find fits together or does
-not, times one for each that stays close to 1, for some are nearer to their optimum than others or answer less often.
+The nodes work on subproblems whose curvature $\sigma'_t\bar M_{tt}$ is far below the safe one, so they find points far
+from where they stand, and the central node goes as far towards each as the dual allows (`mocha_jax.servers._bundle`).
+How far below is learned on the way: where new points get large weights the nodes were too timid, where they get almost
+none too bold. It is one factor for all nodes, for what they find fits together or does not, times one for each that
+stays close to 1, for some are nearer to their optimum than others or answer less often.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import REFRESH_EVERY, NodeUpdate, Server, ServerState
-from mocha_jax._server.bundle import Point, expand, mixed, slopes
-from mocha_jax._server.dual import DualServer, DualState
-from mocha_jax._server.schedule import is_due
-from mocha_jax._server.weighing import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.losses import Loss
+from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState
+from mocha_jax.servers._bundle import Point, expand, mixed, slopes
+from mocha_jax.servers._dual import DualServer, DualState
+from mocha_jax.servers._schedule import is_due
+from mocha_jax.servers._weighing import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.systems._work import Request
 
 # The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it

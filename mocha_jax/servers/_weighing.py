@@ -16,7 +16,7 @@ h \leftarrow h + r\,(Ua - w).
 $$
 
 The coupling, however strong, is one product with an operator that is known beforehand, and every node has a quadratic
-program of its own, of a few numbers (`mocha_jax._server.programs`). Gradient steps on the whole took three to five
+program of its own, of a few numbers (`mocha_jax.servers._programs`). Gradient steps on the whole took three to five
 times as many: they see the coupling through its largest eigenvalue. What is found is scaled along the way from where
 the nodes stand, so that the dual never gets worse.
 
@@ -39,7 +39,8 @@ from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax._server.programs import (
+from mocha_jax.coupling import Coupling, Operator, Parts
+from mocha_jax.servers._programs import (
     Numbers,
     against,
     along_from,
@@ -48,7 +49,6 @@ from mocha_jax._server.programs import (
     left,
     programs,
 )
-from mocha_jax.coupling import Coupling, Operator, Parts
 
 # The stiffness of the splitting in units of the mean curvature of a task.
 _STIFFNESS = 1.0
@@ -243,7 +243,7 @@ def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> 
 
 def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpret: bool = False) -> Weighed:
     try:
-        kernel = importlib.import_module("mocha_jax._server.weighing_gpu")
+        kernel = importlib.import_module("mocha_jax.servers._weighing_gpu")
     except ImportError as error:
         if (error.name or "").startswith("mocha_jax"):
             raise

@@ -15,7 +15,8 @@ from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
-from mocha_jax._server.base import (
+from mocha_jax.coupling import Coupling
+from mocha_jax.servers._base import (
     NodeUpdate,
     Server,
     ServerState,
@@ -25,8 +26,7 @@ from mocha_jax._server.base import (
     keep_relation,
     same_kind,
 )
-from mocha_jax._server.schedule import Schedule, is_due
-from mocha_jax.coupling import Coupling
+from mocha_jax.servers._schedule import Schedule, is_due
 
 
 class DualState(Pytree):

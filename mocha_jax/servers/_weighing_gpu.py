@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from mocha_jax._core.devices import NodeSharding, each_device
-from mocha_jax._server.programs import Programs, answer
 from mocha_jax.coupling import Parts
+from mocha_jax.servers._programs import Programs, answer
 
 if TYPE_CHECKING:
     from jax import Ref

@@ -11,7 +11,7 @@ import pytest
 
 import mocha_jax as mj
 from tests import oracles
-from tests.server.problems import MODELS, R, joint_primal, make
+from tests.servers.problems import MODELS, R, joint_primal, make
 
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
 

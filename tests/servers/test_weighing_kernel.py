@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._server.weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank
+from mocha_jax.servers._weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
 from tests import zoo
 
 
@@ -38,7 +38,7 @@ SIZES = [(5, 4, 3), (40, 3, 16), (33, 4, 64), (3, 1, 200)]  # nodes, points, fea
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("mocha_jax._server.weighing._STEPS", 5)
+    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 5)
 
 
 @pytest.mark.parametrize("kind", ["exchangeable", "low rank", "diagonal", "dense"])
@@ -60,7 +60,7 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
 def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
     given = weighing("exchangeable", 11, 4, 5)
     at_once = _until_they_agree(*given)
-    monkeypatch.setattr("mocha_jax._server.weighing._BLOCK", 4)
+    monkeypatch.setattr("mocha_jax.servers._weighing._BLOCK", 4)
     for one, other in zip(at_once, _until_they_agree(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 

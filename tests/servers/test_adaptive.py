@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._server.bundle import Point, mixed
-from mocha_jax._server.weighing import Tasks, best_mixture, consensus
 from mocha_jax.coupling import Dense, as_matrix
+from mocha_jax.servers._bundle import Point, mixed
+from mocha_jax.servers._weighing import Tasks, best_mixture, consensus
 from tests import zoo
 
 SEEDS = st.integers(0, 10_000)
@@ -78,7 +78,7 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr("mocha_jax._server.weighing.answer", lambda *given: [jnp.full(5, 1 / 3)] * 3)
+    monkeypatch.setattr("mocha_jax.servers._weighing.answer", lambda *given: [jnp.full(5, 1 / 3)] * 3)
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from tests.server.problems import MODELS, R, make
+from tests.servers.problems import MODELS, R, make
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2), (6, 1)])
