@@ -38,6 +38,7 @@ from mocha_jax._algorithms.subproblem_method import SubproblemMethod as Subprobl
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
+from mocha_jax._data.names import Names as Names
 from mocha_jax._data.pack import pack_tasks as pack_tasks
 from mocha_jax._data.task_data import TaskData as TaskData
 from mocha_jax._driver.adjoint import Adjoint as Adjoint
@@ -52,6 +53,8 @@ from mocha_jax._driver.run import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
+from mocha_jax._model.linear import LinearModel as LinearModel
+from mocha_jax._model.load import load_model as load_model
 from mocha_jax._neural.fedavg import FedAvg as FedAvg
 from mocha_jax._neural.fedavg import Local as Local
 from mocha_jax._neural.prediction import Evaluation as Evaluation
@@ -114,6 +117,8 @@ __all__ = [
     "Info",
     "lambda_path",
     "likelihoods",
+    "LinearModel",
+    "load_model",
     "Local",
     "losses",
     "metrics",
@@ -122,6 +127,7 @@ __all__ = [
     "Mocha",
     "MochaState",
     "multiclass",
+    "Names",
     "networks",
     "NodeUpdate",
     "objective",

@@ -7,6 +7,8 @@ for every task of the data.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -14,8 +16,11 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.linear import LinearModel
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.losses import Loss
+
+Weights = Any  # an array ``[num_tasks, d]``, a `LinearModel`, or a `Solution`, which has one
 
 __all__ = [
     "absolute_error",
@@ -34,11 +39,12 @@ def __dir__() -> list[str]:
 
 
 @on_purpose
-def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
+def error_rate(weights: Weights, data: TaskData, *, per_task: bool = False) -> Array:
     """Share of samples on the wrong side: sign(w'x) != y. A prediction of exactly 0 is wrong.
 
     Args:
-      weights: ``[num_tasks, d]``, or ``[1, d]`` for a global model.
+      weights: ``[num_tasks, d]``, or ``[1, d]`` for a global model; or a solution or its model, whose tasks are found
+        by their names.
       data: samples with labels -1 and +1.
       per_task: return every task's score ``[num_tasks]`` (NaN without samples), not the mean.
 
@@ -54,7 +60,7 @@ def error_rate(weights: Array, data: TaskData, *, per_task: bool = False) -> Arr
 
 
 @on_purpose
-def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
+def rmse(weights: Weights, data: TaskData, *, per_task: bool = False) -> Array:
     """Root mean squared error of the predictions w'x; arguments as `error_rate`."""
     check.flag("rmse", per_task=per_task)
     z = predicted(weights, data)
@@ -62,7 +68,7 @@ def rmse(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
 
 
 @on_purpose
-def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+def mean_loss(weights: Weights, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean loss of the predictions w'x; differentiable, for `tune`. Other arguments as `error_rate`."""
     check.instance("mean_loss", "loss", loss, Loss, "losses.Hinge()")
     check.flag("mean_loss", per_task=per_task)
@@ -78,7 +84,7 @@ def mean_loss(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = Fa
 
 
 @on_purpose
-def absolute_error(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+def absolute_error(weights: Weights, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     """Mean distance of labels from what the loss decides (`losses.Loss.decide`); other arguments as `error_rate`.
 
     Of ordered labels: by how many levels the prediction is off, on average.
@@ -88,7 +94,7 @@ def absolute_error(weights: Array, data: TaskData, loss: Loss, *, per_task: bool
 
 
 @on_purpose
-def quadratic_kappa(weights: Array, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
+def quadratic_kappa(weights: Weights, data: TaskData, loss: Loss, *, per_task: bool = False) -> Array:
     r"""Agreement of ordered labels with what the loss decides, beyond that of chance: 1 if all are right.
 
     $$
@@ -113,7 +119,7 @@ def quadratic_kappa(weights: Array, data: TaskData, loss: Loss, *, per_task: boo
     return _summary(jnp.where(scored, kappa, jnp.nan), scored, per_task)
 
 
-def _decided(weights: Array, data: TaskData, loss: Loss) -> Array:
+def _decided(weights: Weights, data: TaskData, loss: Loss) -> Array:
     """Decide by the loss for every sample, ``[m, n]``."""
     z = predicted(weights, data)
     check.instance("metrics", "loss", loss, Loss, "losses.Ordinal([-1.0, 1.0])")
@@ -122,7 +128,7 @@ def _decided(weights: Array, data: TaskData, loss: Loss) -> Array:
 
 
 @on_purpose
-def auc(weights: Array, data: TaskData, *, per_task: bool = False) -> Array:
+def auc(weights: Weights, data: TaskData, *, per_task: bool = False) -> Array:
     """Area under the ROC curve: how often a positive outranks a negative, ties counting half.
 
     A task whose samples are all of one class has no score. Arguments as `error_rate`.
@@ -150,9 +156,14 @@ def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
     return jnp.where(known, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan), pairs > 0
 
 
-def predicted(weights: Array, data: TaskData) -> Array:
-    """The predictions w'x of every sample, ``[m, n]``, by each task's weights or those of a global model."""
+def predicted(weights: Weights, data: TaskData) -> Array:
+    """The predictions w'x of every sample, ``[m, n]``, by each task's weights or those of a global model.
+
+    The weights of a solution or a model are those of the data's tasks, found by their names.
+    """
     check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
+    if isinstance(known := getattr(weights, "model", weights), LinearModel):
+        weights = jnp.asarray(known.weights_for(data), data.dtype)
     weights = check.floats("metrics", "weights", weights, ("num_tasks", data.num_features))
     if len(weights) == 1:
         weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))

@@ -140,7 +140,7 @@ def one_vs_rest(
 
     algorithm = Mocha() if algorithm is None else algorithm
     first = make(data.replace(y=labels[0]))
-    return or_by_loops(first, algorithm, lambda by: train(by, data, labels))
+    return or_by_loops(first, algorithm, lambda by: train(by, data.unnamed(), labels))
 
 
 @on_purpose

@@ -184,8 +184,10 @@ def relationship(solution: Solution[Problem], *, title: str = "") -> Figure:
     left.set_xlabel("task, in cluster order")
     left.set_ylabel("task")
     if len(order) <= 30:
-        left.set_xticks(range(len(order)), order, fontsize=6, rotation=90)
-        left.set_yticks(range(len(order)), order, fontsize=6)
+        known = solution.problem.data.names.tasks
+        names = [str(t if known is None else known[t]) for t in order]
+        left.set_xticks(range(len(order)), names, fontsize=6, rotation=90)
+        left.set_yticks(range(len(order)), names, fontsize=6)
     values = np.maximum(np.linalg.eigvalsh(omega)[::-1], 0.0)
     rank = int((values > 1e-6 * values[0]).sum())
     right.bar(np.arange(1, len(values) + 1), values, color=COLOURS[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.placement import collect
-from mocha_jax._data.samples import check_unmasked, masked
+from mocha_jax._data.samples import check_unmasked
+from mocha_jax._data.table import Tables, names_of_tasks, read
 from mocha_jax._data.task_data import SCALINGS, TaskData
 
 # Bytes of samples that are padded on the host at a time.
@@ -23,10 +24,11 @@ _PIECE = 2**26
 
 @on_purpose
 def pack_tasks(
-    xs: Iterable[ArrayLike] | ArrayLike,
-    ys: Iterable[ArrayLike] | ArrayLike,
-    groups: ArrayLike | None = None,
+    xs: Tables,
+    ys: Tables | str,
+    groups: ArrayLike | str | None = None,
     *,
+    like: TaskData | None = None,
     task: ArrayLike | None = None,
     loss_scaling: str = "sum",
     intercept: bool = False,
@@ -35,12 +37,17 @@ def pack_tasks(
     """Pack ragged per-node data into one `TaskData`.
 
     Args:
-      xs: list of ``[n_t, d]`` arrays, one a node; or one ``[N, d]`` array with `groups`.
-      ys: list of ``[n_t]`` arrays; or one ``[N]`` array with `groups`.
-      groups: ``[N]`` labels, any sortable type; each distinct label is a node, in sorted
-        order, and its samples keep their order.
-      task: ``[m]`` the task of each node, where several nodes share one (Remark 4);
-        default: node k is task k.
+      xs: list of ``[n_t, d]`` arrays, one a node; a mapping of names to such arrays; or one ``[N, d]`` array or
+        data frame with `groups`. Columns of data frames are the names of features.
+      ys: list or mapping of ``[n_t]`` arrays; or one ``[N]`` array with `groups`; of a data frame, the column that
+        holds it. Labels that are texts are names of classes: in sorted order they become -1 and 1 of two classes, and
+        0, 1, ... of more.
+      groups: ``[N]`` labels, any sortable type, or the column that holds them; each distinct label is a node of that
+        name, in sorted order, and its samples keep their order.
+      like: other data, e.g. for training, whose tasks, features and classes these are by their names: in its order,
+        whatever the order here, and with no samples for tasks that are absent here. Its other settings hold as well.
+      task: ``[m]`` the task of each node, where several nodes share one (Remark 4), as integers or as
+        texts, which are their names; default: node k is task k.
       loss_scaling: ``"sum"`` adds up losses as equation (1) does, c = 1; ``"task_mean"``
         averages them within each task, c = 1/n_t.
       intercept: append a constant 1 to every sample. Its weight is penalised like any other.
@@ -53,41 +60,42 @@ def pack_tasks(
       >>> data = pack_tasks([np.ones((3, 2), "f"), np.ones((1, 2), "f")], [np.ones(3), np.ones(1)])
       >>> data.x.shape, data.sizes.tolist(), data.weight.tolist()
       ((2, 3, 2), [3, 1], [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+
+      Test samples of one task of two:
+
+      >>> train = pack_tasks({"oak": np.ones((3, 2), "f"), "elm": np.ones((1, 2), "f")},
+      ...                    {"oak": np.ones(3), "elm": np.ones(1)})
+      >>> test = pack_tasks({"elm": np.zeros((2, 2), "f")}, {"elm": np.ones(2)}, like=train)
+      >>> test.names.tasks, test.sizes.tolist()
+      (('oak', 'elm'), [0, 2])
     """
     check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
     check.flag("pack_tasks", intercept=intercept)
-    names: list[str] = []
-    check_unmasked("pack_tasks", groups=groups, task=task)
-    if groups is not None:
-        check_unmasked("pack_tasks", xs=xs, ys=ys)
-        given = [check.concrete(a) for a in (xs, ys, groups)]
-        for name, values in zip(("xs", "ys", "groups"), given, strict=True):
-            if values is None:
-                raise ValueError(f"pack_tasks: with groups, xs, ys and groups must each be one array; {name} is none.")
-        xs, ys, names = _by_group(*(a for a in given if a is not None))
-    elif getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
-        raise ValueError(
-            "pack_tasks: one array of samples needs groups, the device of each; or pass a list per device."
-        )
-    each_x, each_y = check.sequence("pack_tasks", "xs", xs), check.sequence("pack_tasks", "ys", ys)
-    for what, arrays in (("x", each_x), ("y", each_y)):
-        if (node := next((t for t, a in enumerate(arrays) if masked(a)), None)) is not None:
-            check_unmasked(names[node] if names else f"task {node}", **{what: arrays[node]})
-    xs, ys = (check.arrays("pack_tasks", name, each) if each else [] for name, each in (("xs", each_x), ("ys", each_y)))
-    names = names or [f"task {t}" for t in range(len(xs))]
+    check_unmasked("pack_tasks", task=task)
+    if like is not None:
+        check.instance("pack_tasks", "like", like, TaskData, "the training data")
+        if task is not None:
+            raise ValueError("pack_tasks: task must be left out where like says which tasks there are.")
+        loss_scaling, intercept = like.loss_scaling, like.intercept
+        dtype = like.x.dtype if dtype is None else dtype
+    xs, ys, names, rows, named = read(xs, ys, groups, None if like is None else like.names)
     storage, dtype = _dtypes(xs, dtype)
-    _check_tasks(xs, ys, names)
+    _check_tasks(xs, ys, names, rows, absent=like is not None)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
+    if like is not None and d + intercept != like.num_features:
+        raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_features - intercept}.")
 
     def overflow(t: int) -> ValueError:
         return ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
 
+    some = next(labels[0] for labels in ys if len(labels))
     y = np.zeros((m, n), dtype)
     weight = np.zeros((m, n), dtype)
     with np.errstate(over="ignore"):  # reported by name
         for t, labels in enumerate(ys):
             y[t, : len(labels)] = labels
-            y[t, len(labels) :] = labels[-1]  # padding carries a real label, so every loss is finite on it
+            # Padding carries a real label, so every loss is finite on it.
+            y[t, len(labels) :] = labels[-1] if len(labels) else some
             weight[t, : len(labels)] = 1.0
     if not (fine := np.isfinite(y).all(1)).all():
         raise overflow(int(np.argmin(fine)))
@@ -104,35 +112,14 @@ def pack_tasks(
                 raise overflow(first + int(np.argmin(fine)))
             yield piece
 
-    owner = np.arange(m) if task is None else check.concrete(task)
-    if (
-        owner is None
-        or owner.shape != (m,)
-        or owner.dtype.kind not in "iu"
-        or sorted(set(owner.tolist())) != list(range(owner.max() + 1))
-    ):
-        raise ValueError(
-            f"pack_tasks: task must give each of the {m} nodes an integer task, and every task from 0 to the "
-            f"largest needs a node; renumber them, e.g. with np.unique(task, return_inverse=True)[1]."
-        )
+    owner, tasks = names_of_tasks(task, m)
+    if task is not None:  # of nodes, not of tasks
+        named = named.replace(tasks=tasks)
     data = TaskData(
         x=collect(pieces(), (m, n, d + intercept), storage), y=jnp.asarray(y), weight=jnp.asarray(weight),
-        task=jnp.asarray(owner, jnp.int32), loss_scaling=loss_scaling,
+        task=jnp.asarray(owner, jnp.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
     )  # fmt: skip
     return data.replace(weight=data.base_weight())
-
-
-def _by_group(x: np.ndarray, y: np.ndarray, groups: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray], list[str]]:
-    if x.ndim != 2 or y.shape != x.shape[:1] or groups.shape != x.shape[:1]:
-        raise ValueError(
-            f"pack_tasks: with groups, xs must be [N, d], ys and groups [N]; got {x.shape}, {y.shape}, {groups.shape}."
-        )
-    if groups.dtype.kind == "f" and np.isnan(groups).any():
-        raise ValueError(f"pack_tasks: groups is NaN in row {int(np.argmax(np.isnan(groups)))}; give it a label.")
-    labels, node = np.unique(groups, return_inverse=True)
-    order = np.argsort(node, kind="stable")
-    cuts = np.cumsum(np.bincount(node))[:-1]
-    return np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in labels.tolist()]
 
 
 def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np.dtype]:
@@ -164,12 +151,15 @@ def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np
     return default, default
 
 
-def _check_tasks(xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str]) -> None:
+def _check_tasks(
+    xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str], rows: list[np.ndarray] | None, absent: bool
+) -> None:
+    """Samples and labels that fit together and are numbers; with `absent`, tasks may have none."""
     if not xs:
         raise ValueError("pack_tasks: got no tasks; xs is empty.")
     if len(xs) != len(ys):
         raise ValueError(f"pack_tasks: got {len(xs)} arrays in xs but {len(ys)} in ys; pass one of each per task.")
-    for name, x, y in zip(names, xs, ys, strict=True):
+    for t, (name, x, y) in enumerate(zip(names, xs, ys, strict=True)):
         if x.ndim != 2:
             raise ValueError(f"{name}: x must be [n_t, d], got shape {x.shape}.")
         if x.shape[1] == 0:
@@ -180,11 +170,12 @@ def _check_tasks(xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str
             )
         if y.shape != x.shape[:1]:
             raise ValueError(f"{name}: y must be [{len(x)}] to match its x, got shape {y.shape}.")
-        if not len(x):
+        if not len(x) and not absent:
             raise ValueError(f"{name}: has no samples; leave it out.")
         for what, a in (("x", x), ("y", y)):
             if a.dtype.kind not in "fiub":
                 raise ValueError(f"{name}: {what} must be numbers, got dtype {a.dtype}.")
             if not np.isfinite(a).all():
                 row = int(np.argmin(np.isfinite(a.reshape(len(a), -1)).all(1)))
-                raise ValueError(f"{name}: {what} is NaN or infinite in row {row}; remove or impute it.")
+                where = f"row {row}" if rows is None else f"row {rows[t][row]} of the table"
+                raise ValueError(f"{name}: {what} is NaN or infinite in {where}; remove or impute it.")

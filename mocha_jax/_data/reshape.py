@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mocha_jax._core import check
+from mocha_jax._data.names import Names, duplicates, listed
 from mocha_jax._numerics.math import safe_ratio
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def pad(data: TaskData, nodes: int | None, rows: int | None) -> TaskData:
         weight=jnp.pad(data.weight, grow),
         task=jnp.pad(data.task, grow[:1]),
         num_tasks=data.num_tasks,
+        names=data.names,
     )
 
 
@@ -70,4 +72,21 @@ def append(data: TaskData, other: TaskData) -> TaskData:
         task=jnp.concatenate([first.task, second.task + data.num_tasks]),
         num_tasks=data.num_tasks + other.num_tasks,
         shared=data.shared or other.shared,
+        names=_names_of_both(data, other),
     )
+
+
+def _names_of_both(data: TaskData, other: TaskData) -> Names:
+    """The names of the tasks of both, where both have some."""
+    one, two = data.names, other.names
+    for what in ("features", "classes"):
+        here, there = getattr(one, what), getattr(two, what)
+        if here is not None and there is not None and here != there:
+            raise ValueError(f"TaskData.append: {what} are {listed(here)} here and {listed(there)} there.")
+    if one.tasks is None or two.tasks is None:
+        return one.replace(tasks=None)
+    if twice := duplicates((*one.tasks, *two.tasks)):
+        raise ValueError(
+            f"TaskData.append: tasks {listed(twice)} are in both; more samples of an old task are packed with the old."
+        )
+    return one.replace(tasks=(*one.tasks, *two.tasks))

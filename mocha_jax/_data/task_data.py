@@ -22,6 +22,7 @@ from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data import reshape, selection
 from mocha_jax._data.layout import AsStored, Layout
+from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.placement import row_by_row
 from mocha_jax._data.samples import check_arrays
 from mocha_jax._numerics.math import safe_ratio
@@ -49,13 +50,16 @@ class TaskData(Pytree):
     num_tasks: int = static(default=-1)  # -1: derived from `task`
     shared: bool = static(default=False)  # False: node k works on task k, nodes beyond are inert
     loss_scaling: str = static(default="sum")
+    names: Names = static(default=NAMELESS)  # of tasks, features and classes; from `pack_tasks`
+    intercept: bool = static(default=False)  # whether the last feature is 1 for every sample
     sharding: NodeSharding | None = static(default=None)  # on which devices the nodes are, from `shard`
 
     @on_purpose
     def __post_init__(self) -> None:
         check_arrays(self.x, self.y, self.weight, self.task)
         check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
-        check.flag("TaskData", shared=self.shared)
+        check.flag("TaskData", shared=self.shared, intercept=self.intercept)
+        check.instance("TaskData", "names", self.names, Names, "that of pack_tasks(...)")
         check.integer("TaskData", -1, num_tasks=self.num_tasks)
         if self.sharding is not None:
             check.instance("TaskData", "sharding", self.sharding, NodeSharding, "that of shard(problem).data")
@@ -77,6 +81,7 @@ class TaskData(Pytree):
                 object.__setattr__(self, "shared", shared)
         elif self.num_tasks < 0:
             raise ValueError("TaskData: pass num_tasks where `task` is traced; it sets array shapes.")
+        self._check_names()
 
     @on_purpose
     def replace(self, **changes: object) -> Self:
@@ -85,7 +90,10 @@ class TaskData(Pytree):
         The number of tasks follows a changed `task`, the weights a changed `loss_scaling`, a layout its samples.
         """
         if "task" in changes:
-            changes = {"num_tasks": -1, **changes}
+            changes = {"num_tasks": -1, "names": self.names.replace(tasks=None), **changes}
+        if "x" in changes and getattr(changes["x"], "shape", (0,))[-1:] != (self.num_features,):
+            names = cast(Names, changes.get("names", self.names))
+            changes = {"intercept": False, **changes, "names": names.replace(features=None)}
         if not changes.keys().isdisjoint({"x", "y", "weight", "sharding"}):
             changes = {"layout": AsStored(), **changes}
         if "x" in changes:
@@ -94,6 +102,19 @@ class TaskData(Pytree):
         if changed.loss_scaling == self.loss_scaling or "weight" in changes:
             return changed
         return changed.replace(weight=self.weight * safe_ratio(changed.base_weight(), self.base_weight()))
+
+    def _check_names(self) -> None:
+        counts = {"tasks": self.num_tasks, "features": self.num_features - self.intercept}
+        for what, count in counts.items():
+            known = getattr(self.names, what)
+            if known is not None and len(known) != count:
+                raise ValueError(f"TaskData: names has {len(known)} {what}, but there are {count}.")
+
+    def unnamed(self) -> Self:
+        """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""
+        if self.names is NAMELESS and not self.intercept:
+            return self
+        return self.exchange(names=NAMELESS, intercept=False)
 
     @property
     def num_nodes(self) -> int:

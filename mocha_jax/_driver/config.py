@@ -99,6 +99,7 @@ def make_config(
         check.instance("solve or run", "watch", watch, Watch, "Watch()")
         if watch.theta is not None and record_every != 1:
             raise ValueError(f"theta is measured in every round, so record_every must be 1, got {record_every}.")
+    problem = problem.unnamed()
     systems = algorithm.select_nodes(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
     return RunConfig(algorithm, problem, systems, cost, watch, bucket_sizes(problem.data))

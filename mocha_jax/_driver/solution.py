@@ -14,7 +14,10 @@ from mocha_jax._algorithms.base import Kind
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.history import History
+from mocha_jax._model.linear import LinearModel
+from mocha_jax._problem.answer import linear_model
 from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.quality import Quality
 from mocha_jax.coupling import correlation
 
@@ -81,7 +84,9 @@ class Solution(Pytree, Generic[Kind]):
         }[self.status]
         if self.missing_nodes:
             tasks = sorted(set(np.asarray(self.owner)[list(self.silent_nodes)].tolist()))
-            which = ", ".join(map(str, tasks[:10])) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
+            known = self.problem.data.names.tasks
+            shown = [str(t) if known is None else repr(known[t]) for t in tasks[:10]]
+            which = ", ".join(shown) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
             text += f"; {len(self.silent_nodes)} node(s) never answered, so the gap of task(s) {which} is not closed"
         return text + self.problem.remarks(self.quality)
 
@@ -91,6 +96,21 @@ class Solution(Pytree, Generic[Kind]):
         if not isinstance(self.quality, Certificate):
             raise AttributeError(f"a {type(self.problem).__name__} has no certificate; see solution.quality")
         return self.quality
+
+    @property
+    @on_purpose
+    def model(self) -> LinearModel:
+        """The weights with the names of tasks, features and classes: what predicts, without anybody's samples."""
+        self._expect_one()
+        if not isinstance(self.problem, Problem):
+            raise AttributeError(
+                f"the model of a {type(self.problem).__name__} is a network: its parameters are solution.weights, and "
+                f"algorithm.predict(solution.state, ...) predicts"
+            )
+        reached = {"message": self.message, "relative_gap": float(self.relative_gap), "rounds": int(self.rounds)}
+        if (joint := self.relative_joint_gap) is not None:
+            reached["relative_joint_gap"] = float(joint)
+        return linear_model(self.problem, self.weights, reached)
 
     @property
     def silent_nodes(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,11 @@ class Federated(Pytree):
     def placement(self, sharding: NodeSharding) -> NodeSharding:
         """Say what of the server's work is divided among devices. Default: nothing."""
         return sharding
+
+    def unnamed(self) -> Self:
+        """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""
+        data = self.data.unnamed()
+        return self if data is self.data else self.exchange(data=data)
 
     def remarks(self, quality: Any) -> str:
         """Return what a solve's message adds about an answer; empty where there is nothing."""
@@ -158,6 +163,6 @@ def _check_labels(data: TaskData, loss: Loss) -> None:
         node, row = np.argwhere(wrong)[0]
         here = loss.of_task(int(task[node]))
         raise ValueError(
-            f"task {int(task[node])}{f' (node {node})' if data.shared else ''}: "
+            f"{data.names.task(int(task[node]))}{f' (node {node})' if data.shared else ''}: "
             f"has label {y[node, row]:g}, but {type(here).__name__} needs {here.label_rule}."
         )

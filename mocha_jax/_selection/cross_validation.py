@@ -183,7 +183,7 @@ def cross_validate(
     sizes, alone = _rare(problem.replace(data=seen_as), groups)
     stays = alone & keep_rare & (groups is None)
     sharding = _over(devices)
-    given = on_all(sharding, (key, problem, candidates, budget, jnp.asarray(stays), seen_as))
+    given = on_all(sharding, (key, problem.unnamed(), candidates, budget, jnp.asarray(stays), seen_as.unnamed()))
     parts = on_all(sharding, parts)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:

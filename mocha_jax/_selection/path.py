@@ -102,6 +102,7 @@ def lambda_path(
     budget, _ = solve_options("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
+    problem = problem.unnamed()
     return or_by_loops(
         problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
     )

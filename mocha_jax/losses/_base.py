@@ -24,6 +24,7 @@ class Loss(Pytree):
 
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
+    log_odds: ClassVar[bool] = False  # True: a prediction is the logarithm of the odds of label 1
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
     domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
 
@@ -136,6 +137,11 @@ class Loss(Pytree):
     def project(self, beta: Array, y: Array) -> Array:
         """The dual feasible point nearest to `beta`."""
         return jnp.clip(beta, *self.dual_bounds(y))
+
+    @property
+    def decides(self) -> str:
+        """Say what a prediction stands for: ``"value"``, itself; ``"sign"``; or ``"level"``, see `Ordinal`."""
+        return "sign" if self.binary else "value"
 
     def decide(self, z: Array) -> Array:
         """The label that a prediction stands for. Default: the prediction, of two classes its sign."""

@@ -151,6 +151,8 @@ class Logistic(MarginLoss, in_kernel=True):
     overshoot (see the code): six iterations reach rounding for any curvature.
     """
 
+    log_odds: ClassVar[bool] = True
+
     @property
     def smoothness(self) -> float:
         return 0.25

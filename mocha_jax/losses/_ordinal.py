@@ -99,6 +99,10 @@ class Ordinal(Loss, in_kernel=True):
     def admits(self, y: Array) -> Array:
         return (y >= 0) & (y < self.levels) & (y == jnp.round(y))
 
+    @property
+    def decides(self) -> str:
+        return "level"
+
     def decide(self, z: Array) -> Array:
         """The label that a prediction stands for: how many thresholds it exceeds."""
         return total((z > theta).astype(z.dtype) for theta in self.thresholds)

@@ -52,6 +52,29 @@ def same_shape(value):
     return value.y.shape == world.data().y.shape and value.num_features == world.D
 
 
+def whose(value):
+    """One task of the world's model, or one for each of two samples."""
+    if (
+        isinstance(value, list | tuple | collections.deque | np.ndarray | jax.Array)
+        and np.ndim(np.asarray(value, object)) == 1
+    ):
+        return len(value) == 2 and all(whose(each) for each in value)
+    return isinstance(value, int | float | np.number | np.bool_) and value in range(world.M)
+
+
+def as_objects(*shape):
+    """Numbers as Python has them, as some columns of data frames are."""
+
+    def holds(value):
+        return (
+            np.shape(value) == (12, *shape)
+            and np.asarray(value).dtype == object
+            and all(isinstance(each, float) for each in np.ravel(value))
+        )
+
+    return holds
+
+
 def alphabet(value):
     return isinstance(value, str) and len(set(value)) == len(value) > 0
 
@@ -149,11 +172,11 @@ def drivers():
         }),
         "pack_tasks": Call(mj.pack_tasks, {
             "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
-            "task": Arg(None, optional(reals(world.M, whole=True, low=0, high=2))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
+            "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
-            "xs": Arg(np.concatenate(world.xs()), either(reals(12, None, finite=True), marks(12, world.D)), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12)), LABELS),
+            "xs": Arg(np.concatenate(world.xs()), either(reals(12, None, finite=True), marks(12, world.D), as_objects(world.D)), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12), as_objects(), lambda v: np.shape(v) == (12,) and np.asarray(v).dtype.kind == "U"), LABELS),
             "groups": Arg(np.repeat(np.arange(3), 4), lambda v: np.shape(v) == (12,)), "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16"))),
         }),
         "losses.from_scalar": Call(mj.losses.from_scalar, {
@@ -169,6 +192,11 @@ def methods():
     predict = {
         "problem": of(mj.Prediction, world.prediction()), "node": Arg(1, number(0, world.M - 1, shapes=[()], whole=True), ("client",)),
         "x": Arg(world.xs()[0], either(reals(None, world.D, least=1), marks(4, world.D))),
+    }  # fmt: skip
+    model = world.model()
+    asked = {
+        "x": Arg(np.ones((2, world.D)), either(reals(None, world.D), lambda v: np.shape(v)[1:] == (world.D,) and np.asarray(v).dtype == bool)), "task": Arg(0, lambda v: whose(v)),
+        "unseen": Arg("error", word("error", "mean")),
     }  # fmt: skip
     rest = mj.OneVsRest(jnp.ones((2, world.M, world.D), jnp.float32), None, None, np.ones(2, int))  # type: ignore[arg-type]
     path = mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int))  # type: ignore[arg-type]
@@ -197,6 +225,11 @@ def methods():
         "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
         "Mocha.resume": Call(safe.resume, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
+        "LinearModel.predict": Call(model.predict, asked),
+        "LinearModel.decision_function": Call(model.decision_function, asked),
+        "LinearModel.predict_proba": Call(model.predict_proba, asked),
+        "LinearModel.weights_for": Call(model.weights_for, {"data": of(mj.TaskData, data, same_shape)}),
+        "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
         "Prediction.seen": Call(world.prediction().seen, {"samples": Arg(3, count(1))}),

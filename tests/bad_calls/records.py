@@ -47,6 +47,11 @@ def sequence(least, *, size=None, also=lambda value: False):
     return allows
 
 
+def differing(value):
+    """Some names, no two of them the same."""
+    return isinstance(value, list | tuple) and len(set(value)) == len(value)
+
+
 def rising(value):
     """Finite numbers, none below the one before."""
     known = isinstance(value, tuple | list | collections.deque | np.ndarray | jax.Array | range) and np.ndim(value) in (
@@ -91,6 +96,12 @@ def constructors():
     }
     model = {"model": Arg(world.network(), instance(networks.Network))}
     return {
+        "Names": Call(mj.Names, {name: Arg(("a", "b"), optional(differing)) for name in ("tasks", "features", "classes")}),
+        "LinearModel": Call(mj.LinearModel, {
+            "weights": Arg(np.ones((3, 2)), reals(3, None)), "intercept": Arg(np.zeros(3), reals(3)),
+            "names": Arg(mj.Names(), instance(mj.Names)), "decides": Arg((), lambda v: not len(v) or len(v) == 3 and set(v) <= {"value", "sign", "level"}),
+            "logistic": Arg(False, flag),
+        }),
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
         "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
         "coupling.Exchangeable": Call(c.Exchangeable, {

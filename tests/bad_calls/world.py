@@ -74,6 +74,20 @@ def solution():
 
 
 @functools.cache
+def model():
+    """Of a loss that has probabilities."""
+    weights = np.ones((M, D), np.float32)
+    return mj.LinearModel(weights, np.zeros(M, np.float32), logistic=True)
+
+
+@functools.cache
+def saved():
+    path = Path(tempfile.mkdtemp()) / "model.npz"
+    model().save(path)
+    return path
+
+
+@functools.cache
 def histories():
     return {"one": solution().history}
 

@@ -16,7 +16,7 @@ _core
 _numerics costs likelihoods
 _data losses networks spectral
 coupling datasets partition systems
-features regularizers
+features regularizers _model
 _problem
 _node servers metrics
 _algorithms

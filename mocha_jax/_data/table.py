@@ -1,0 +1,269 @@
+"""Samples as people have them: lists of arrays, mappings by name, one array with groups, data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mocha_jax._core import check
+from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
+from mocha_jax._data.samples import check_unmasked, masked
+
+_OWNER = "pack_tasks"
+
+
+class Table(NamedTuple):
+    """Samples and labels of every node, with their names."""
+
+    xs: list[np.ndarray]  # of every node ``[n_t, d]``
+    ys: list[np.ndarray]  # of every node ``[n_t]``
+    nodes: list[str]  # for messages
+    rows: list[np.ndarray] | None  # of every node, the rows of the table that its samples were
+    names: Names
+
+
+def read(xs: object, ys: object, groups: object, like: Names | None) -> Table:
+    """Make lists of arrays of whatever was given, and of `like` take the order of tasks, features and classes."""
+    check_unmasked(_OWNER, groups=groups)
+    _refuse_sparse(xs)
+    xs, ys, groups = _columns_asked_for(xs, ys, groups)
+    if groups is not None:
+        table = _by_group(xs, ys, groups)
+    elif isinstance(xs, Mapping):
+        table = _by_name(xs, ys)
+    else:
+        table = _by_node(xs, ys)
+    table = _with_numbers(table, None if like is None else like.classes)
+    return table if like is None else _in_order_of(table, like)
+
+
+def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, object, object]:
+    """Labels and groups that are columns of the data frame, taken out of it."""
+    asked = [name for name in (ys, groups) if isinstance(name, str)]
+    if not asked:
+        return xs, ys, groups
+    columns = columns_of(_OWNER, xs)
+    if columns is None:
+        what = "ys" if isinstance(ys, str) else "groups"
+        raise ValueError(
+            f"{_OWNER}: {what} names a column, {asked[0]!r}, but xs is no data frame; got {check.shown(xs)}."
+        )
+    places(_OWNER, "column", asked, columns)
+    frame: Any = xs
+    rest = [name for name in frame.columns if str(name) not in asked]
+    return frame[rest], *(frame[name] if isinstance(name, str) else name for name in (ys, groups))
+
+
+def _refuse_sparse(xs: object) -> None:
+    first = xs
+    if isinstance(xs, Mapping):
+        first = next(iter(xs.values()), None)
+    elif isinstance(xs, Sequence) and len(xs):
+        first = xs[0]
+    home = type(first).__module__
+    if not (hasattr(first, "tocsr") or home.startswith("jax.experimental.sparse")):
+        return
+    shape = tuple(getattr(first, "shape", ()))
+    size = 4e-9 * float(np.prod(shape)) if shape else 0.0
+    dense = "xs.todense()" if home.startswith("jax") else "xs.toarray()"
+    raise ValueError(
+        f"{_OWNER}: xs is sparse, and samples are stored dense: {list(shape)} takes {size:.2g} GB in float32. Pass "
+        f"{dense} where that fits; else map the samples to fewer features first, e.g. by hashing."
+    )
+
+
+def _by_group(xs: object, ys: object, groups: object) -> Table:
+    features = columns_of(_OWNER, xs)
+    check_unmasked(_OWNER, xs=xs, ys=ys)
+    x, y, labels = (_one_array(name, value) for name, value in (("xs", xs), ("ys", ys), ("groups", groups)))
+    if x.ndim != 2 or y.shape != x.shape[:1] or labels.shape != x.shape[:1]:
+        raise ValueError(
+            f"{_OWNER}: with groups, xs must be [N, d], ys and groups [N]; got {x.shape}, {y.shape}, {labels.shape}."
+        )
+    x = _numbers(x, features)
+    if (unnamed := _missing(labels)).any():
+        raise ValueError(f"{_OWNER}: groups is NaN in row {int(np.argmax(unnamed))}; give it a label.")
+    try:
+        known, node = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"{_OWNER}: groups mixes labels that have no order; make them all strings.") from error
+    order = np.argsort(node, kind="stable")
+    cuts = np.cumsum(np.bincount(node))[:-1]
+    tasks = tuple(known.tolist())
+    return Table(
+        np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in tasks],
+        np.split(order, cuts), Names(tasks=tasks, features=features),
+    )  # fmt: skip
+
+
+def _by_name(xs: Mapping[Any, Any], ys: object) -> Table:
+    """Mappings of names to arrays."""
+    if not isinstance(ys, Mapping):
+        raise ValueError(f"{_OWNER}: where xs is a mapping of names to arrays, so must ys be; got {check.shown(ys)}.")
+    if set(xs) != set(ys):
+        raise ValueError(f"{_OWNER}: xs and ys must name the same tasks; {listed(sorted(set(xs) ^ set(ys), key=str))} "
+                         f"are in one of them alone.")  # fmt: skip
+    table = _by_node(list(xs.values()), [ys[name] for name in xs])
+    nodes = [f"task {name!r}" for name in xs]
+    return table._replace(nodes=nodes, names=table.names.replace(tasks=tuple(xs)))
+
+
+def _by_node(xs: object, ys: object) -> Table:
+    if getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
+        raise ValueError(f"{_OWNER}: one array of samples needs groups, the device of each; or pass a list per device.")
+    each_x, each_y = check.sequence(_OWNER, "xs", xs), check.sequence(_OWNER, "ys", ys)
+    for what, arrays in (("x", each_x), ("y", each_y)):
+        if (node := next((t for t, a in enumerate(arrays) if masked(a)), None)) is not None:
+            check_unmasked(f"task {node}", **{what: arrays[node]})
+    columns = [columns_of(_OWNER, each) for each in each_x]
+    for t, own in enumerate(columns):
+        if own != columns[0]:
+            raise ValueError(f"task {t}: has other columns than task 0, or in another order; give all the same.")
+    xs_found = check.arrays(_OWNER, "xs", each_x) if each_x else []
+    nodes = [f"task {t}" for t in range(len(xs_found))]
+    return Table(xs_found, _labels(each_y), nodes, None, Names(features=columns[0] if columns else None))
+
+
+def _one_array(name: str, value: object) -> np.ndarray:
+    if (array := check.concrete(value)) is None and not check.hidden(value):
+        array = _of_objects(value)
+    if array is None:
+        raise ValueError(f"{_OWNER}: with groups, xs, ys and groups must each be one array; {name} is none.")
+    return array
+
+
+def _of_objects(value: object) -> np.ndarray | None:
+    """An array of Python objects, as data frames have them for texts; None where it is no array at all."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever somebody's `__array__` raises
+        return None
+    if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
+        return None
+    if all(isinstance(each, str) for each in array.flat):
+        return array.astype(str)
+    return None if any(np.ndim(each) for each in array.flat) else array
+
+
+def _labels(ys: list[object]) -> list[np.ndarray]:
+    """Labels of every node, which may be names of classes."""
+    found = [_of_objects(y) if check.concrete(y) is None else None for y in ys]
+    if not any(y is not None for y in found):
+        return check.arrays(_OWNER, "ys", ys) if ys else []
+    return [check.arrays(_OWNER, "ys", [y])[0] if own is None else own for y, own in zip(ys, found, strict=True)]
+
+
+def _numbers(x: np.ndarray, features: tuple[str, ...] | None) -> np.ndarray:
+    """A table of numbers; what else is in it is named by its column."""
+    if x.dtype.kind != "O":
+        return x
+    for j in range(x.shape[1]):
+        try:
+            x[:, j].astype(float)
+        except (TypeError, ValueError) as error:
+            column = f"column {j}" if features is None else f"column {features[j]!r}"
+            raise ValueError(
+                f"{_OWNER}: {column} holds what is no number, e.g. {_no_number(x[:, j])!r}; encode it, e.g. with one "
+                f"column for each of its values, or leave it out."
+            ) from error
+    return x.astype(float)
+
+
+def _no_number(column: np.ndarray) -> object:
+    for value in column:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
+    return column[0]
+
+
+def _missing(labels: np.ndarray) -> np.ndarray:
+    """Tell where labels are missing: NaN, None, or what data frames have for them."""
+    if labels.dtype.kind == "f":
+        return np.isnan(labels)
+    if labels.dtype.kind != "O":
+        return np.zeros(labels.shape, bool)
+    return np.array([v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in labels], bool)
+
+
+def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
+    """Labels that are names of classes, as numbers: -1 and 1 of two, 0, 1, ... of more."""
+    if not any(y.dtype.kind in "OUS" for y in table.ys):
+        return table
+    whole = np.concatenate([np.ravel(y) for y in table.ys])
+    if whole.dtype.kind == "O":
+        if (numbers := _as_numbers(table.ys)) is not None:
+            return table._replace(ys=numbers)
+        if (unnamed := _missing(whole)).any():
+            raise ValueError(f"{_OWNER}: ys has {int(unnamed.sum())} missing labels; leave those samples out.")
+    classes = tuple(sorted(set(whole.tolist()), key=lambda c: (str(type(c)), c))) if known is None else known
+    if len(classes) < 2:
+        raise ValueError(f"{_OWNER}: ys has one class only, {listed(classes)}; there is nothing to tell apart.")
+    values = np.array([-1.0, 1.0]) if len(classes) == 2 else np.arange(float(len(classes)))
+    ys = [values[places(_OWNER, "class", y.tolist(), classes)] for y in table.ys]
+    return table._replace(ys=ys, names=table.names.replace(classes=classes))
+
+
+def _as_numbers(ys: list[np.ndarray]) -> list[np.ndarray] | None:
+    try:
+        return [y.astype(float) for y in ys]
+    except (TypeError, ValueError):
+        return None
+
+
+def _in_order_of(table: Table, like: Names) -> Table:
+    """Tasks and features in another data set's order; a task without samples has none."""
+    if like.tasks is None:
+        raise ValueError(f"{_OWNER}: like has no names of tasks; pack it with groups, or from a mapping.")
+    if table.names.tasks is None:
+        raise ValueError(f"{_OWNER}: to be like other data the tasks need names; pass groups, or mappings.")
+    xs = table.xs
+    if like.features is not None and table.names.features is not None:
+        if unknown := [name for name in table.names.features if name not in set(like.features)]:
+            raise ValueError(f"{_OWNER}: features {listed(unknown)} are not among those of like; leave them out.")
+        column = columns_in_order(f"{_OWNER}: xs", table.names.features, like.features)
+        xs = [x[:, column] for x in xs]
+    where = places(_OWNER, "task", table.names.tasks, like.tasks).tolist()
+    width = xs[0].shape[1]
+    found = {t: k for k, t in enumerate(where)}
+    ordered = [
+        (xs[found[t]], table.ys[found[t]], table.nodes[found[t]], _rows(table, found[t])) if t in found
+        else (np.zeros((0, width), xs[0].dtype), np.zeros(0), like.task(t), np.zeros(0, int))
+        for t in range(len(like.tasks))
+    ]  # fmt: skip
+    each = [list(column) for column in zip(*ordered, strict=True)]
+    rows = None if table.rows is None else cast(list[np.ndarray], each[3])
+    return Table(each[0], each[1], each[2], rows, like)
+
+
+def _rows(table: Table, node: int) -> np.ndarray:
+    return np.zeros(0, int) if table.rows is None else table.rows[node]
+
+
+def names_of_tasks(task: ArrayLike | None, nodes: int) -> tuple[np.ndarray, tuple[Hashable, ...] | None]:
+    """The task of every node as a number, and the names of tasks where that is what was given."""
+    if task is None:
+        return np.arange(nodes), None
+    owner = check.concrete(task)
+    if owner is not None and owner.shape == (nodes,) and owner.dtype.kind in "US":
+        known, number = np.unique(owner, return_inverse=True)
+        return number, tuple(known.tolist())
+    if (
+        owner is None
+        or owner.shape != (nodes,)
+        or owner.dtype.kind not in "iu"
+        or sorted(set(owner.tolist())) != list(range(owner.max() + 1))
+    ):
+        raise ValueError(
+            f"{_OWNER}: task must give each of the {nodes} nodes an integer task, and every task from 0 to the "
+            f"largest needs a node; renumber them, e.g. with np.unique(task, return_inverse=True)[1]."
+        )
+    return owner, None
+
+
+Mappings = Mapping[Any, ArrayLike]
+Tables = Iterable[ArrayLike] | ArrayLike | Mappings

@@ -1,0 +1,55 @@
+"""The model that a convex problem's weights are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._model.linear import LinearModel
+from mocha_jax._problem.problem import Problem
+from mocha_jax.losses import Ordinal
+
+
+def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
+    """The weights of every task with their names, what predictions stand for, and how they were trained.
+
+    Args:
+      problem: what was solved.
+      weights: W ``[num_tasks, d]``.
+      trained: what else to say of the training, e.g. the accuracy that was reached.
+    """
+    data, m = problem.data, problem.data.num_tasks
+    w = np.asarray(weights)
+    slopes, intercept = (w[:, :-1], w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
+    losses = [problem.loss.of_task(t) for t in range(m)] if hasattr(problem.loss, "which") else [problem.loss] * m
+    return LinearModel(
+        slopes, intercept, data.names, tuple(loss.decides for loss in losses), _thresholds(losses),
+        all(loss.log_odds for loss in losses),
+        {
+            "library": f"mocha_jax {importlib.import_module('mocha_jax').__version__}",
+            "loss": _described(problem.loss), "regularizer": _described(problem.regularizer), **trained,
+        },
+    )  # fmt: skip
+
+
+def _thresholds(losses: list[Any]) -> np.ndarray | None:
+    """Thresholds of every task ``[num_tasks, levels - 1]``; infinite for those without levels."""
+    if not (most := max((loss.levels - 1 for loss in losses if isinstance(loss, Ordinal)), default=0)):
+        return None
+    found = np.full((len(losses), most), np.inf)
+    for row, loss in zip(found, losses, strict=True):
+        if isinstance(loss, Ordinal):
+            row[: loss.levels - 1] = [float(jnp.ravel(jnp.asarray(theta))[0]) for theta in loss.thresholds]
+    return found
+
+
+def _described(record: Any) -> str:
+    """A record in a line: numbers as they are, arrays by their shape."""
+    short = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) else float(f"{float(leaf):.7g}"), record)
+    return repr(short)

@@ -1,0 +1,216 @@
+"""A model predicts by name what the functions predict by place, and comes back from its file."""
+
+import json
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import mocha_jax as mj
+from tests import zoo
+
+R = mj.regularizers
+NAMES = ("fir", "ash", "oak", "elm", "yew")
+
+
+def solved(loss="squared", regularizer=None, intercept=True, classes=False):
+    binary = loss in zoo.CLASSIFICATION_LOSSES
+    xs, ys = zoo.ragged(regression=not binary)
+    if classes:
+        ys = [np.where(y > 0, "yes", "no") for y in ys]
+    data = mj.pack_tasks(dict(zip(NAMES, xs, strict=True)), dict(zip(NAMES, ys, strict=True)),
+                         loss_scaling="task_mean", intercept=intercept, dtype=np.float64)  # fmt: skip
+    regularizer = R.Probabilistic(0.05) if regularizer is None else regularizer
+    return mj.solve(mj.Problem(data, zoo.LOSSES[loss], regularizer), tol=1e-3), xs
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000))
+def test_predictions_are_those_of_the_tasks_by_name(seed):
+    solution, _ = SOLVED
+    rng = np.random.default_rng(seed)
+    x, who = rng.normal(size=(9, 4)), rng.choice(NAMES, 9)
+    w = np.asarray(solution.weights)
+    want = [np.r_[row, 1.0] @ w[NAMES.index(name)] for row, name in zip(x, who, strict=True)]
+    model = solution.model
+    np.testing.assert_allclose(model.predict(x, who), want, rtol=1e-10)
+    np.testing.assert_allclose(model.decision_function(x, list(who)), want, rtol=1e-10)
+    np.testing.assert_allclose(model.predict(x[:2], who[0]), np.c_[x[:2], np.ones(2)] @ w[NAMES.index(who[0])])
+
+
+SOLVED = solved()
+
+
+def test_labels_are_classes_and_odds_probabilities():
+    solution, xs = solved("logistic", classes=True)
+    model, x = solution.model, xs[0]
+    z = model.decision_function(x, "fir")
+    assert model.predict(x, "fir").tolist() == np.where(z > 0, "yes", "no").tolist()
+    np.testing.assert_allclose(model.predict_proba(x, "fir")[:, 1], 1 / (1 + np.exp(-z)), rtol=1e-12)
+    np.testing.assert_allclose(model.predict_proba(x, "fir").sum(axis=1), 1.0)
+    assert np.isfinite(mj.LinearModel(np.eye(1) * 1e4, np.zeros(1), logistic=True).predict_proba([[-9.0]])).all()
+    signs = solved("hinge")[0].model
+    assert set(signs.predict(x, "oak").tolist()) <= {-1.0, 1.0}
+    with pytest.raises(ValueError, match=r"trained with Hinge\(\) has no probabilities; train with losses.Logistic"):
+        signs.predict_proba(x, "oak")
+
+
+def test_each_task_decides_by_its_own_loss():
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(12, 3)) for _ in range(3)]
+    ys = [np.sign(xs[0][:, 0]), xs[1][:, 0], np.digitize(xs[2][:, 0], [-0.5, 0.5])]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", dtype=np.float64)
+    loss = mj.losses.PerTask([mj.losses.Hinge(), mj.losses.Squared(), mj.losses.Ordinal([-0.5, 0.5])])
+    solution = mj.solve(mj.Problem(data, loss, R.Independent(0.01)), tol=1e-2)
+    z = np.asarray(data.predictions(solution.weights))
+    model = solution.model
+    assert model.decides == ("sign", "value", "level")
+    np.testing.assert_array_equal(model.predict(xs[0], 0), np.sign(z[0]))
+    np.testing.assert_allclose(model.predict(xs[1], 1), z[1])
+    np.testing.assert_array_equal(model.predict(xs[2], 2), np.digitize(z[2], [-0.5, 0.5]))
+
+
+def test_a_new_task_gets_what_was_asked_for():
+    solution, xs = SOLVED
+    model, x = solution.model, xs[0]
+    with pytest.raises(ValueError, match="task 'larch' is not among the 5 that are known: 'fir', 'ash'"):
+        model.predict(x, "larch")
+    design = np.c_[x, np.ones(len(x))]
+    w, c = np.asarray(solution.weights), np.asarray(solution.covariance)
+    np.testing.assert_allclose(model.predict(x, "larch", unseen="mean"), design @ w.mean(axis=0))
+    # What the covariance expects of a task that is related to each as the average task is.
+    expected = (c.mean(axis=0) @ np.linalg.pinv(c, rcond=1e-9)) @ w
+    np.testing.assert_allclose(expected, w.mean(axis=0), atol=1e-6)
+    both = model.predict(x[:2], ["ash", "larch"], unseen="mean")
+    np.testing.assert_allclose(both, [design[0] @ w[1], design[1] @ w.mean(axis=0)])
+
+
+def test_metrics_find_the_tasks_of_a_solution():
+    solution, xs = SOLVED
+    ys = [np.arange(float(len(x))) for x in xs]
+    names = ["oak", "fir", "yew"]
+    test = mj.pack_tasks({n: xs[NAMES.index(n)] for n in names}, {n: ys[NAMES.index(n)] for n in names},
+                         intercept=True, dtype=np.float64)  # fmt: skip
+    w = np.asarray(solution.weights)
+    want = np.mean([np.sqrt(np.mean((np.c_[xs[t], np.ones(len(xs[t]))] @ w[t] - ys[t]) ** 2))
+                    for t in (NAMES.index(n) for n in names)])  # fmt: skip
+    assert float(mj.metrics.rmse(solution, test)) == pytest.approx(want)
+    assert float(mj.metrics.rmse(solution.model, test)) == pytest.approx(want)
+    with pytest.raises(ValueError, match="weights must be"):
+        mj.metrics.rmse(solution.weights, test)
+    strange = mj.pack_tasks({"larch": xs[0]}, {"larch": ys[0]}, intercept=True, dtype=np.float64)
+    with pytest.raises(ValueError, match="task 'larch' is not among"):
+        mj.metrics.rmse(solution, strange)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_a_file_gives_the_model_back(loss, tmp_path):
+    model = solved(loss, classes=loss == "logistic")[0].model
+    path = tmp_path / "model.npz"
+    model.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.npz"]
+    again, x = mj.load_model(path), np.random.default_rng(0).normal(size=(5, 4))
+    for name in NAMES:
+        np.testing.assert_array_equal(again.predict(x, name), model.predict(x, name))
+        np.testing.assert_array_equal(again.decision_function(x, name), model.decision_function(x, name))
+    assert again.names == model.names
+    assert again.trained == dict(model.trained)
+    assert repr(again) == repr(model)
+
+
+def test_numpy_alone_reads_a_file(tmp_path):
+    model = SOLVED[0].model
+    model.save(tmp_path / "model.npz")
+    program = """
+import json, sys
+import numpy as np
+file = np.load(sys.argv[1], allow_pickle=False)
+about = json.loads(file["about"].tobytes())
+t = about["tasks"].index("oak")
+print(repr(float(np.arange(4.0) @ file["weights"][t] + file["intercept"][t])))
+assert "jax" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "model.npz")], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(model.predict([np.arange(4.0)], "oak")[0], rel=1e-12)
+
+
+def test_nothing_of_the_samples_is_in_it():
+    solution, _ = SOLVED
+    d, m = 4, 5
+    arrays = {k: np.shape(v) for k, v in vars(solution.model).items() if isinstance(v, np.ndarray)}
+    assert arrays == {"weights": (m, d), "intercept": (m,)}
+
+
+def test_broken_files_are_refused_in_a_sentence(tmp_path):
+    model, path = SOLVED[0].model, tmp_path / "model.npz"
+    model.save(path)
+    whole = path.read_bytes()
+    for content in (b"", b"nonsense", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is no file of a model, or it is damaged"):
+            mj.load_model(path)
+    np.savez(path, x=np.ones(2))
+    with pytest.raises(ValueError, match="is no file of a model"):
+        mj.load_model(path)
+    about = {"format": "mocha_jax model", "version": 99, "kind": "linear"}
+    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+    with pytest.raises(ValueError, match="is of version 99; this is a library that reads up to 1"):
+        mj.load_model(path)
+    np.savez(path, about=np.frombuffer(json.dumps(about | {"version": 1}).encode(), np.uint8))
+    with pytest.raises(ValueError, match="lacks a part of a linear model"):
+        mj.load_model(path)
+    with pytest.raises(ValueError, match="there is none at"):
+        mj.load_model(tmp_path / "none.npz")
+    odd = mj.LinearModel(np.eye(2), np.zeros(2), mj.Names(tasks=((1, 2), frozenset())))
+    with pytest.raises(ValueError, match="names must be texts or numbers"):
+        odd.save(path)
+
+
+def test_a_network_has_no_linear_model():
+    problem = mj.Prediction(mj.pack_tasks([np.ones((2, 2))], [np.array([0, 1])], dtype=np.float64))
+    import optax
+
+    solution = mj.solve(problem, mj.FedAvg(mj.networks.MLP(2, 2), optax.sgd(0.1)), max_rounds=1)
+    with pytest.raises(AttributeError, match="is a network: its parameters are solution.weights"):
+        solution.model  # noqa: B018
+
+
+BAD = {
+    "no task": (lambda m: m.predict(np.ones((1, 4))), "say whose samples they are: task is one of 'fir'"),
+    "too few": (lambda m: m.predict(np.ones((2, 4)), ["fir"]), "one for each of the 2 samples; got"),
+    "width": (lambda m: m.predict(np.ones((2, 3)), "fir"), r"x must be samples \[k, 4\] of numbers, got"),
+    "texts": (lambda m: m.predict([["a"] * 4], "fir"), r"x must be samples \[k, 4\] of numbers, got"),
+    "unseen": (lambda m: m.predict(np.ones((1, 4)), "fir", unseen="guess"), "unseen must be"),
+    "decides": (lambda m: mj.LinearModel(np.eye(2), np.zeros(2), decides=("value",)), "for each of the 2 tasks"),
+    "intercept": (lambda m: mj.LinearModel(np.eye(2), np.zeros(3)), "weights has 2 rows and intercept 3 numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make(SOLVED[0].model)
+
+
+def test_a_global_model_needs_no_task():
+    solution, xs = solved()
+    pooled = mj.solve(mj.Problem(solution.problem.data.pooled(), mj.losses.Squared(), R.Independent(0.1)), tol=1e-4)
+    want = np.c_[xs[0], np.ones(len(xs[0]))] @ np.asarray(pooled.weights)[0]
+    np.testing.assert_allclose(pooled.model.predict(xs[0]), want, rtol=1e-10)
+    np.testing.assert_allclose(pooled.model.predict(xs[0], "anybody"), want, rtol=1e-10)
+    assert jnp.ndim(pooled.model.intercept) == 1
+
+
+def test_pictures_and_messages_have_the_names():
+    figure = mj.plotting.relationship(SOLVED[0])
+    assert {label.get_text() for label in figure.axes[0].get_xticklabels()} == set(NAMES)
+    data = SOLVED[0].problem.data
+    with pytest.raises(ValueError, match="task 'fir': has label .* but Hinge needs"):
+        mj.Problem(data, mj.losses.Hinge(), R.Independent(1.0))
