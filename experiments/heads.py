@@ -121,7 +121,7 @@ def _trial(options: argparse.Namespace, settings: str, trial: int) -> list[Row]:
 
     say("network", float("nan"), float(history.error[-1]))
     params: tuple[Any, ...] = state.params
-    kinds = mj.regularizers.Independent, mj.regularizers.Probabilistic
+    kinds: tuple[Any, ...] = (mj.regularizers.Independent, mj.regularizers.Probabilistic)
     for kind, way in zip(kinds, ("local heads", "MTL heads"), strict=True):
         heads, lam, error = _heads(mj.features.Body(network, params), parts, kind, classes)
         say(way, lam, error)
@@ -159,9 +159,7 @@ def _numbered(data: mj.TaskData) -> mj.TaskData:
     return data.replace(x=jnp.concatenate([data.x, number], axis=2))
 
 
-def _heads(
-    body: mj.features.Body | None, parts: Parts, kind: type[mj.regularizers.Regularizer], classes: int
-) -> tuple[Array, float, float]:
+def _heads(body: mj.features.Body | None, parts: Parts, kind: Any, classes: int) -> tuple[Array, float, float]:
     """Heads with the lambda that is best on held-out samples, for all training samples; and their error on others."""
 
     def seen(data: mj.TaskData) -> mj.TaskData:

@@ -142,8 +142,8 @@ def _half(
         parts.append(mj.pack_tasks(samples, answers, loss_scaling="task_mean"))
     losses = mj.losses.Squared(), mj.losses.SmoothedHinge(0.5)
     if known[tasks].all() or not known[tasks].any():
-        return Half(*parts, losses[0 if known[tasks].all() else 1])
-    return Half(*parts, mj.losses.PerTask(list(losses), which=[0 if k else 1 for k in known[tasks]]))
+        return Half(parts[0], parts[1], losses[0 if known[tasks].all() else 1])
+    return Half(parts[0], parts[1], mj.losses.PerTask(list(losses), which=[0 if k else 1 for k in known[tasks]]))
 
 
 def _rows(key: jax.Array, task: int, count: int, share: float, training: bool) -> np.ndarray:
