@@ -288,4 +288,4 @@ def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercep
         )
     if intercept:
         x = jnp.concatenate([x, jnp.ones((*x.shape[:2], 1), x.dtype)], axis=2)
-    return data.replace(x=x)
+    return data.replace(x=x, names=data.names.replace(features=None), intercept=bool(intercept))

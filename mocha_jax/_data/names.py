@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -71,10 +72,8 @@ NAMELESS = Names()
 
 
 def duplicates(names: Sequence[Hashable]) -> list[Hashable]:
-    """Those that occur more than once, each once, in order."""
-    seen: set[Hashable] = set()
-    twice = dict.fromkeys(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-    return list(twice)
+    """List the names that occur more than once, in order."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def listed(names: Sequence[Hashable]) -> str:

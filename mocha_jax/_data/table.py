@@ -193,6 +193,11 @@ def _missing(labels: np.ndarray) -> np.ndarray:
 def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
     """Labels that are names of classes, as numbers: -1 and 1 of two, 0, 1, ... of more."""
     if not any(y.dtype.kind in "OUS" for y in table.ys):
+        if known is not None and (strange := sorted(set(np.concatenate(table.ys).tolist()) - set(_codes(known)))):
+            raise ValueError(
+                f"{_OWNER}: the classes of like are {listed(known)}, coded as {listed(_codes(known))}; ys has the "
+                f"label {strange[0]:g}."
+            )
         return table
     whole = np.concatenate([np.ravel(y) for y in table.ys])
     if whole.dtype.kind == "O":
@@ -203,9 +208,14 @@ def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
     classes = tuple(sorted(set(whole.tolist()), key=lambda c: (str(type(c)), c))) if known is None else known
     if len(classes) < 2:
         raise ValueError(f"{_OWNER}: ys has one class only, {listed(classes)}; there is nothing to tell apart.")
-    values = np.array([-1.0, 1.0]) if len(classes) == 2 else np.arange(float(len(classes)))
+    values = np.array(_codes(classes))
     ys = [values[places(_OWNER, "class", y.tolist(), classes)] for y in table.ys]
     return table._replace(ys=ys, names=table.names.replace(classes=classes))
+
+
+def _codes(classes: Sequence[Hashable]) -> list[float]:
+    """The labels that stand for classes."""
+    return [-1.0, 1.0] if len(classes) == 2 else np.arange(float(len(classes))).tolist()
 
 
 def _as_numbers(ys: list[np.ndarray]) -> list[np.ndarray] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree
+from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of
+from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
@@ -137,6 +140,33 @@ class History(Pytree):
     def diverged(self) -> Array:
         """The updates of networks left out so far because they were not finite, of every record."""
         return self._of_quality("diverged")
+
+    @on_purpose
+    def to_dict(self) -> dict[str, np.ndarray]:
+        """Return the records as columns by name, each with a number for every record; not those of single nodes.
+
+        Examples:
+          >>> import jax, mocha_jax as mj
+          >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+          >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+          >>> columns = mj.solve(problem, max_rounds=6, record_every=2, tol=None).history.to_dict()
+          >>> columns["round"].tolist(), columns["gap"].shape
+          ([2, 4, 6], (3,))
+        """
+        columns = {"round": self.round, **fields_of(self.quality), **fields_of(self)}
+        return {
+            name: np.asarray(value)
+            for name, value in columns.items()
+            if not isinstance(value, Pytree) and np.shape(value) == np.shape(self.round)
+        }
+
+    def to_frame(self) -> Any:
+        """Return the records as a data frame of pandas, one row each."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError("to_frame: needs pandas (pip install pandas); to_dict needs nothing.") from error
+        return pandas.DataFrame(self.to_dict())
 
     def _of_quality(self, name: str) -> Array:
         if not hasattr(self.quality, name):

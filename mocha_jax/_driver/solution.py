@@ -107,10 +107,9 @@ class Solution(Pytree, Generic[Kind]):
                 f"the model of a {type(self.problem).__name__} is a network: its parameters are solution.weights, and "
                 f"algorithm.predict(solution.state, ...) predicts"
             )
-        reached = {"message": self.message, "relative_gap": float(self.relative_gap), "rounds": int(self.rounds)}
-        if (joint := self.relative_joint_gap) is not None:
-            reached["relative_joint_gap"] = float(joint)
-        return linear_model(self.problem, self.weights, reached)
+        gaps = {"relative_gap": self.relative_gap, "relative_joint_gap": self.relative_joint_gap}
+        known = {name: float(gap) for name, gap in gaps.items() if gap is not None and np.isfinite(gap)}
+        return linear_model(self.problem, self.weights, {"message": self.message, "rounds": int(self.rounds), **known})
 
     @property
     def silent_nodes(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Hashable, Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -100,11 +100,19 @@ class LinearModel:
             the others as the average task is: $c^\top C^{-1}W = 1^\top W/m$ for $c = C1/m$.
         """
         z, where = self._scored(x, task, unseen)
-        found = [self._decided(z[where == t], t) for t in np.unique(where)]
-        labels = np.empty(len(z), np.result_type(*found) if found else float)
-        for t, own in zip(np.unique(where), found, strict=True):
-            labels[where == t] = own
-        return labels
+        if len(set(self.decides)) > 1 and (where < 0).any():
+            raise ValueError(
+                "predict: tasks decide in different ways here, so that a new one has no label; see decision_function."
+            )
+        kind, labels = np.asarray(self.decides)[where], z.astype(float if self.names.classes is None else object)
+        if (signs := kind == "sign").any():
+            labels[signs] = self._classes((z[signs] > 0).astype(int), (-1.0, 1.0))
+        if (levels := kind == "level").any():
+            assert self.thresholds is not None
+            begins = np.concatenate([self.thresholds, self.thresholds.mean(axis=0, keepdims=True)])[where[levels]]
+            level = np.sum(z[levels, None] > begins, axis=1)
+            labels[levels] = self._classes(level, range(self.thresholds.shape[1] + 1))
+        return labels if labels.dtype != object or (kind == "value").any() else np.array(labels.tolist())
 
     def decision_function(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
         """The predictions w'x + b themselves ``[k]``; arguments as `predict`."""
@@ -138,6 +146,8 @@ class LinearModel:
         if self.names.features is not None and names.features is not None:
             columns_in_order("model: the data", names.features, self.names.features)
             columns = places("model", "feature", names.features, self.names.features)
+        if np.any(self.intercept) and not data.intercept:
+            raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
         found = self.weights[order][:, columns]
         return np.concatenate([found, self.intercept[order][:, None]], axis=1) if data.intercept else found
 
@@ -194,17 +204,9 @@ class LinearModel:
         numbers = {name: i for i, name in enumerate(self.tasks)}
         return np.array([numbers.get(name, -1) for name in wanted], int)
 
-    def _decided(self, z: np.ndarray, task: int) -> np.ndarray:
-        """Labels of the predictions of one task."""
-        kind, classes = self.decides[task], self.names.classes
-        if kind == "value":
-            return z
-        if kind == "sign":
-            place = (z > 0).astype(int)
-            return np.where(place, 1.0, -1.0) if classes is None else np.asarray(classes)[place]
-        assert self.thresholds is not None
-        level = np.sum(z[:, None] > self.thresholds[task][None], axis=1)
-        return level.astype(float) if classes is None else np.asarray(classes)[level]
+    def _classes(self, place: np.ndarray, codes: Sequence[float]) -> np.ndarray:
+        """Labels by their place: names where there are some."""
+        return np.asarray(codes if self.names.classes is None else self.names.classes)[place]
 
 
 def _numbers(name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem
-from mocha_jax.losses import Ordinal
 
 
 def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
@@ -27,7 +25,7 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
     data, m = problem.data, problem.data.num_tasks
     w = np.asarray(weights)
     slopes, intercept = (w[:, :-1], w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
-    losses = [problem.loss.of_task(t) for t in range(m)] if hasattr(problem.loss, "which") else [problem.loss] * m
+    losses = [problem.loss.of_task(t) for t in range(m)]
     return LinearModel(
         slopes, intercept, data.names, tuple(loss.decides for loss in losses), _thresholds(losses),
         all(loss.log_odds for loss in losses),
@@ -39,14 +37,11 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
 
 
 def _thresholds(losses: list[Any]) -> np.ndarray | None:
-    """Thresholds of every task ``[num_tasks, levels - 1]``; infinite for those without levels."""
-    if not (most := max((loss.levels - 1 for loss in losses if isinstance(loss, Ordinal)), default=0)):
+    """Thresholds of every task ``[num_tasks, levels - 1]``; infinite where there are fewer."""
+    each = [loss.thresholds if loss.decides == "level" else () for loss in losses]
+    if not (most := max(map(len, each))):
         return None
-    found = np.full((len(losses), most), np.inf)
-    for row, loss in zip(found, losses, strict=True):
-        if isinstance(loss, Ordinal):
-            row[: loss.levels - 1] = [float(jnp.ravel(jnp.asarray(theta))[0]) for theta in loss.thresholds]
-    return found
+    return np.array([[*map(float, own), *[np.inf] * (most - len(own))] for own in each])
 
 
 def _described(record: Any) -> str:

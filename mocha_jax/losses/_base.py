@@ -140,7 +140,10 @@ class Loss(Pytree):
 
     @property
     def decides(self) -> str:
-        """Say what a prediction stands for: ``"value"``, itself; ``"sign"``; or ``"level"``, see `Ordinal`."""
+        """Say what a prediction stands for, for models that are saved.
+
+        ``"value"``, itself; ``"sign"``; or ``"level"``, how many `thresholds` it exceeds, which the loss then has.
+        """
         return "sign" if self.binary else "value"
 
     def decide(self, z: Array) -> Array:

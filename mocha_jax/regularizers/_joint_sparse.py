@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core import check, domains
-from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.coupling import PerFeature
-from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
+from mocha_jax.regularizers._base import fenchel_young_bound
+from mocha_jax.regularizers._sizes import SumOfSizes
 from mocha_jax.spectral import safe_sqrt
 
 
-class JointSparse(Regularizer):
+class JointSparse(SumOfSizes):
     r"""Tasks that use the same few features: the norm $\ell_{2,1}$ of the weights.
 
     $$
@@ -44,44 +40,21 @@ class JointSparse(Regularizer):
       [5.0, 0.0]
     """
 
-    learned: ClassVar[bool] = True
-    domains: ClassVar[Mapping[str, domains.Domain]] = {"lam": domains.POSITIVE, "lam2": domains.POSITIVE}
-
-    lam: Hyperparameter
-    lam2: Hyperparameter
-
-    def check_tasks(self, num_tasks: int) -> None:
-        check.scalar("JointSparse", lam=self.lam, lam2=self.lam2)
-
-    @property
-    def _usual(self) -> Array:
-        """The norm of a feature's weights at which both terms of R are of one size."""
-        return 0.5 * jnp.asarray(self.lam) / jnp.asarray(self.lam2)
-
     def value(self, weights: Array, relation: Array | None = None) -> Array:
         if relation is None:
-            return jnp.asarray(self.lam) * jnp.sum(_norms(weights)) + jnp.asarray(self.lam2) * jnp.sum(weights**2)
+            return self.value_of(_norms(weights))
         return self.penalty(weights, relation) + self.offset(relation, weights.shape[1])
 
     def penalty(self, weights: Array, relation: Array | None = None) -> Array:
         if relation is None:
-            return 0.5 * jnp.asarray(self.lam) * jnp.sum(_norms(weights)) + jnp.asarray(self.lam2) * jnp.sum(weights**2)
+            return self.penalty_of(_norms(weights))
         return self.coupling(len(weights), relation).energy(weights)
 
     def offset(self, relation: Array, num_features: int) -> Array:
         return 0.5 * jnp.asarray(self.lam) * jnp.sum(relation)
 
-    def curvatures(self, num_tasks: int, relation: Array | None = None) -> tuple[Array, Array]:
-        return 1.0 / self._curvature_of(self._usual), 0.5 / jnp.asarray(self.lam2)
-
-    def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
-        return self._curvature_of(self._usual)
-
-    def _curvature_of(self, scales: Array) -> Array:
-        return scales / (jnp.asarray(self.lam) + 2.0 * jnp.asarray(self.lam2) * scales)
-
     def initial_relation(self, num_tasks: int, num_features: int) -> Array:
-        return jnp.full((num_features,), self._usual)
+        return jnp.full((num_features,), self.usual)
 
     def relation_of(self, omega: Array, num_features: int) -> Array:
         return self.initial_relation(len(omega), num_features)
@@ -99,7 +72,7 @@ class JointSparse(Regularizer):
 
     def coupling(self, num_tasks: int, relation: Array | None = None) -> PerFeature:
         relation = self.initial_relation(num_tasks, 1) if relation is None else relation
-        return PerFeature(self._curvature_of(relation), num_tasks)
+        return PerFeature(self.curvature_of(relation), num_tasks)
 
     def relationship(self, num_tasks: int, relation: Array | None = None) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
@@ -108,12 +81,7 @@ class JointSparse(Regularizer):
         return self.relationship(num_tasks)
 
     def conjugate(self, v: Array) -> Array:
-        above = jnp.maximum(_norms(v) - jnp.asarray(self.lam), 0.0)
-        return 0.25 * jnp.sum(above**2) / jnp.asarray(self.lam2)
-
-    def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
-        # Also the R* of an error, which may add to what is above lam already: R* is 1/(2 lam2)-smooth.
-        return 0.25 * norm**2 / jnp.asarray(self.lam2)
+        return self.conjugate_of(_norms(v))
 
     def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
         of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
@@ -121,8 +89,7 @@ class JointSparse(Regularizer):
 
     def prox(self, y: Array, rho: Array) -> Array:
         norms = _norms(y)
-        shorter = jnp.maximum(rho * norms - jnp.asarray(self.lam), 0.0) / (rho + 2.0 * jnp.asarray(self.lam2))
-        return y * safe_ratio(shorter, norms)[None, :]
+        return y * safe_ratio(self.shrunk(norms, rho), norms)[None, :]
 
 
 def _norms(w: Array) -> Array:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._core import check, domains
-from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax.coupling import LowRank
+from mocha_jax.regularizers._sizes import SumOfSizes
 from mocha_jax.regularizers._spectral import Spectral, with_average_tasks
 from mocha_jax.spectral import safe_sqrt
 
 
-class TraceNorm(Spectral):
+class TraceNorm(SumOfSizes, Spectral):
     r"""Tasks that share few directions: the trace norm, which gives weights of low rank.
 
     $$
@@ -44,21 +40,8 @@ class TraceNorm(Spectral):
       [[3.0, 0.0], [0.0, 1.0]]
     """
 
-    domains: ClassVar[Mapping[str, domains.Domain]] = {"lam": domains.POSITIVE, "lam2": domains.POSITIVE}
-
-    lam: Hyperparameter
-    lam2: Hyperparameter
-
-    def check_tasks(self, num_tasks: int) -> None:
-        check.scalar("TraceNorm", lam=self.lam, lam2=self.lam2)
-
-    @property
-    def _usual(self) -> Array:
-        """The eigenvalue of Omega, and so the singular value of W, at which both terms of R are of one size."""
-        return 0.5 * jnp.asarray(self.lam) / jnp.asarray(self.lam2)
-
     def initial_relation(self, num_tasks: int, num_features: int) -> LowRank:
-        return LowRank(self._usual, jnp.zeros((num_tasks, min(num_tasks, num_features)), self._usual.dtype))
+        return LowRank(self.usual, jnp.zeros((num_tasks, min(num_tasks, num_features)), self.usual.dtype))
 
     def extend_relation(self, relation: LowRank, num_tasks: int, num_features: int) -> LowRank:
         # A new task may differ from all others, as much as these do on average.
@@ -71,31 +54,17 @@ class TraceNorm(Spectral):
         trace = len(relation.factor) * relation.base + jnp.sum(relation.factor**2)
         return 0.5 * jnp.asarray(self.lam) * trace
 
-    def curvatures(self, num_tasks: int, relation: LowRank | None = None) -> tuple[Array, Array]:
-        lam2 = jnp.asarray(self.lam2)
-        return 1.0 / self.curvature_of(self._usual), 0.5 / lam2
-
-    def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
-        return self.curvature_of(self._usual)
-
     def fit_eigenvalues(self, s: Array, num_tasks: int, smoothing: Array) -> tuple[Array, Array]:
         return safe_sqrt(s**2 + smoothing), safe_sqrt(smoothing)
 
-    def curvature_of(self, eigenvalues: Array) -> Array:
-        return eigenvalues / (jnp.asarray(self.lam) + 2.0 * jnp.asarray(self.lam2) * eigenvalues)
-
     def spectral_value(self, s: Array) -> Array:
-        return jnp.asarray(self.lam) * jnp.sum(s) + jnp.asarray(self.lam2) * jnp.sum(s**2)
+        return self.value_of(s)
 
     def spectral_penalty(self, s: Array) -> Array:
-        return 0.5 * jnp.asarray(self.lam) * jnp.sum(s) + jnp.asarray(self.lam2) * jnp.sum(s**2)
+        return self.penalty_of(s)
 
     def spectral_conjugate(self, v: Array) -> Array:
-        return 0.25 * jnp.sum(jnp.maximum(v - jnp.asarray(self.lam), 0.0) ** 2) / jnp.asarray(self.lam2)
-
-    def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
-        # Also the R* of an error, which may add to what is above lam already: R* is 1/(2 lam2)-smooth.
-        return 0.25 * norm**2 / jnp.asarray(self.lam2)
+        return self.conjugate_of(v)
 
     def spectral_prox(self, y: Array, rho: Array) -> Array:
-        return jnp.maximum(rho * y - jnp.asarray(self.lam), 0.0) / (rho + 2.0 * jnp.asarray(self.lam2))
+        return self.shrunk(y, rho)

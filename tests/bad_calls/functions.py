@@ -52,6 +52,17 @@ def same_shape(value):
     return value.y.shape == world.data().y.shape and value.num_features == world.D
 
 
+def scored(value, tasks):
+    """Scores of three tasks, or of seeds and three tasks."""
+    shape = np.shape(value)
+    return (
+        len(shape) in (1, 2)
+        and shape[-1] == 3
+        and np.asarray(value).dtype.kind in "fiub"
+        and not np.isnan(np.asarray(value, float)).all()
+    )
+
+
 def whose(value):
     """One task of the world's model, or one for each of two samples."""
     if (
@@ -225,6 +236,10 @@ def methods():
         "Mocha.init": Call(safe.init, {"problem": problem_arg()}),
         "Mocha.resume": Call(safe.resume, {"state": Arg(world.before, lambda v: v is world.before()), "problem": problem_arg()}),
         "Mocha.request": Call(safe.request, {"problem": problem_arg(), "round": Arg(0, number(0, below=2**31, shapes=[()], whole=True))}),
+        "metrics.over_tasks": Call(metrics.over_tasks, {
+            "scores": Arg(np.arange(3.0), lambda v: scored(v, None)), "sizes": Arg(np.ones(3), optional(reals(3, low=0))), "baseline": Arg(np.ones(3), optional(lambda v: scored(v, 3))),
+            "maximise": Arg(False, flag), "level": Arg(0.9, number(above=0, below=1, shapes=[()])), "seed": Arg(0, count(0)),
+        }),
         "LinearModel.predict": Call(model.predict, asked),
         "LinearModel.decision_function": Call(model.decision_function, asked),
         "LinearModel.predict_proba": Call(model.predict_proba, asked),

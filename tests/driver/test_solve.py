@@ -229,3 +229,18 @@ def test_a_second_problem_of_the_same_shape_compiles_nothing(algorithm, key):
         assert compiled  # it would have been heard
     finally:
         jax.monitoring.clear_event_listeners()
+
+
+def test_a_history_is_columns(problem):
+    history = mj.solve(problem, max_rounds=6, record_every=2, tol=None, watch=mj.Watch()).history
+    columns = history.to_dict()
+    assert columns["round"].tolist() == [2, 4, 6]
+    np.testing.assert_array_equal(columns["relative_gap"], history.relative_gap)
+    np.testing.assert_array_equal(columns["simulated_time"], history.simulated_time)
+    assert {np.shape(column) for column in columns.values()} == {(3,)}
+    assert not {"nodes", "quality", "task_gaps", "rounding"} & set(columns)
+    pandas = pytest.importorskip("pandas")
+    frame = history.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == list(columns)
+    assert len(frame) == 3

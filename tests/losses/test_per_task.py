@@ -118,6 +118,7 @@ def test_buckets_of_nodes_take_their_losses_along(key):
         np.testing.assert_allclose(bucketed, whole, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_blocks_of_nodes_take_their_losses_along(key, monkeypatch):
     problem = mj.Problem(mixed_data(), mixed_loss(), R.MeanRegularized(0.2, 0.05))
     algorithm = mj.Mocha(sigma_prime="per_task")

@@ -74,6 +74,28 @@ def test_each_task_decides_by_its_own_loss():
     np.testing.assert_array_equal(model.predict(xs[2], 2), np.digitize(z[2], [-0.5, 0.5]))
 
 
+def test_a_new_task_of_levels_has_the_mean_of_the_thresholds():
+    model = mj.LinearModel(
+        np.ones((2, 1)), np.zeros(2), decides=("level",) * 2, thresholds=np.array([[0.0, 1.0], [2.0, 5.0]])
+    )
+    x = [[0.5], [1.5], [2.5], [3.5]]
+    assert model.predict(x, 0).tolist() == [1, 2, 2, 2]
+    assert model.predict(x, 1).tolist() == [0, 0, 1, 1]
+    assert model.predict(x, "new", unseen="mean").tolist() == [0, 1, 1, 2]
+    mixed = mj.LinearModel(np.ones((2, 1)), np.zeros(2), decides=("sign", "value"))
+    assert mixed.predict([[-2.0], [-2.0]], [0, 1]).tolist() == [-1.0, -2.0]
+    with pytest.raises(ValueError, match="tasks decide in different ways"):
+        mixed.predict(x, "new", unseen="mean")
+
+
+def test_an_unconverged_solve_is_saved_too(tmp_path):
+    problem = SOLVED[0].problem.replace(regularizer=R.SparsePrecision(0.1, 1.0, 0.0, 0.1))
+    mj.solve(problem, max_rounds=1, tol=0.0).model.save(tmp_path / "m.npz")
+    about = np.load(tmp_path / "m.npz")["about"].tobytes().decode()
+    assert "Infinity" not in about
+    assert "NaN" not in about
+
+
 def test_a_new_task_gets_what_was_asked_for():
     solution, xs = SOLVED
     model, x = solution.model, xs[0]
@@ -102,6 +124,9 @@ def test_metrics_find_the_tasks_of_a_solution():
     assert float(mj.metrics.rmse(solution.model, test)) == pytest.approx(want)
     with pytest.raises(ValueError, match="weights must be"):
         mj.metrics.rmse(solution.weights, test)
+    plain = mj.pack_tasks({"oak": xs[2]}, {"oak": ys[2]}, dtype=np.float64)
+    with pytest.raises(ValueError, match="has an intercept, and the data was packed without one"):
+        mj.metrics.rmse(solution, plain)
     strange = mj.pack_tasks({"larch": xs[0]}, {"larch": ys[0]}, intercept=True, dtype=np.float64)
     with pytest.raises(ValueError, match="task 'larch' is not among"):
         mj.metrics.rmse(solution, strange)

@@ -76,6 +76,7 @@ def test_lateral_connections_of_convolutions_are_equation_4(key):
     np.testing.assert_allclose(out, client, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_lateral_cnn_is_trained_by_virtual(key):
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(3, 40, 36))

@@ -87,6 +87,7 @@ def test_pooling_hides_no_nan(place):
     assert np.isnan(pooled(jnp.zeros((1, 2, 2, 1)).at[0, *place, 0].set(jnp.nan))).all()
 
 
+@pytest.mark.slow
 def test_a_cnn_in_single_precision_has_the_slopes_of_double(key):
     model = mj.networks.CNN((8, 8, 1), 3, (4, 6), 5)
     params, rng = model.init(key), np.random.default_rng(1)

@@ -331,6 +331,7 @@ def test_a_sample_of_the_sweep_holds(seed):
         assert len([wrong for *_, wrong in judge.judge(group, found) if wrong]) > len(group.lam)
 
 
+@pytest.mark.slow
 def test_the_objective_of_a_solution_has_the_derivative_of_the_objective():
     data = zoo.data(loss_scaling="task_mean")
 

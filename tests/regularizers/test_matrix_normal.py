@@ -137,6 +137,7 @@ def test_derivatives_of_the_optimum_are_central_differences():
         np.testing.assert_allclose(slope[i], (high - low) / (2e-4 * at[i]), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_a_higher_floor_and_new_tasks(key):
     p = make()
     algorithm = mj.Mocha(2.0)

@@ -1,9 +1,4 @@
-"""Metrics of a model on held-out data: per task, then averaged over tasks.
-
-A task without samples in the data has no score and does not count. One whose predictions are
-NaN has the score NaN. Weights of one task (a global model) are used
-for every task of the data.
-"""
+"""Scores of a model on held-out data, per task and averaged over tasks."""
 
 from __future__ import annotations
 
@@ -21,21 +16,6 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.losses import Loss
 
 Weights = Any  # an array ``[num_tasks, d]``, a `LinearModel`, or a `Solution`, which has one
-
-__all__ = [
-    "absolute_error",
-    "auc",
-    "error_rate",
-    "mean_loss",
-    "mean_over_tasks",
-    "predicted",
-    "quadratic_kappa",
-    "rmse",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 @on_purpose
