@@ -20,9 +20,12 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, np.ndarr
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ValueError(f'save: path must be that of a file such as "model.npz", got {check.shown(path)}.')
     try:
-        text = json.dumps({"format": _FORMAT, "version": _VERSION, "kind": kind, **about}, ensure_ascii=False)
-    except TypeError as error:
-        raise ValueError(f"save: names must be texts or numbers; {error}.") from error
+        said = {"format": _FORMAT, "version": _VERSION, "kind": kind, **about}
+        text = json.dumps(said, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"save: names and what is said of the training must be texts or finite numbers; {error}."
+        ) from error
     half_written = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         with open(half_written, "wb") as file:

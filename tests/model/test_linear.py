@@ -88,12 +88,14 @@ def test_a_new_task_of_levels_has_the_mean_of_the_thresholds():
         mixed.predict(x, "new", unseen="mean")
 
 
-def test_an_unconverged_solve_is_saved_too(tmp_path):
-    problem = SOLVED[0].problem.replace(regularizer=R.SparsePrecision(0.1, 1.0, 0.0, 0.1))
-    mj.solve(problem, max_rounds=1, tol=0.0).model.save(tmp_path / "m.npz")
-    about = np.load(tmp_path / "m.npz")["about"].tobytes().decode()
-    assert "Infinity" not in about
-    assert "NaN" not in about
+def test_a_solve_without_a_finite_gap_is_saved_too(tmp_path):
+    problem = SOLVED[0].problem.replace(regularizer=R.Independent(1e-3))
+    diverged = mj.solve(problem, mj.MiniBatchSgd(8, step_size=1e40), max_rounds=20, tol=None)
+    assert not np.isfinite(diverged.relative_gap)
+    diverged.model.save(tmp_path / "m.npz")
+    assert "relative_gap" not in json.loads(np.load(tmp_path / "m.npz")["about"].tobytes())["trained"]
+    with pytest.raises(ValueError, match="must be texts or finite numbers"):
+        mj.LinearModel(np.eye(1), np.zeros(1), trained={"gap": float("inf")}).save(tmp_path / "n.npz")
 
 
 def test_a_new_task_gets_what_was_asked_for():
@@ -193,7 +195,7 @@ def test_broken_files_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(ValueError, match="there is none at"):
         mj.load_model(tmp_path / "none.npz")
     odd = mj.LinearModel(np.eye(2), np.zeros(2), mj.Names(tasks=((1, 2), frozenset())))
-    with pytest.raises(ValueError, match="names must be texts or numbers"):
+    with pytest.raises(ValueError, match="must be texts or finite numbers"):
         odd.save(path)
 
 
