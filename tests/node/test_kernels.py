@@ -396,7 +396,7 @@ SEARCHES = {
 
 @pytest.mark.filterwarnings("ignore:cross_validate")
 @pytest.mark.parametrize(
-    "search", [pytest.param(name, marks=pytest.mark.slow) if name == "descent" else name for name in SEARCHES]
+    "search", [pytest.param(name, marks=pytest.mark.slow) if name != "path" else name for name in SEARCHES]
 )
 def test_searches_go_on_with_the_loops_too(search, monkeypatch):
     monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)

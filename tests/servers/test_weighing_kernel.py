@@ -41,8 +41,14 @@ def few_steps(monkeypatch):
     monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 5)
 
 
-@pytest.mark.parametrize("kind", ["exchangeable", "low rank", "diagonal", "dense"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [  # every kind in one size, every size of one kind
+        pytest.param(size, kind, marks=() if size == SIZES[0] or kind == "low rank" else pytest.mark.slow)
+        for size in SIZES
+        for kind in ("exchangeable", "low rank", "diagonal", "dense")
+    ],
+)
 def test_the_kernel_weighs_as_the_loops_do(kind, size):
     given = weighing(kind, *size)
     (a, moved), (found, way) = _in_some_steps(*given), _by_kernel(*given, interpret=True)
