@@ -126,14 +126,14 @@ class LinearModel:
                 f"train with losses.Logistic()."
             )
         z = self.decision_function(x, task, unseen=unseen)
-        positive = np.where(z >= 0, 1.0 / (1.0 + np.exp(-np.abs(z))), np.exp(-np.abs(z)) / (1.0 + np.exp(-np.abs(z))))
+        positive = np.exp(np.minimum(z, 0.0)) / (1.0 + np.exp(-np.abs(z)))  # no exponential of a large number
         return np.stack([1.0 - positive, positive], axis=1)
 
     def weights_for(self, data: TaskData) -> np.ndarray:
         """The weights of the tasks of a data set, found by their names ``[num_tasks of the data, d + intercept]``."""
         check.instance("model", "data", data, TaskData, "pack_tasks(xs, ys, like=train)")
         names = data.names
-        if self.num_tasks > 1 and self.names.tasks is not None and names.tasks is not None:
+        if self.names.tasks is not None and names.tasks is not None:
             order = places("model", "task", names.tasks, self.names.tasks)
         elif self.num_tasks in (1, data.num_tasks):
             order = np.arange(self.num_tasks)
@@ -196,7 +196,7 @@ class LinearModel:
                     f"predict: say whose samples they are: task is one of {listed(self.tasks)}, or one for each sample."
                 )
             return np.zeros(count, int)
-        if self.num_tasks == 1:
+        if self.num_tasks == 1 and self.names.tasks is None:  # a global model
             return np.zeros(count, int)
         wanted = _names_of("predict", task, count)
         if unseen == "error":

@@ -226,6 +226,18 @@ def test_bad_input_is_named(name):
         make(SOLVED[0].model)
 
 
+def test_one_task_with_a_name_is_not_everybodys():
+    solution, xs = solved()
+    one = mj.pack_tasks({"fir": xs[0]}, {"fir": np.arange(float(len(xs[0])))}, dtype=np.float64)
+    model = mj.solve(mj.Problem(one, mj.losses.Squared(), R.Independent(0.1)), tol=1e-4).model
+    assert model.predict(xs[0], "fir").tolist() == model.predict(xs[0]).tolist()
+    with pytest.raises(ValueError, match="task 'oak' is not among the 1"):
+        model.predict(xs[0], "oak")
+    other = mj.pack_tasks({"oak": xs[0]}, {"oak": np.ones(len(xs[0]))}, dtype=np.float64)
+    with pytest.raises(ValueError, match="task 'oak' is not among the 1"):
+        mj.metrics.rmse(model, other)
+
+
 def test_a_global_model_needs_no_task():
     solution, xs = solved()
     pooled = mj.solve(mj.Problem(solution.problem.data.pooled(), mj.losses.Squared(), R.Independent(0.1)), tol=1e-4)
