@@ -40,11 +40,11 @@ class LinearModel:
       >>> import numpy as np, mocha_jax as mj
       >>> rng = np.random.default_rng(0)
       >>> x, group = rng.normal(size=(60, 2)).astype("f"), np.repeat(["oak", "elm"], 30)
-      >>> y = np.where(group == "oak", x[:, 0], x[:, 1])
+      >>> y = np.where(group == "oak", x[:, 0], -2 * x[:, 0])
       >>> data = mj.pack_tasks(x, y, group, loss_scaling="task_mean", intercept=True)
       >>> model = mj.solve(mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1e-3))).model
       >>> model.predict([[1.0, 0.0], [1.0, 0.0]], task=["oak", "elm"]).round(1).tolist()
-      [1.0, 0.0]
+      [1.0, -2.0]
     """
 
     weights: np.ndarray
