@@ -21,7 +21,6 @@ from mocha_jax import networks as networks
 from mocha_jax import partition as partition
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers
-from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
 from mocha_jax._algorithms.averaged import Averaged as Averaged
@@ -61,6 +60,7 @@ from mocha_jax._neural.prediction import Evaluation as Evaluation
 from mocha_jax._neural.prediction import Prediction as Prediction
 from mocha_jax._neural.trainer import Trainer as Trainer
 from mocha_jax._neural.virtual import Virtual as Virtual
+from mocha_jax._numerics import spectral as spectral
 from mocha_jax._numerics.graphical_lasso import GraphicalLasso as GraphicalLasso
 from mocha_jax._numerics.graphical_lasso import graphical_lasso as graphical_lasso
 from mocha_jax._problem.certificate import Certificate as Certificate

@@ -8,8 +8,8 @@ from jax.scipy.linalg import solve_triangular
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
+from mocha_jax._numerics.spectral import singular_values, spectral_map
 from mocha_jax.coupling._base import Coupling, Parts
-from mocha_jax.spectral import singular_values, spectral_map
 
 # Up to so many tasks the row sums of a low-rank coupling are exact, a few rows at a time; beyond, bounded.
 _EXACT_ROWS, _ROWS_AT_ONCE = 4096, 64

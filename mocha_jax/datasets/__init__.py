@@ -27,7 +27,7 @@ data = mj.pack_tasks(rows, [np.full(len(y), 80) for y in train.ys])
 problem = mj.Prediction(data, mj.likelihoods.NextSymbol())
 ```
 
-It may import `_core`, `_numerics`, `_data` and `spectral`.
+It may import `_core`, `_numerics` and `_data`.
 """
 
 from mocha_jax.datasets._made import Federation as Federation

@@ -13,7 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
-from mocha_jax.spectral import matrix_sqrt
+from mocha_jax._numerics.spectral import matrix_sqrt
 
 
 class Federation(NamedTuple):

@@ -11,11 +11,11 @@ from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
+from mocha_jax._numerics.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 from mocha_jax.coupling import LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer, rounded
 from mocha_jax.regularizers._optimality import OptimalityConditions
 from mocha_jax.regularizers._spectral import as_wide_as, coupling_of, is_low_rank, with_average_tasks
-from mocha_jax.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 
 class MatrixNormal(Regularizer):

@@ -20,10 +20,17 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._numerics.spectral import (
+    contract,
+    left_spectral_map,
+    matrix_sqrt,
+    safe_sqrt,
+    singular_values,
+    spectral_map,
+)
 from mocha_jax._numerics.tall import Basis, basis_of
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
 from mocha_jax.regularizers._base import Nearby, Regularizer, fenchel_young_bound
-from mocha_jax.spectral import contract, left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 # Roundings of the largest singular value in each, as LAPACK finds them: about one, seen up to 800 x 800.
 _NOISE = 2.0

@@ -10,9 +10,9 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.spectral import safe_sqrt
 from mocha_jax.coupling import LowRank
 from mocha_jax.regularizers._spectral import Spectral, with_average_tasks
-from mocha_jax.spectral import safe_sqrt
 
 # How far the trace of a given Omega may be from what it must be, as a share.
 _TRACE_TOLERANCE = 1e-3

@@ -14,7 +14,7 @@ ROOT = Path(mocha_jax.__file__).parent
 ORDER = """
 _core
 _numerics costs likelihoods
-_data losses networks spectral
+_data losses networks
 coupling datasets partition systems
 features regularizers _model
 _problem
