@@ -69,6 +69,7 @@ from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
 from mocha_jax._problem.process_local import from_process_local as from_process_local
 from mocha_jax._problem.proof import certificate as certificate
+from mocha_jax._problem.proof import free_intercept as free_intercept
 from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.sharding import shard as shard
 from mocha_jax._selection.cross_validation import CrossValidation as CrossValidation
@@ -105,6 +106,7 @@ __all__ = [
     "features",
     "FedAvg",
     "Federated",
+    "free_intercept",
     "from_process_local",
     "graphical_lasso",
     "GraphicalLasso",

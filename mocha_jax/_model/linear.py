@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names, columns_in_order, columns_of, listed, places
+from mocha_jax._data.scaling import of_raw
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.file import write
 
@@ -146,10 +147,12 @@ class LinearModel:
         if self.names.features is not None and names.features is not None:
             columns_in_order("model: the data", names.features, self.names.features)
             columns = places("model", "feature", names.features, self.names.features)
-        if np.any(self.intercept) and not data.intercept:
+        found, intercept = self.weights[order][:, columns], self.intercept[order]
+        if data.scaling is not None:
+            found, intercept = of_raw(data.scaling.moments, found, intercept)
+        if np.any(intercept) and not data.intercept:
             raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
-        found = self.weights[order][:, columns]
-        return np.concatenate([found, self.intercept[order][:, None]], axis=1) if data.intercept else found
+        return np.concatenate([found, intercept[:, None] / data.intercept], axis=1) if data.intercept else found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file of NumPy arrays and JSON, to be read by `load_model`, or by NumPy alone."""

@@ -24,7 +24,10 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
     """
     data, m = problem.data, problem.data.num_tasks
     w = np.asarray(weights)
-    slopes, intercept = (w[:, :-1], w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
+    slopes, intercept = (w[:, :-1], data.intercept * w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
+    if data.scaling is not None:
+        slopes, intercept = data.scaling.raw(slopes, intercept)
+        trained = {**trained, "standardized": data.scaling.by}
     losses = [problem.loss.of_task(t) for t in range(m)]
     return LinearModel(
         slopes, intercept, data.names, tuple(loss.decides for loss in losses), _thresholds(losses),

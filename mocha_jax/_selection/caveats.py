@@ -10,7 +10,7 @@ from mocha_jax.regularizers import Regularizer
 _NAMED = 5  # candidates; a longer list is cut
 
 
-def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds: int) -> str | None:
+def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds: int, advice: str = "") -> str | None:
     """Candidates whose solves ended before they reached the tolerance.
 
     Args:
@@ -18,6 +18,7 @@ def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds
       rounds: after which they ended, like them.
       tol: what they should have reached.
       max_rounds: what they were given.
+      advice: what else may help.
     """
     worst = np.where(np.isfinite(residuals), residuals, 0.0).max((0, 1))
     late = np.flatnonzero(worst > tol)
@@ -31,7 +32,8 @@ def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds
         f"brackets, and are scored as far as they got; "
         + ("where fewer rounds were done, floats certify no more: scale the features or use float64" if early else "")
         + ("; else " if early else "")
-        + "raise max_rounds."
+        + "raise max_rounds"
+        + (f"; {advice}." if advice else ".")
     )
 
 

@@ -19,6 +19,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, each_device, on_all
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
+from mocha_jax._data.scaling import advice
 from mocha_jax._data.splits import class_sizes
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -27,6 +28,7 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.path import SolveOptions, scan_candidates, solve_options, warm_started
+from mocha_jax._selection.preparation import Preparation, anonymous, fitted, preparation, prepared
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -92,6 +94,7 @@ def cross_validate(
     metric: Metric | str | None = None,
     maximise: bool | None = None,
     scored_as: TaskData | None = None,
+    standardize: str | Preparation | None = None,
     keep_rare: bool = True,
     tol: float = 1e-3,
     max_rounds: int = 200,
@@ -124,6 +127,10 @@ def cross_validate(
       maximise: whether more is better; by default of the AUC and kappa only, so say so of a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
+      standardize: what to do with features, fitted to the training samples of every fold: ``"pooled"``, ``"task"`` or
+        ``"within"``, see `TaskData.standardized`; or a function of your own, pure, from the training samples to a
+        function of any samples. Labels are centred too where the loss is one of the residual. It takes memory for the
+        samples once more for every fit at the same time.
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
         without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
         many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those
@@ -149,6 +156,7 @@ def cross_validate(
       ('rmse', 1)
     """
     name = "cross_validate"
+    prepare = preparation(name, standardize, problem)
     budget, count = solve_options(name, problem, candidates, algorithm, tol, max_rounds, record_every)
     check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, problem.data
@@ -183,7 +191,8 @@ def cross_validate(
     sizes, alone = _rare(problem.replace(data=seen_as), groups)
     stays = alone & keep_rare & (groups is None)
     sharding = _over(devices)
-    given = on_all(sharding, (key, problem.unnamed(), candidates, budget, jnp.asarray(stays), seen_as.unnamed()))
+    nameless = problem.exchange(data=anonymous(data, prepare))
+    given = on_all(sharding, (key, nameless, candidates, budget, jnp.asarray(stays), anonymous(seen_as, prepare)))
     parts = on_all(sharding, parts)
     found = []
     with Bar(progress, total=trials * folds, done=0) as bar:
@@ -192,7 +201,7 @@ def cross_validate(
                 problem, budget.algorithm,
                 lambda by: _scores(
                     (*given[:3], given[3].replace(algorithm=by), *given[4:]), parts[trial], fold,  # noqa: B023
-                    score=score, sharding=sharding,
+                    score=score, sharding=sharding, prepare=prepare,
                 ),
             )  # fmt: skip
             found.append(jax.tree.map(np.asarray, out))
@@ -209,14 +218,14 @@ def cross_validate(
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
     for caveat in (
-        caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds),
+        caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds, "" if prepare else advice(data)),
         caveats.at_the_edge(candidates, mean, best, more_is_better),
         caveats.rare_classes(sizes, folds, int(stays.sum())),
     ):
         if caveat is not None:
             warn(f"{name}: {caveat}")
     regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
-    solution = _refitted(key, problem, candidates, budget, best) if refit else None
+    solution = _refitted(key, prepared(problem, prepare)[0], candidates, budget, best) if refit else None
     return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)
 
 
@@ -245,21 +254,27 @@ def _over(devices: int) -> NodeSharding | None:
     return NodeSharding(mesh, ("fits",), False, devices)
 
 
-@partial(jax.jit, static_argnames=("score", "sharding"))
+@partial(jax.jit, static_argnames=("score", "sharding", "prepare"))
 def _scores(
-    given: Given, parts: Array, fold: Array, *, score: Metric, sharding: NodeSharding | None
+    given: Given,
+    parts: Array,
+    fold: Array,
+    *,
+    score: Metric,
+    sharding: NodeSharding | None,
+    prepare: Preparation | None,
 ) -> tuple[Array, Array, Array]:
     """Fit some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
     def one(given: Given, part: Array, fold: Array) -> tuple[Array, Array, Array]:
         key, problem, candidates, budget, stays, seen_as = given
-        held_out = seen_as.keep(part == fold)
 
         def entry(_: Regularizer, s: Solution[Problem]) -> tuple[Array, Array, Array]:
             return _scored(score, s.weights, held_out, problem.loss), s.certificate.residual, jnp.asarray(s.rounds)
 
-        training = problem.data.keep((part != fold) | stays)
-        return scan_candidates(key, problem.replace(data=training), candidates, budget, entry)
+        training = problem.replace(data=problem.data.keep((part != fold) | stays))
+        training, held_out = fitted(training, prepare, seen_as.keep(part == fold))
+        return scan_candidates(key, training, candidates, budget, entry)
 
     def some(given: Given, parts: Array, fold: Array) -> tuple[Array, Array, Array]:
         if len(fold) == 1:  # without the cost of mapping

@@ -20,6 +20,7 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._driver.solve import solve
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.preparation import Preparation, preparation, prepared
 from mocha_jax.regularizers import Regularizer
 
 Entry = TypeVar("Entry")  # a pytree
@@ -73,6 +74,7 @@ def lambda_path(
     candidates: Regularizer,
     algorithm: Algorithm[Problem] | None = None,
     *,
+    standardize: str | Preparation | None = None,
     key: Array | None = None,
     tol: float = 1e-4,
     max_rounds: int = 1000,
@@ -84,6 +86,8 @@ def lambda_path(
       problem: data and loss; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
       algorithm: default `Mocha()`.
+      standardize: what to do with features before, see `cross_validate`. Weights and certificates are then those of
+        ``problem.data.standardized(...)``.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to go on to the next.
       max_rounds: for each at most.
@@ -102,7 +106,7 @@ def lambda_path(
     budget, _ = solve_options("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
-    problem = problem.unnamed()
+    problem = prepared(problem, preparation("lambda_path", standardize, problem))[0].unnamed()
     return or_by_loops(
         problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
     )

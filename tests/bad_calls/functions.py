@@ -131,23 +131,26 @@ def drivers():
             "problem": problem_arg(world.learned(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
             "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
+        "free_intercept": Call(mj.free_intercept, {
+            "problem": problem_arg(world.with_intercept(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "relation": Arg(None, lambda v: v is None), "weights": weights_arg(),
+        }),
         "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "relation": Arg(None, lambda v: v is None)}),
         "objective, Omega learned": Call(mj.objective, {
             "problem": problem_arg(world.learned(), "weights"), "weights": weights_arg(),
             "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
         "lambda_path": Call(mj.lambda_path, budget() | {
-            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
+            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))),
         }),
         "cross_validate": Call(mj.cross_validate, budget() | {
             "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
             "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
             "metric": Arg("error_rate", optional(either(function, word("error_rate", "auc", "rmse")))), "maximise": Arg(None, optional(flag)),
-            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
         }),
         "tune": Call(mj.tune, budget() | {
             "problem": problem_arg(), "validation": of(mj.TaskData, world.data()), "make": Arg(None, optional(function)), "start": Arg(None, optional(anything)),
-            "score": Arg(None, optional(function)), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
+            "score": Arg(None, optional(function)), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
             "max_rounds": Arg(30, count(1)), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))), "callback": Arg(None, optional(function)),
         }),
         "hypergradient": Call(mj.hypergradient, {
@@ -183,7 +186,7 @@ def drivers():
         }),
         "pack_tasks": Call(mj.pack_tasks, {
             "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
-            "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
+            "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, either(flag, number(0, shapes=[()]))),
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
@@ -216,6 +219,7 @@ def methods():
         "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
         "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
         "TaskData.pad": Call(data.pad, {"nodes": Arg(4, optional(count(3))), "rows": Arg(5, optional(count(4)))}),
+        "TaskData.standardized": Call(data.standardized, {"by": Arg("pooled", word("pooled", "task", "within")), "labels": Arg(False, flag), "like": Arg(None, optional(lambda v: False))}),
         "TaskData.append": Call(data.append, {"other": of(mj.TaskData, data, lambda d: d.num_features == 2)}),
         "TaskData.keep": Call(data.keep, {"rows": Arg(np.ones((3, 4), bool), marks(3, 4))}),
         "TaskData.replace": Call(data.replace, {
@@ -290,7 +294,7 @@ def measures():
             "data": of(mj.TaskData, world.data()), "count": Arg(2, optional(lambda v: count(1)(v) and v <= 12)), "key": Arg(world.key(), optional(key)),
         }),
         "features.transform": Call(mj.features.transform, {
-            "data": of(mj.TaskData, world.data()), "feature_map": Arg(jnp.square, function), "intercept": Arg(False, flag),
+            "data": of(mj.TaskData, world.data()), "feature_map": Arg(jnp.square, function), "intercept": Arg(False, either(flag, number(0, shapes=[()]))),
         }),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
         "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),

@@ -54,6 +54,12 @@ def problem():
 
 
 @functools.cache
+def with_intercept():
+    shifted = mj.pack_tasks([x[:, :1] for x in xs()], ys(), intercept=2.0, dtype="float32")
+    return mj.Problem(shifted, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.5, 0.25))
+
+
+@functools.cache
 def learned():
     return mj.Problem(data(), mj.losses.Hinge(), mj.regularizers.Probabilistic(0.5))
 
