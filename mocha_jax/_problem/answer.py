@@ -12,6 +12,8 @@ from jax import Array
 
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
 
 
 def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
@@ -23,17 +25,27 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
       trained: what else to say of the training, e.g. the accuracy that was reached.
     """
     data, m = problem.data, problem.data.num_tasks
-    w = np.asarray(weights)
-    slopes, intercept = (w[:, :-1], w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
+    slopes, intercept = apart(np.asarray(weights), data.intercept)
     losses = [problem.loss.of_task(t) for t in range(m)]
     return LinearModel(
         slopes, intercept, data.names, tuple(loss.decides for loss in losses), _thresholds(losses),
         all(loss.log_odds for loss in losses),
-        {
-            "library": f"mocha_jax {importlib.import_module('mocha_jax').__version__}",
-            "loss": _described(problem.loss), "regularizer": _described(problem.regularizer), **trained,
-        },
+        {**how_trained(problem.loss, problem.regularizer), **trained},
     )  # fmt: skip
+
+
+def apart(weights: np.ndarray, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes ``[..., d]`` and the intercept ``[...]``, 0 where the weights have none."""
+    if intercept:
+        return weights[..., :-1], weights[..., -1]
+    return weights, np.zeros(weights.shape[:-1], weights.dtype)
+
+
+def how_trained(loss: Loss | None, regularizer: Regularizer | None) -> dict[str, str]:
+    """Describe what trained a model, in texts."""
+    records = {"loss": loss, "regularizer": regularizer}
+    library = f"mocha_jax {importlib.import_module('mocha_jax').__version__}"
+    return {"library": library, **{name: _described(each) for name, each in records.items() if each is not None}}
 
 
 def _thresholds(losses: list[Any]) -> np.ndarray | None:
