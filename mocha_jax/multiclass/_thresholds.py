@@ -25,6 +25,7 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.losses import Ordinal, PerTask
+from mocha_jax.multiclass._labels import require_labels
 
 
 @on_purpose
@@ -54,11 +55,7 @@ def by_threshold(data: TaskData, levels: int, *, size: float = 1.0) -> TaskData:
     check.scalar("by_threshold", size=size)
     check.positive("by_threshold", size=size)
     check.representable("by_threshold", {"size": size}, data.x.dtype)
-    y, real = check.concrete(data.y), check.concrete(data.weight)
-    if y is not None and real is not None:
-        labels = y[real > 0]
-        if ((labels < 0) | (labels >= levels) | (labels != labels.round())).any():
-            raise ValueError(f"by_threshold: labels must be 0, 1, ..., {levels - 1}, got {check.shown(labels)}.")
+    require_labels("by_threshold", data, levels)
     asked, (m, n, d) = levels - 1, data.x.shape
     thresholds = jnp.arange(asked, dtype=data.dtype)
     exceeds = jnp.where(data.y[:, None] > thresholds[None, :, None], jnp.ones((), data.dtype), -1.0)  # [m, K-1, n]
@@ -71,7 +68,10 @@ def by_threshold(data: TaskData, levels: int, *, size: float = 1.0) -> TaskData:
         axis=3,
     )
     weight = jnp.broadcast_to(data.weight[:, None], (m, asked, n))
-    return data.replace(x=x.reshape(m, asked * n, d + asked), y=exceeds.reshape(m, -1), weight=weight.reshape(m, -1))
+    return data.replace(
+        x=x.reshape(m, asked * n, d + asked), y=exceeds.reshape(m, -1), weight=weight.reshape(m, -1),
+        names=data.names.replace(features=None, classes=None), intercept=False,
+    )  # fmt: skip
 
 
 @on_purpose

@@ -7,12 +7,8 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
 import mocha_jax as mj
-
-
-def ragged(m=3, classes=4):
-    rng = np.random.default_rng(0)
-    xs = [rng.normal(size=(n, 5)) for n in rng.integers(30, 50, m)]
-    return xs, [(x @ rng.normal(size=(5, classes))).argmax(1) for x in xs]
+from mocha_jax.multiclass._one_vs_rest import trained
+from tests.multiclass.problems import CLASSES, NAMES, hinge, logistic, named, packed, ragged
 
 
 def test_local_models_are_scikit_learns():
@@ -67,3 +63,97 @@ def test_what_is_no_class_is_said():
         mj.one_vs_rest(data, make)
     with pytest.raises(ValueError, match="classes must be an integer >= 4"):
         mj.one_vs_rest(mj.pack_tasks(xs, ys), make, classes=2)
+
+
+def test_a_model_is_trained_by_what_make_says_now():
+    # A function that is asked inside of compiled programs is not asked again.
+    lam, data = 1.0, packed()
+
+    def make(data):
+        return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(lam))
+
+    strong = mj.one_vs_rest(data, make)
+    compiled, lam = trained._cache_size(), 1e-3
+    weak = mj.one_vs_rest(data, make)
+    assert jnp.linalg.norm(weak.weights) > 2 * jnp.linalg.norm(strong.weights)
+    assert trained._cache_size() == compiled  # and nothing is compiled anew
+
+
+def test_samples_are_there_once_whatever_make_does_to_them():
+    from mocha_jax.multiclass._each_class import each_class
+
+    data = packed()
+    each, _ = each_class("t", data, lambda d: hinge(d.replace(x=2 * d.x)), 4)
+    assert [a.shape for a in each.own if a is not None] == [(4, *data.y.shape)]
+    with pytest.raises(ValueError, match="of one kind for all classes"):
+        each_class("t", data, lambda d: hinge(d) if d.y[0, 0] > 0 else logistic(d), 4)
+    with pytest.raises(ValueError, match="must have the rows of the data"):
+        each_class("t", data, lambda d: hinge(d.pad(rows=60)), 4)
+
+
+def test_weights_may_depend_on_the_class():
+    # Twice the weight of positive samples is twice the loss of theirs.
+    data = packed()
+
+    def make(d):
+        return hinge(d.replace(weight=d.weight * jnp.where(d.y > 0, 2.0, 1.0)))
+
+    found = mj.one_vs_rest(data, make, tol=1e-8, max_rounds=3000)
+    alone = mj.solve(make(data.replace(y=jnp.where(data.y == 2, 1.0, -1.0))), tol=1e-8, max_rounds=3000)
+    np.testing.assert_allclose(found.weights[2], alone.weights, atol=1e-5)
+
+
+def test_tasks_and_features_are_found_by_name():
+    data, table, labels, groups = named()
+    found = mj.one_vs_rest(data, logistic)
+    assert found.names == data.names
+    other = np.isin(groups, ["oak", "fir"])
+    turned = table[other][list("ecadb")]
+    part = mj.pack_tasks(turned, labels[other], groups[other], like=data)
+    assert part.names.tasks == data.names.tasks
+    # Packed by itself: fewer tasks in another order.
+    subset = mj.pack_tasks(
+        {n: np.asarray(table[groups == n]) for n in ("oak", "fir")},
+        {n: np.searchsorted(CLASSES, labels[groups == n]) for n in ("oak", "fir")}, intercept=True,
+    )  # fmt: skip
+    errors = found.error_rate(data, per_task=True)
+    np.testing.assert_allclose(found.error_rate(subset, per_task=True), errors[[NAMES.index(n) for n in ("oak", "fir")]]
+                               if data.names.tasks == NAMES else errors[np.searchsorted(data.names.tasks, ["oak", "fir"])])  # fmt: skip
+    values = found.decision_function(subset)
+    t = data.names.tasks.index("oak")
+    np.testing.assert_allclose(values[0, :3], found.decision_function(data)[t, :3], rtol=1e-12)
+    with pytest.raises(ValueError, match="it has an intercept, and the data was packed without one"):
+        found.predict(mj.pack_tasks(table, labels, groups))
+    with pytest.raises(ValueError, match="it has no intercept, and the data was packed with one"):
+        mj.one_vs_rest(packed(), hinge).predict(packed(intercept=True))
+    strange = data.exchange(names=data.names.replace(classes=("high", "low", "mid", "x")))
+    with pytest.raises(ValueError, match="the data's classes are not those of the model"):
+        found.error_rate(strange)
+
+
+def test_names_are_no_part_of_programs():
+    data, table, labels, groups = named()
+    mj.one_vs_rest(data, logistic).predict(data)
+    before = trained._cache_size()
+    renamed = mj.pack_tasks(table, labels, [name[::-1] for name in groups], loss_scaling="task_mean", intercept=True)
+    order = np.argsort([name[::-1] for name in NAMES])
+    if (order != np.argsort(NAMES)).any():  # the same sizes in another order are another data set of the same shapes
+        assert renamed.x.shape == data.x.shape
+    found = mj.one_vs_rest(renamed, logistic)
+    assert trained._cache_size() == before
+    assert found.model.tasks == tuple(sorted(name[::-1] for name in NAMES))
+
+
+def test_a_global_model_predicts_for_every_task():
+    data = packed()
+    found = mj.one_vs_rest(data, lambda d: hinge(d.pooled()))
+    assert found.weights.shape == (4, 1, 5)
+    assert found.predict(data).shape == data.y.shape
+    assert found.model.predict(data.x[0]).tolist() == found.predict(data)[0].tolist()
+
+
+def test_labels_of_several_classes_lead_to_it():
+    with pytest.raises(ValueError, match=r"labels -1 and \+1; for classes 0, 1, ..., 3 use one_vs_rest\(data, make\)"):
+        hinge(packed())
+    with pytest.raises(ValueError, match="map yours, e.g. with np.where"):
+        hinge(packed().replace(y=(packed().y > 0).astype(float)))
