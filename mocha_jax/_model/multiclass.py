@@ -57,7 +57,10 @@ class MulticlassModel(NamedModel):
         weights = numbers(owner, "weights", self.weights, ("classes", "num_tasks", "d"))
         intercept = numbers(owner, "intercept", self.intercept, ("classes", "num_tasks"))
         if intercept.shape != weights.shape[:2]:
-            raise ValueError(f"{owner}: intercept must be {list(weights.shape[:2])} numbers, got {intercept.shape}.")
+            raise ValueError(
+                f"{owner}: intercept must be {list(weights.shape[:2])} numbers, as many as weights has classes and tasks, "
+                f"got {list(intercept.shape)}."
+            )
         check.instance(owner, "names", self.names, Names, "that of pack_tasks(...)")
         for name, count in (("tasks", weights.shape[1]), ("features", weights.shape[2]), ("classes", len(weights))):
             known = getattr(self.names, name)

@@ -76,9 +76,16 @@ def _log_probabilities(owner: str, weights: ClassWeights, data: TaskData) -> Arr
     return jax.nn.log_softmax(jax.nn.log_sigmoid(z), axis=0)  # each sigmoid over the sum of all
 
 
+def _require_known(owner: str, data: TaskData, classes: int) -> None:
+    """Refuse samples of classes that there are no weights of, unless they are traced."""
+    y, real = check.concrete(data.y), check.concrete(data.weight)
+    if y is not None and real is not None and (y[real > 0] >= classes).any():
+        raise ValueError(f"{owner}: labels of the data must be below {classes}, for which there are weights.")
+
+
 @on_purpose
 def error_rate(weights: ClassWeights, data: TaskData, *, per_task: bool = False) -> Array:
-    """Share of samples for whose class another one says more.
+    """Share of samples for whose class another one says more; one of a class without weights is wrong.
 
     Args:
       weights: ``[classes, num_tasks, d]``, or ``[classes, 1, d]`` for a global model; or a model, whose tasks are found
@@ -105,7 +112,9 @@ def log_loss(weights: ClassWeights, data: TaskData, *, per_task: bool = False) -
     class says over the sum of all. Arguments as `error_rate`.
     """
     log_p = _log_probabilities("log_loss", weights, data)
-    own = jnp.take_along_axis(log_p, data.y.astype(jnp.int32)[None], axis=0, mode="clip")[0]
+    _require_known("log_loss", data, len(log_p))
+    place = jnp.where(data.weight > 0, data.y, 0.0).astype(jnp.int32)[None]
+    own = jnp.take_along_axis(log_p, place, axis=0, mode="fill", fill_value=-jnp.inf)[0]
     return mean_over_tasks(-own, data, per_task)
 
 
@@ -126,9 +135,8 @@ def confusion(weights: ClassWeights, data: TaskData, *, per_task: bool = False) 
     """
     check.flag("confusion", per_task=per_task)
     z = said(weights, data)
-    classes, y, real = len(z), check.concrete(data.y), check.concrete(data.weight)
-    if y is not None and real is not None and (y[real > 0] >= classes).any():
-        raise ValueError(f"confusion: labels of the data must be below {classes}, for which there are weights.")
+    classes = len(z)
+    _require_known("confusion", data, classes)
     counted = (data.weight > 0) & ~jnp.isnan(z).any(0)
     place = data.y.astype(jnp.int32) * classes + jnp.argmax(z, axis=0).astype(jnp.int32)
     cells = jax.vmap(lambda at, real: jnp.zeros(classes**2, jnp.int32).at[at].add(real))

@@ -86,6 +86,15 @@ def as_objects(*shape):
     return holds
 
 
+def one_each(least):
+    """Weights of at least so many classes, for each of the world's tasks or for all."""
+
+    def allows(value):
+        return any(reals(None, m, world.D, least=1)(value) for m in (1, world.M)) and len(value) >= least
+
+    return allows
+
+
 def alphabet(value):
     return isinstance(value, str) and len(set(value)) == len(value) > 0
 
@@ -306,7 +315,7 @@ def measures():
         "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         **{f"multiclass.{name}": Call(getattr(mj.multiclass, name), {
-            "weights": Arg(np.ones((2, world.M, world.D)), lambda v: reals(None, world.M, world.D, least=1)(v) and len(v) > 1 or reals(2, 1, world.D)(v)),
+            "weights": Arg(np.ones((2, world.M, world.D)), one_each(2 if name != "error_rate" else 1)),
             "data": of(mj.TaskData, world.classes(), same_shape, "weights"), "per_task": Arg(False, flag),
         }) for name in ("error_rate", "log_loss", "confusion", "class_scores")},
         "multiclass.by_pair": Call(mj.multiclass.by_pair, {

@@ -93,7 +93,12 @@ def test_what_has_no_score_is_said():
     for ask in (found.predict_proba, lambda d: mj.multiclass.log_loss(found, d)):
         with pytest.raises(ValueError, match="models of this loss have no probabilities; use one_vs_rest with"):
             ask(data)
-    with pytest.raises(ValueError, match="labels of the data must be below 3"):
-        mj.multiclass.confusion(WEIGHTS[:3], data)
+    for score in (mj.multiclass.confusion, mj.multiclass.log_loss):
+        with pytest.raises(ValueError, match="labels of the data must be below 3"):
+            score(WEIGHTS[:3], data)
+    # Of a class that no model knows: wrong, and without any probability.
+    wrong = [(guess != y).mean() for y, guess, _ in by_task(data, WEIGHTS[:3])]
+    np.testing.assert_allclose(mj.multiclass.error_rate(WEIGHTS[:3], data, per_task=True), wrong)
+    assert jax.jit(lambda d: mj.multiclass.log_loss(WEIGHTS[:3], d))(data) == np.inf
     with pytest.raises(ValueError, match="weights must be of 3 tasks or of 1, got 2"):
         mj.multiclass.error_rate(WEIGHTS[:, :2], data)
