@@ -58,7 +58,7 @@ class MulticlassModel(NamedModel):
         intercept = numbers(owner, "intercept", self.intercept, ("classes", "num_tasks"))
         if intercept.shape != weights.shape[:2]:
             raise ValueError(
-                f"{owner}: intercept must be {list(weights.shape[:2])} numbers, as many as weights has classes and tasks, "
+                f"{owner}: intercept must be {list(weights.shape[:2])} numbers, one a class and task of weights, "
                 f"got {list(intercept.shape)}."
             )
         check.instance(owner, "names", self.names, Names, "that of pack_tasks(...)")

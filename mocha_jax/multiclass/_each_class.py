@@ -53,6 +53,7 @@ def each_class(owner: str, data: TaskData, make: Make, classes: int) -> tuple[Ea
     y, names = np.asarray(data.y), data.names.replace(classes=None)  # labels -1 and +1 have no names
     problems: list[Problem] = []
     leaves: list[list[Array]] = []  # of every class
+    structures: dict[Any, int] = {}  # and the first class that has it
     for k in range(classes):
         labels = jnp.asarray(np.where(y == k, 1.0, -1.0), data.dtype)
         problem = make(data.exchange(y=labels, names=names, layout=AsStored()))
@@ -62,7 +63,7 @@ def each_class(owner: str, data: TaskData, make: Make, classes: int) -> tuple[Ea
         found, structure = jax.tree.flatten(problem.unnamed())
         problems = problems or [problem]
         first = leaves[0] if leaves else found
-        if structure != jax.tree.structure(problems[0].unnamed()):
+        if structures.setdefault(structure, k) != 0:
             raise ValueError(f"{owner}: what make returns must be of one kind for all classes, whatever the labels.")
         leaves.append([a if _same(a, b) else b for a, b in zip(first, found, strict=True)])
     columns = list(zip(*leaves, strict=True))

@@ -3,9 +3,24 @@
 import numpy as np
 
 import mocha_jax as mj
+from tests.data.test_names import Frame
 
 R, L = mj.regularizers, mj.losses
 NAMES, CLASSES, FEATURES = ("fir", "ash", "oak"), ("high", "low", "mid", "none"), ("a", "b", "c", "d", "e")
+
+
+class Table(Frame):
+    """A data frame whose rows can be chosen too."""
+
+    def __len__(self):
+        return len(next(iter(self.data.values())))
+
+    def __getitem__(self, what):
+        if isinstance(what, str):
+            return self.data[what]
+        columns = what if isinstance(what, list) else self.columns
+        rows = slice(None) if isinstance(what, list) else what
+        return Table({each: self.data[each][rows] for each in columns})
 
 
 def ragged(m=3, classes=4, noise=0.0, least=30):
@@ -23,10 +38,8 @@ def packed(noise=0.5, intercept=False):
 
 def named():
     """The same with names of tasks, features and classes, and an intercept."""
-    import pandas as pd
-
     xs, ys = ragged(noise=0.5)
-    table = pd.DataFrame(np.concatenate(xs), columns=list(FEATURES))
+    table = Table(dict(zip(FEATURES, np.concatenate(xs).T, strict=True)))
     labels = np.array(CLASSES)[np.concatenate(ys)]
     groups = np.repeat(NAMES, [len(x) for x in xs])
     return mj.pack_tasks(table, labels, groups, loss_scaling="task_mean", intercept=True), table, labels, groups

@@ -1,5 +1,7 @@
 """Calibrated probabilities beside scikit-learn's and a general optimiser's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -61,7 +63,8 @@ def test_values_that_are_all_the_same_give_the_share_of_the_class():
 
 
 def test_probabilities_are_scikit_learns_of_values_that_were_held_out(key):
-    data, options = packed(), dict(tol=1e-6, max_rounds=3000)
+    data = packed()
+    options: Any = dict(tol=1e-6, max_rounds=3000)
     found = mj.multiclass.calibrated(mj.one_vs_rest(data, hinge), data, hinge, key=key, folds=3, **options)
     # By hand, fold by fold.
     part, real, y = (np.asarray(a) for a in (data.folds(key, 3), data.weight > 0, data.y))

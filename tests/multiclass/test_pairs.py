@@ -39,7 +39,7 @@ def by_hand(data, phi, penalty):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Solution may be inaccurate")
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10, max_iter=500)
-    return problem.value, np.stack([each.value for each in w])
+    return problem.value, np.stack([np.asarray(each.value) for each in w])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,7 +61,7 @@ def test_the_optimum_is_a_convex_solvers(case):
 
 
 def test_the_losses_are_those_of_differences():
-    data, weights = packed(), np.random.default_rng(0).normal(size=(M, K * D))
+    data, weights = packed(), jnp.asarray(np.random.default_rng(0).normal(size=(M, K * D)))
     pairs = mj.multiclass.by_pair(data, K)
     w = np.asarray(mj.multiclass.weights_of_classes(weights, K))
     total = 0.0
@@ -88,6 +88,7 @@ def test_its_model_predicts_by_name(tmp_path):
     np.testing.assert_allclose(error, mj.multiclass.error_rate(model, data))
     model.save(tmp_path / "model.npz")
     again = mj.load_model(tmp_path / "model.npz")
+    assert isinstance(again, mj.MulticlassModel)
     assert again.method == "by_pair"
     assert again.trained["message"] == solution.message
     with pytest.raises(ValueError, match="have no probabilities"):

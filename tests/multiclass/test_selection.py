@@ -1,5 +1,7 @@
 """One regularizer for all classes, chosen on the folds on which all models are compared."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,15 @@ def test_the_log_loss_is_that_of_the_models(key):
     want = mj.multiclass.log_loss(own, data.keep(part == 1), per_task=True)
     np.testing.assert_allclose(found.task_scores[0, 1, 0], want, rtol=1e-3)
 
+
+@pytest.mark.slow
+@edge
+def test_a_score_of_ones_own_may_be_maximised(key):
+    data = packed()
+    found = mj.multiclass.cross_validate(
+        data, logistic, GRID, key=key, folds=2, metric="log_loss", tol=1e-8, refit=False
+    )
+
     def certainty(weights, data, per_task):
         return -mj.multiclass.log_loss(weights, data, per_task=per_task)
 
@@ -75,12 +86,15 @@ def test_a_path_has_the_models_of_every_candidate():
     path = mj.multiclass.lambda_path(data, hinge, GRID, tol=1e-8, max_rounds=5000)
     assert len(path) == 2
     for lam, there in zip(LAMS, path, strict=True):
-        own = mj.one_vs_rest(
-            data, lambda d, lam=lam: hinge(d).replace(regularizer=R.Independent(lam)), tol=1e-8, max_rounds=5000
-        )
+
+        def make(d: Any, lam: float = lam) -> mj.Problem:
+            return hinge(d).replace(regularizer=R.Independent(lam))
+
+        own = mj.one_vs_rest(data, make, tol=1e-8, max_rounds=5000)
         np.testing.assert_allclose(there.weights, own.weights, atol=1e-4)
         assert there.error_rate(data) == own.error_rate(data)
-        assert float(there.regularizer.lam) == pytest.approx(lam)
+        chosen: Any = there.regularizer
+        assert float(chosen.lam) == pytest.approx(lam)
 
 
 def test_rare_classes_stay_in_training_and_are_said(key):
