@@ -116,7 +116,12 @@ def test_tasks_and_features_are_found_by_name():
     turned = table[other][list("ecadb")]
     part = mj.pack_tasks(turned, labels[other], groups[other], like=data)
     assert part.names.tasks == data.names.tasks
-    # Packed by itself: fewer tasks in another order.
+    # Packed by itself: columns in another order; then fewer tasks in another order.
+    turned = mj.pack_tasks(table[list("ecadb")], labels, groups, intercept=True)
+    for known in (found, found.model):
+        np.testing.assert_allclose(
+            mj.multiclass.log_loss(known, turned), mj.multiclass.log_loss(found.weights, data), rtol=1e-9
+        )
     subset = mj.pack_tasks(
         {n: np.asarray(table[groups == n]) for n in ("oak", "fir")},
         {n: np.searchsorted(CLASSES, labels[groups == n]) for n in ("oak", "fir")}, intercept=True,
