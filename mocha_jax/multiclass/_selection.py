@@ -153,15 +153,15 @@ def cross_validate(
     Examples:
       >>> import numpy as np, mocha_jax as mj
       >>> rng = np.random.default_rng(0)
-      >>> xs = [rng.normal(size=(40, 4)).astype("f") * np.array([1, 1, 1, 5], "f") for _ in range(4)]
-      >>> ys = [(x[:, :3] + 0.3 * rng.normal(size=(40, 3))).argmax(1) for x in xs]
+      >>> xs = [rng.normal(size=(25, 8)).astype("f") * np.array([1] * 3 + [5] * 5, "f") for _ in range(6)]
+      >>> ys = [(x[:, :3] + 0.5 * rng.normal(size=(25, 3))).argmax(1) for x in xs]
       >>> data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
       >>> def hinge(data):
       ...     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
-      >>> candidates = mj.grid(mj.regularizers.Independent, lam=[1.0, 0.01, 0.001])
+      >>> candidates = mj.grid(mj.regularizers.MeanRegularized, lam1=[1.0], lam2=[1.0, 0.03, 0.001])
       >>> found = mj.multiclass.cross_validate(data, hinge, candidates, folds=3, tol=1e-2)
       >>> found.metric, found.best, found.solution.weights.shape
-      ('error_rate', 1, (3, 4, 4))
+      ('error_rate', 1, (3, 6, 8))
     """
     owner = "cross_validate"
     classes = count_classes(owner, data, classes)
