@@ -90,14 +90,14 @@ class Scaling:
         return self if len(self.mean) == 1 else Scaling(self.by, *(a[:0] for a in self.moments))  # type: ignore[arg-type]
 
     def raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights ``[num_tasks, d]`` and intercepts ``[num_tasks]`` of scaled samples, as those of the samples."""
-        if len(self.mean) not in (1, len(weights)):
+        """Weights ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]`` of scaled samples, as of the samples."""
+        if len(self.mean) not in (1, weights.shape[-2]):
             raise ValueError(
                 "model: tasks were standardised each in its own way and then put together, so that there are no "
                 'weights in the units of the samples; standardise with by="pooled", or after that.'
             )
         w = np.asarray(weights, np.float64) / self.scale
-        return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=1) + self.level
+        return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level
 
 
 def of_raw(moments: Moments, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,8 +107,8 @@ def of_raw(moments: Moments, weights: np.ndarray, intercept: np.ndarray) -> tupl
     """
     weights = np.asarray(weights, np.float64)
     moved = weights * moments.mean
-    b = np.asarray(intercept, np.float64) + np.sum(moved, axis=1) - moments.level
-    size = np.abs(intercept) + np.sum(np.abs(moved), axis=1) + np.abs(moments.level)
+    b = np.asarray(intercept, np.float64) + np.sum(moved, axis=-1) - moments.level
+    size = np.abs(intercept) + np.sum(np.abs(moved), axis=-1) + np.abs(moments.level)
     return weights * moments.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
 
 

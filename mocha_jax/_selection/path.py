@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -103,7 +104,8 @@ def lambda_path(
       >>> path.weights.shape, bool((path.certificate.relative_joint_gap <= 1e-3).all())
       ((3, 4, 3), True)
     """
-    budget, _ = solve_options("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
+    count_candidates("lambda_path", problem, candidates)
+    budget = solve_options("lambda_path", algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
     problem = prepared(problem, preparation("lambda_path", standardize, problem))[0].unnamed()
@@ -117,20 +119,25 @@ def _path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOp
     def entry(regularizer: Regularizer, s: Solution[Problem]) -> Path:
         return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
 
-    return scan_candidates(key, problem, candidates, budget, entry)
+    return scan_candidates(key, partial(Problem, problem.data, problem.loss), candidates, budget, entry)
 
 
 def scan_candidates(
     key: Array,
-    problem: Problem,
+    at: Callable[[Regularizer], Problem],
     candidates: Regularizer,
     budget: SolveOptions,
     entry: Callable[[Regularizer, Solution[Problem]], Entry],
 ) -> Entry:
-    """Something of the solution for every candidate, each begun from the one before."""
+    """Something of the solution for every candidate, each begun from the one before.
 
-    def at(regularizer: Regularizer) -> Problem:
-        return Problem(problem.data, problem.loss, regularizer)
+    Args:
+      key: a JAX random key.
+      at: the problem with a regularizer, e.g. ``partial(Problem, data, loss)``.
+      candidates: with a leading axis.
+      budget: options of each solve.
+      entry: what to keep of a solution.
+    """
 
     def one(state: State, regularizer: Regularizer) -> tuple[State, Entry]:
         problem = at(regularizer)
@@ -149,17 +156,22 @@ def warm_started(algorithm: Algorithm[Problem], state: State, problem: Problem) 
 
 
 def solve_options(
-    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Problem] | None, tol: float,
-    max_rounds: int, record_every: int,
-) -> tuple[SolveOptions, int]:  # fmt: skip
-    """Collect the options of each solve, and count the candidates."""
-    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
+    owner: str, algorithm: Algorithm[Problem] | None, tol: float, max_rounds: int, record_every: int
+) -> SolveOptions:
+    """Check and collect the options of each solve."""
     check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
     check.scalar(owner, tol=tol)
     check.nonnegative(owner, tol=tol)
     if algorithm is not None:
         check.instance(owner, "algorithm", algorithm, Algorithm, "Mocha()")
+    algorithm = Mocha() if algorithm is None else algorithm
+    return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every))
+
+
+def count_candidates(owner: str, problem: Problem, candidates: Regularizer) -> int:
+    """Count the candidates, which must be for such a problem."""
+    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
@@ -171,5 +183,4 @@ def solve_options(
         candidate = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
         check.representable(f"{owner}: candidate {i}", candidate, problem.data.dtype)
         candidate.check_tasks(problem.data.num_tasks)
-    algorithm = Mocha() if algorithm is None else algorithm
-    return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every)), count
+    return count

@@ -86,6 +86,15 @@ def as_objects(*shape):
     return holds
 
 
+def one_each(least):
+    """Weights of at least so many classes, for each of the world's tasks or for all."""
+
+    def allows(value):
+        return any(reals(None, m, world.D, least=1)(value) for m in (1, world.M)) and len(value) >= least
+
+    return allows
+
+
 def alphabet(value):
     return isinstance(value, str) and len(set(value)) == len(value) > 0
 
@@ -100,6 +109,14 @@ def weights_arg():
 
 def budget():
     return {"tol": Arg(0.5, SCALE), "max_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1))}
+
+
+def several():
+    """What functions of several classes are given."""
+    return {
+        "data": of(mj.TaskData, world.classes(), same_shape, "labels"), "make": Arg(world.make_problem, function),
+        "algorithm": algorithm_arg(), "key": optional_key(),
+    }  # fmt: skip
 
 
 def algorithm_arg():
@@ -158,6 +175,18 @@ def drivers():
         }),
         "one_vs_rest": Call(mj.one_vs_rest, budget() | {
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
+        }),
+        "multiclass.lambda_path": Call(mj.multiclass.lambda_path, budget() | several() | {
+            "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
+        }),
+        "multiclass.cross_validate": Call(mj.multiclass.cross_validate, budget() | several() | {
+            "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
+            "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
+            "metric": Arg("error_rate", either(function, word("error_rate"))), "maximise": Arg(False, flag), "keep_rare": Arg(True, flag),
+            "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+        }),
+        "multiclass.calibrated": Call(mj.multiclass.calibrated, budget() | several() | {
+            "model": of(mj.OneVsRest, world.rest), "folds": Arg(2, count(2)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
         }),
         "shard": Call(mj.shard, {
             "problem": of(mj.Problem, world.problem()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
@@ -250,7 +279,12 @@ def methods():
         "LinearModel.weights_for": Call(model.weights_for, {"data": of(mj.TaskData, data, same_shape)}),
         "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
-        "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
+        **{f"OneVsRest.{name}": Call(getattr(rest, name), {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)})
+           for name in ("error_rate", "confusion", "scores")},
+        "OneVsRest.decision_function": Call(rest.decision_function, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        "OneVsRest.predict_proba": Call(rest.replace(loss=mj.losses.Logistic()).predict_proba, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        "OneVsRest.weights_for": Call(rest.weights_for, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        **{f"MulticlassModel.{name}": Call(getattr(world.class_model(), name), asked) for name in ("predict", "decision_function", "predict_proba")},
         "Prediction.seen": Call(world.prediction().seen, {"samples": Arg(3, count(1))}),
         "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
@@ -284,6 +318,19 @@ def measures():
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        **{f"multiclass.{name}": Call(getattr(mj.multiclass, name), {
+            "weights": Arg(np.ones((2, world.M, world.D)), one_each(2 if name != "error_rate" else 1)),
+            "data": of(mj.TaskData, world.classes(), same_shape, "weights"), "per_task": Arg(False, flag),
+        }) for name in ("error_rate", "log_loss", "confusion", "class_scores")},
+        "multiclass.by_pair": Call(mj.multiclass.by_pair, {
+            "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "classes": Arg(2, count(2)),
+        }),
+        "multiclass.weights_of_classes": Call(mj.multiclass.weights_of_classes, {
+            "weights": Arg(np.ones((3, 4)), reals(None, None, least=1)), "classes": Arg(2, lambda v: count(2)(v) and 4 % v == 0),
+        }),
+        "multiclass.pair_model": Call(mj.multiclass.pair_model, {
+            "solution": of(mj.Solution, world.paired), "data": of(mj.TaskData, world.classes(), same_shape, "solution"),
+        }),
         "multiclass.by_threshold": Call(mj.multiclass.by_threshold, {
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "levels": Arg(2, count(2)), "size": Arg(1.0, POSITIVE),
         }),

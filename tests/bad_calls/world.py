@@ -87,6 +87,23 @@ def model():
 
 
 @functools.cache
+def class_model():
+    """Of two classes, with probabilities."""
+    return mj.MulticlassModel(np.ones((2, M, D), np.float32), np.zeros((2, M), np.float32), logistic=True)
+
+
+@functools.cache
+def rest():
+    return mj.one_vs_rest(classes(), make_problem, max_rounds=2)
+
+
+@functools.cache
+def paired():
+    """A solution of lifted samples."""
+    return mj.solve(make_problem(mj.multiclass.by_pair(classes(), 2)), max_rounds=2, tol=None)
+
+
+@functools.cache
 def saved():
     path = Path(tempfile.mkdtemp()) / "model.npz"
     model().save(path)
