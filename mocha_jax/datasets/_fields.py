@@ -115,7 +115,8 @@ class _Columns:
 
     def split(self, lines: list[str], delimiter: str) -> list[Sequence[str] | np.ndarray] | None:
         """The columns of lines that are as simple as can be, much faster than one by one; None of others."""
-        if '"' in "".join(lines) or any(line.count(delimiter) != len(self.names) - 1 for line in lines):
+        breaks = len(self.names) - 1  # without any a blank line is no row
+        if not breaks or '"' in "".join(lines) or any(line.count(delimiter) != breaks for line in lines):
             return None
         numbers = [j for j in range(len(self.names)) if j not in self.texts | self.late]
         found: dict[int, np.ndarray] = {}

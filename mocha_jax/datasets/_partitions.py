@@ -120,7 +120,7 @@ def _pair(owner: str, part: Any, label: str, features: Sequence[str] | None) -> 
                 f"{check.shown(part)}."
             )
         x = check.concrete(part[0])
-        return (part[0] if x is None or x.ndim < 3 else x.reshape(len(x), -1)), part[1]
+        return (part[0] if x is None or x.ndim < 3 else _flat(x)), part[1]
     wanted = [name for name in columns if name != label] if features is None else list(features)
     places(owner, "column", [label, *wanted], columns)
     if not wanted:
@@ -129,8 +129,13 @@ def _pair(owner: str, part: Any, label: str, features: Sequence[str] | None) -> 
     if len({len(array) for array in found.values()}) > 1:
         raise ValueError(f"{owner} has columns of different lengths: {listed([len(a) for a in found.values()])}.")
     names = [n for name, a in found.items() for n in ([name] if a.ndim < 2 else _numbered(name, a))]
-    flat = np.concatenate([a.reshape(len(a), -1) for a in found.values()], axis=1)
+    flat = np.concatenate([_flat(a) for a in found.values()], axis=1)
     return Named(flat, names), part[label]
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """Samples of any shape as rows; there may be none."""
+    return array.reshape(len(array), int(np.prod(array.shape[1:])))
 
 
 def _numbered(name: str, array: np.ndarray) -> list[str]:

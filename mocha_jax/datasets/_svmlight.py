@@ -63,11 +63,14 @@ def svmlight(
         check.one_of("svmlight", "zero_based", zero_based, ("auto",))
     check.scalar("svmlight", limit_gb=limit_gb)
     check.positive_or_infinite("svmlight", limit_gb=limit_gb)
+    check.flag("svmlight", intercept=intercept)
+    limit = float(np.asarray(check.concrete(limit_gb)))
     if num_features is not None:
         check.integer("svmlight", 1, num_features=num_features)
     if like is not None:
         check.instance("svmlight", "like", like, TaskData, "the training data")
-        num_features = like.num_features - like.intercept if num_features is None else num_features
+        intercept = like.intercept
+        num_features = like.num_features - intercept if num_features is None else num_features
     file = _read(str(where))
     groups = _groups(where, file, group)
     column, width = _columns(where, file, num_features, zero_based)
@@ -76,11 +79,11 @@ def svmlight(
     sizes = Counter(groups.tolist())
     m, most = len(sizes) if like is None else like.num_tasks, max(sizes.values())
     size = 1e-9 * m * most * (width + bool(intercept)) * stored
-    if not size <= float(limit_gb):
+    if size > limit:
         raise ValueError(
             f"{where}: samples are stored dense, and {m} tasks of up to {most} samples with {width} features would "
-            f"take {size:.3g} GB, more than limit_gb={float(limit_gb):g}; raise it if that fits, map the samples to fewer "
-            f'features first, or store them as dtype="bfloat16".'
+            f"take {size:.3g} GB, more than limit_gb={limit:g}; raise it if that fits, map the samples to "
+            f'fewer features first, or store them as dtype="bfloat16".'
         )
     x = np.zeros((len(file.y), width), np.float32 if stored <= 4 else float)
     x[np.repeat(np.arange(len(file.y)), file.counts), column] = file.value

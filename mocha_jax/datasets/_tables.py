@@ -193,7 +193,8 @@ def read(owner: str, path: str | os.PathLike[str], delimiter: str | None, texts:
 
 def columns_asked_for(owner: str, name: str, given: object) -> tuple[str, ...]:
     """Names of columns, in a list or the like."""
-    several = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
+    row = getattr(given, "ndim", 1) == 1
+    several = row and isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
     names = [str(one) if isinstance(one, str) else None for one in given] if several else [None]  # type: ignore[attr-defined]
     if None in names or duplicates(names):
         raise ValueError(f"{owner}: {name} must be a list of different names of columns, got {check.shown(given)}.")
