@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import numpy as np
 
@@ -177,11 +177,19 @@ def _read(path: Path, delimiter: str | None, texts: Sequence[str]) -> tuple[Colu
     return (found.names, values, np.concatenate(found.lines)), late
 
 
-def _reader(lines: Iterable[str], delimiter: str) -> csv._reader:
+class _Reader(Protocol):
+    """What `csv.reader` makes, whose class has a name for type checkers only."""
+
+    line_num: int
+
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+
+def _reader(lines: Iterable[str], delimiter: str) -> _Reader:
     return csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
 
 
-def _records(path: Path, reader: csv._reader, before: int) -> Iterator[tuple[int, list[str]]]:
+def _records(path: Path, reader: _Reader, before: int) -> Iterator[tuple[int, list[str]]]:
     """The rows that are not blank, with the line that each begins in; so many lines have been read before."""
     begin = before + 1
     try:

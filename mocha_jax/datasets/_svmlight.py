@@ -97,12 +97,13 @@ class _File(NamedTuple):
     query: np.ndarray | None  # [N]
     line: np.ndarray  # [N] from 1
     counts: np.ndarray  # [N] how many features are given
-    index: np.ndarray  # of all features given, one line after the other
+    number: np.ndarray  # of all features given, one line after the other
     value: np.ndarray
 
 
 def _read(path: str) -> _File:
-    y, query, line, counts, index, value = (array(kind) for kind in "dqqqqd")
+    y, value = array("d"), array("d")
+    query, line, counts, index = array("q"), array("q"), array("q"), array("q")
     for number, text in lines_of(text_file("svmlight", path)):
         words = text.partition("#")[0].split()
         if not words:
@@ -131,13 +132,14 @@ def _read(path: str) -> _File:
         raise ValueError(f"{path}, line {file.line[np.argmax(bad)]}: the label is NaN or infinite; leave the line out.")
     if (bad := ~np.isfinite(file.value)).any():
         k = int(np.argmax(bad))
-        raise ValueError(f"{path}, line {file.line[row[k]]}: feature {file.index[k]} is NaN or infinite; impute it.")
-    falls = (np.diff(file.index) <= 0) & (np.diff(row) == 0)
-    if (bad := np.concatenate([file.index[:1] < 0, falls | (file.index[1:] < 0)])).any():
+        raise ValueError(f"{path}, line {file.line[row[k]]}: feature {file.number[k]} is NaN or infinite; impute it.")
+    falls = (np.diff(file.number) <= 0) & (np.diff(row) == 0)
+    if (bad := np.concatenate([file.number[:1] < 0, falls | (file.number[1:] < 0)])).any():
         k = int(np.argmax(bad))
+        wrong = f"follows {file.number[k - 1]}" if k and file.number[k] >= 0 else "is negative"
         raise ValueError(
             f"{path}, line {file.line[row[k]]}: features must be numbered from 0 or 1 in ascending order, each once, "
-            f"but {file.index[k]} {'follows ' + str(file.index[k - 1]) if k and file.index[k] >= 0 else 'is negative'}."
+            f"but {file.number[k]} {wrong}."
         )
     return file
 
@@ -178,18 +180,18 @@ def _groups(path: object, file: _File, group: ArrayLike | str) -> np.ndarray:
 
 def _columns(path: object, file: _File, num_features: int | None, zero_based: bool | str) -> tuple[np.ndarray, int]:
     """The column of every feature given, and how many columns there are."""
-    lowest = int(file.index.min(initial=1))
+    lowest = int(file.number.min(initial=1))
     from_zero = lowest == 0 if zero_based == "auto" else bool(zero_based)
     if lowest < 1 - from_zero:
-        line = file.line[np.repeat(np.arange(len(file.y)), file.counts)[np.argmin(file.index)]]
+        line = file.line[np.repeat(np.arange(len(file.y)), file.counts)[np.argmin(file.number)]]
         raise ValueError(f"{path}, line {line}: has feature 0, which zero_based=False rules out.")
-    column = file.index - (0 if from_zero else 1)
+    column = file.number - (0 if from_zero else 1)
     most = int(column.max(initial=-1)) + 1
     width = most if num_features is None else int(num_features)
     if most > width:
         line = file.line[np.repeat(np.arange(len(file.y)), file.counts)[np.argmax(column)]]
         raise ValueError(
-            f"{path}, line {line}: has feature {file.index.max()}, more than the num_features={width} there are."
+            f"{path}, line {line}: has feature {file.number.max()}, more than the num_features={width} there are."
         )
     if not width:
         raise ValueError(f"{path}: has no features at all; pass num_features if that is meant.")

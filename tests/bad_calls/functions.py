@@ -231,7 +231,7 @@ def tables():
             "num_features": Arg(2, optional(lambda v: count(2)(v) and v < 10**6)), "zero_based": Arg(False, either(lambda v: flag(v) and not v, word("auto")), ("feature",)), "limit_gb": Arg(1.0, number(above=1e-7, infinite=True, shapes=[()])),
         }),
         "datasets.from_partitions": Call(mj.datasets.from_partitions, packed | {
-            "parts": Arg(world.parts, lambda v: v is world.parts(), ("x",)), "label": Arg("label", lambda v: isinstance(v, str) and v), "features": Arg(None, optional(lambda v: not isinstance(v, str | bytes) and all(isinstance(c, str) for c in v))),
+            "parts": Arg(world.parts, lambda v: v is world.parts(), ("x",)), "label": Arg("label", lambda v: isinstance(v, str) and bool(v)), "features": Arg(None, optional(lambda v: not isinstance(v, str | bytes) and all(isinstance(c, str) for c in v))),
         }),
         "datasets.Table.column": Call(found.column, {"name": Arg("town", column, ("column",))}),
         "datasets.Table.holds_texts": Call(found.holds_texts, {"name": Arg("town", column, ("column",))}),

@@ -311,7 +311,7 @@ def test_sparse_arrays_of_jax_are_refused_at_once(kind):
         with pytest.raises(ValueError, match=r"xs is sparse.*Pass xs(\[...\])?.todense\(\) where that fits"):
             mj.pack_tasks(xs, ys, groups)
     with pytest.raises(ValueError, match=r"x must hold numbers|x must be an array"):
-        mj.TaskData(x, y[None], y[None], np.zeros(1, int))
+        mj.TaskData(x, jnp.asarray(y[None]), jnp.asarray(y[None]), jnp.zeros(1, int))
 
 
 def test_sparse_frames_are_refused_with_what_they_take():

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,13 +100,14 @@ def test_what_is_wrong_is_named_by_file_and_line(tmp_path, name):
 
 def test_arguments_that_do_not_fit_are_named(tmp_path):
     path = write(tmp_path, "1 qid:1 0:1\n")
-    for message, wrong in {
+    cases: dict[str, dict[str, Any]] = {
         "line 1: has feature 0, which zero_based=False rules out": {"zero_based": False},
         "group must have a label for each of the 1 samples": {"group": [1, 2]},
         'group must be "qid"': {"group": "query"},
         "zero_based must be one of 'auto'": {"zero_based": "no"},
         "num_features must be an integer >= 1": {"num_features": 0},
         "limit_gb must be > 0": {"limit_gb": -1.0},
-    }.items():
+    }
+    for message, wrong in cases.items():
         with pytest.raises(ValueError, match=re.escape(message)):
             mj.datasets.svmlight(path, **wrong)

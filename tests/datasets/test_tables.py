@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import re
+from typing import Any
 
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -32,13 +33,13 @@ def test_a_table_becomes_tasks_features_and_labels(tmp_path):
     path = write(tmp_path, SCHOOL)
     data = mj.datasets.csv(path, "score", "school", features=["hours"], loss_scaling="task_mean", intercept=True)
     assert data.names == mj.Names(tasks=("007", "012"), features=("hours",))
-    np.testing.assert_array_equal(data.x[:, :, 0], np.float32([[1.5, 0], [2, -0.25]]))
-    np.testing.assert_array_equal(data.y, np.float32([[3, 1], [4, 2.5]]))
+    np.testing.assert_array_equal(data.x[:, :, 0], [[1.5, 0], [2, -0.25]])
+    np.testing.assert_array_equal(data.y, [[3, 1], [4, 2.5]])
     assert (data.loss_scaling, data.intercept, data.dtype) == ("task_mean", True, jnp.result_type(float))
     assert mj.datasets.csv(str(path), "score", "school", features=["hours"], dtype="bfloat16").x.dtype == "bfloat16"
     encoded = mj.datasets.csv(path, "score", "school", categories="encode")
     assert encoded.names.features == ("hours", "town=Bergen", "town=Oslo", "town=Åre, Duved")
-    np.testing.assert_array_equal(encoded.x[1], np.float32([[2, 1, 0, 0], [-0.25, 0, 0, 1]]))
+    np.testing.assert_array_equal(encoded.x[1], [[2, 1, 0, 0], [-0.25, 0, 0, 1]])
     groups = mj.datasets.csv(write(tmp_path, "a,t,y\n1,10,0\n2,9,1\n", "i.csv"), "y", "t")
     assert groups.names.tasks == (9, 10)  # integers in their order
 
@@ -64,7 +65,7 @@ def test_new_data_are_encoded_as_the_old(tmp_path):
     np.testing.assert_array_equal(test.x[1], [[1, 0, 0, 1]])
     model = mj.LinearModel(np.arange(8.0).reshape(2, 4), np.zeros(2), train.names)
     path = write(tmp_path, "town,school,kind\nOslo,4,01\nBergen,3,2\n")
-    table = mj.datasets.read_table(path, texts=["school", *model.names.features])
+    table = mj.datasets.read_table(path, texts=["school", *(model.names.features or ())])
     x, school = table.numbers(model.names.features), table.names("school", model.tasks)
     expected = [model.weights[1][[0, 3]].sum(), model.weights[0][[1, 2]].sum()]
     np.testing.assert_allclose(model.predict(x, school), expected, rtol=1e-6)
@@ -224,14 +225,15 @@ def test_files_that_are_no_text_are_named(tmp_path):
     path.write_bytes(gzip.compress(SCHOOL.encode() * 50)[:60])
     with pytest.raises(ValueError, match="not.csv.gz: cannot be read, Compressed file ended"):
         mj.datasets.read_table(path)
-    for wrong in (tmp_path, tmp_path / "nowhere", 3, "", "a\0b"):
+    wrongs: list[Any] = [tmp_path, tmp_path / "nowhere", 3, "", "a\0b"]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="csv: path must be that of a file"):
             mj.datasets.csv(wrong, "y", "t")
 
 
 def test_arguments_that_do_not_fit_are_named(tmp_path):
     path = write(tmp_path, SCHOOL)
-    for message, wrong in {
+    cases: dict[str, dict[str, Any]] = {
         "label and group must be two columns": {"label": "school"},
         "features must be a list of different names": {"features": ["hours", "hours"]},
         "features must not hold the label or the group": {"features": ["hours", "score"]},
@@ -240,9 +242,10 @@ def test_arguments_that_do_not_fit_are_named(tmp_path):
         "categories must be one of 'refuse', 'encode'": {"categories": "drop"},
         'delimiter must be one character such as ";"': {"delimiter": ";;"},
         "like must be a TaskData": {"like": 3},
-    }.items():
+    }
+    for message, wrong in cases.items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            mj.datasets.csv(path, **({"label": "score", "group": "school"} | wrong))
+            mj.datasets.csv(path, **{"label": "score", "group": "school", **wrong})
     twice = write(tmp_path, "town,town=Oslo,t,y\nOslo,1,u,2\n")
     with pytest.raises(ValueError, match="features must differ, but 'town=Oslo' occur more than once"):
         mj.datasets.csv(twice, "y", "t", categories="encode")
