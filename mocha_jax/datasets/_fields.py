@@ -125,8 +125,6 @@ class _Columns:
                 table = np.loadtxt(lines, delimiter=delimiter, comments=None, usecols=numbers, ndmin=2)
             except ValueError:
                 return None
-            if len(table) < len(lines):  # some are blank
-                return None
             found = {j: table[:, k].copy() for k, j in enumerate(numbers)}
         return [
             found[j] if j in found else [line.split(delimiter, j + 1)[j].strip() for line in lines]
