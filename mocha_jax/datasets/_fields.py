@@ -176,7 +176,7 @@ def _read(path: Path, delimiter: str | None, texts: Sequence[str]) -> tuple[Colu
 
 
 class _Reader(Protocol):
-    """What `csv.reader` makes, whose class has a name for type checkers only."""
+    """A reader as `csv.reader` makes it; its class has no public name."""
 
     line_num: int
 
