@@ -42,7 +42,9 @@ def hidden(value: object) -> bool:
 
 
 def _array(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked."""
+    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked, sparse."""
+    if type(value).__module__.startswith("jax.experimental.sparse"):  # NumPy would read it number by number
+        return None
     if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
         return None
     if isinstance(value, int) and value.bit_length() > 63:  # more than NumPy's integers hold

@@ -71,6 +71,18 @@ class Names:
 NAMELESS = Names()
 
 
+class Named:
+    """An array whose columns have names, as `columns_of` finds those of data frames."""
+
+    ndim = 2
+
+    def __init__(self, array: np.ndarray, columns: Sequence[str]) -> None:
+        self.array, self.columns = array, list(columns)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
 def duplicates(names: Sequence[Hashable]) -> list[Hashable]:
     """List the names that occur more than once, in order."""
     return [name for name, count in Counter(names).items() if count > 1]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
+from mocha_jax._data.dense import check_dense, check_frames, check_no_dates
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.samples import check_unmasked, masked
 
@@ -28,7 +29,9 @@ class Table(NamedTuple):
 def read(xs: object, ys: object, groups: object, like: Names | None) -> Table:
     """Make lists of arrays of whatever was given, and of `like` take the order of tasks, features and classes."""
     check_unmasked(_OWNER, groups=groups)
-    _refuse_sparse(xs)
+    for name, value in (("xs", xs), ("ys", ys), ("groups", groups)):
+        check_dense(_OWNER, name, value)
+    check_frames(_OWNER, "xs", xs)
     xs, ys, groups = _columns_asked_for(xs, ys, groups)
     if groups is not None:
         table = _by_group(xs, ys, groups)
@@ -57,26 +60,10 @@ def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, 
     return frame[rest], *(frame[name] if isinstance(name, str) else name for name in (ys, groups))
 
 
-def _refuse_sparse(xs: object) -> None:
-    first = xs
-    if isinstance(xs, Mapping):
-        first = next(iter(xs.values()), None)
-    elif isinstance(xs, Sequence) and len(xs):
-        first = xs[0]
-    home = type(first).__module__
-    if not (hasattr(first, "tocsr") or home.startswith("jax.experimental.sparse")):
-        return
-    shape = tuple(getattr(first, "shape", ()))
-    size = 4e-9 * float(np.prod(shape)) if shape else 0.0
-    dense = "xs.todense()" if home.startswith("jax") else "xs.toarray()"
-    raise ValueError(
-        f"{_OWNER}: xs is sparse, and samples are stored dense: {list(shape)} takes {size:.2g} GB in float32. Pass "
-        f"{dense} where that fits; else map the samples to fewer features first, e.g. by hashing."
-    )
-
-
 def _by_group(xs: object, ys: object, groups: object) -> Table:
     features = columns_of(_OWNER, xs)
+    if features is not None:
+        check_no_dates(_OWNER, xs)
     check_unmasked(_OWNER, xs=xs, ys=ys)
     x, y, labels = (_one_array(name, value) for name, value in (("xs", xs), ("ys", ys), ("groups", groups)))
     if x.ndim != 2 or y.shape != x.shape[:1] or labels.shape != x.shape[:1]:
@@ -122,6 +109,8 @@ def _by_node(xs: object, ys: object) -> Table:
     for t, own in enumerate(columns):
         if own != columns[0]:
             raise ValueError(f"task {t}: has other columns than task 0, or in another order; give all the same.")
+    check_dense(_OWNER, "xs", each_x)
+    each_x = [x if own is None else _of_frame(x, own) for x, own in zip(each_x, columns, strict=True)]
     xs_found = check.arrays(_OWNER, "xs", each_x) if each_x else []
     nodes = [f"task {t}" for t in range(len(xs_found))]
     return Table(xs_found, _labels(each_y), nodes, None, Names(features=columns[0] if columns else None))
@@ -156,29 +145,44 @@ def _labels(ys: list[object]) -> list[np.ndarray]:
     return [check.arrays(_OWNER, "ys", [y])[0] if own is None else own for y, own in zip(ys, found, strict=True)]
 
 
+def _of_frame(frame: object, features: tuple[str, ...]) -> object:
+    """The numbers of a data frame, which may hold them as objects."""
+    check_no_dates(_OWNER, frame)
+    array = _of_objects(frame) if (known := check.concrete(frame)) is None else known
+    return frame if array is None or array.ndim != 2 else _numbers(array, features)
+
+
 def _numbers(x: np.ndarray, features: tuple[str, ...] | None) -> np.ndarray:
     """A table of numbers; what else is in it is named by its column."""
-    if x.dtype.kind != "O":
+    if x.dtype.kind != "O" and (features is None or x.dtype.kind not in "USMm"):
         return x
     for j in range(x.shape[1]):
-        try:
-            x[:, j].astype(float)
-        except (TypeError, ValueError) as error:
-            column = f"column {j}" if features is None else f"column {features[j]!r}"
-            raise ValueError(
-                f"{_OWNER}: {column} holds what is no number, e.g. {_no_number(x[:, j])!r}; encode it, e.g. with one "
-                f"column for each of its values, or leave it out."
-            ) from error
+        if x.dtype.kind not in "Mm" and _fits(x[:, j]):
+            continue
+        column = f"column {j}" if features is None else f"column {features[j]!r}"
+        missing = _missing(x[:, j])
+        for row, value in enumerate(x[:, j]):
+            if missing[row]:
+                raise ValueError(f"{_OWNER}: {column} has no value in row {row}; impute it, or leave the row out.")
+            if x.dtype.kind in "Mm" or not _fits(value):
+                raise ValueError(
+                    f"{_OWNER}: {column} holds what is no number, e.g. {_plain(value)!r}; encode it, e.g. with one "
+                    f"column for each of its values, or leave it out."
+                )
     return x.astype(float)
 
 
-def _no_number(column: np.ndarray) -> object:
-    for value in column:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return value
-    return column[0]
+def _fits(value: Any) -> bool:
+    """Tell whether one thing, or all of a column, can be made numbers."""
+    try:
+        np.asarray(value, object).astype(float)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _plain(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _missing(labels: np.ndarray) -> np.ndarray:
@@ -187,7 +191,8 @@ def _missing(labels: np.ndarray) -> np.ndarray:
         return np.isnan(labels)
     if labels.dtype.kind != "O":
         return np.zeros(labels.shape, bool)
-    return np.array([v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in labels], bool)
+    missing = [v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in labels.flat]
+    return np.array(missing, bool).reshape(labels.shape)
 
 
 def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
+from mocha_jax._data.dense import check_dense, check_frames, check_no_dates
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.scaling import of_raw
 from mocha_jax._data.task_data import TaskData
@@ -57,11 +58,14 @@ class NamedModel:
         return np.reshape(z, (*weights.shape[:-2], len(samples))) + intercept[..., where], where
 
     def _samples(self, x: ArrayLike) -> np.ndarray:
+        check_dense("predict", "x", x)
+        check_frames("predict", "x", x)
         columns, known = columns_of("predict", x), self.names.features
         if columns is not None and known is not None:
             frame: Any = x
             order = columns_in_order("predict: x", columns, known)
             x = frame[[frame.columns[i] for i in order]]
+            check_no_dates("predict", x)
         samples, width = check.concrete(x), self.weights.shape[-1]
         if samples is None or samples.ndim != 2 or samples.shape[1] != width or samples.dtype.kind not in "fiub":
             raise ValueError(f"predict: x must be samples [k, {width}] of numbers, got {check.shown(x)}.")

@@ -203,6 +203,7 @@ def drivers():
             "start": Arg(np.eye(2), optional(covariance(2))), "tol": Arg(1e-3, optional(SCALE)), "max_iterations": Arg(30, count(0)),
         }),
         "datasets.cells": Call(mj.datasets.cells, {"path": Arg(world.mat, lambda v: v == world.mat())}),
+        **tables(),
         "datasets.har": Call(mj.datasets.har, {"folder": Arg(world.har, lambda v: v == world.har()), "part": Arg("train", optional(word("train", "test")))}),
         "datasets.vehicle": Call(mj.datasets.vehicle, {"folder": Arg(world.vehicle, lambda v: v == world.vehicle())}),
         "datasets.leaf": Call(mj.datasets.leaf, {
@@ -226,6 +227,49 @@ def drivers():
             "fn": Arg(world.fair, function), "smoothness": Arg(1.0, optional(POSITIVE)), "lipschitz": Arg(1.0, optional(POSITIVE)), "binary": Arg(False, flag),
         }),
         **methods(),
+    }  # fmt: skip
+
+
+def tables():
+    """What reads tables, from files and others' libraries."""
+    packed = {
+        "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag), "like": Arg(None, lambda v: v is None),
+        "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
+    }  # fmt: skip
+
+    def columns(*known):
+        return lambda v: (
+            isinstance(v, list | tuple | np.ndarray)
+            and all(isinstance(c, str) and c in known for c in v)
+            and len(set(v)) == len(v)
+        )
+
+    path, column, found = (
+        Arg(world.table, lambda v: v == world.table()),
+        word("hours", "town", "school", "score"),
+        world.columns(),
+    )
+    delimiter = Arg(",", optional(lambda v: v == ","), ("delimiter", "header"))
+    return {
+        "datasets.csv": Call(mj.datasets.csv, packed | {
+            "path": path, "label": Arg("score", word("score"), ("column",)), "group": Arg("school", word("school"), ("column",)), "features": Arg(["hours"], optional(columns("hours")), ("column", "columns")),
+            "categories": Arg("refuse", either(word("refuse", "encode"), columns("hours", "town"), lambda v: isinstance(v, np.ndarray | collections.deque) and len(v) == 0), ("column", "columns")), "delimiter": delimiter,
+        }),
+        "datasets.read_table": Call(mj.datasets.read_table, {
+            "path": path, "delimiter": Arg(",", optional(lambda v: v == ",")), "texts": Arg(["school"], lambda v: not isinstance(v, str | bytes) and all(isinstance(c, str) for c in v)),
+        }),
+        "datasets.svmlight": Call(mj.datasets.svmlight, packed | {
+            "path": Arg(world.clicks, lambda v: v == world.clicks()), "group": Arg(np.array([1, 1, 2]), lambda v: np.shape(v) == (3,), ("groups",)),
+            "num_features": Arg(2, optional(lambda v: count(2)(v) and v < 10**6)), "zero_based": Arg(False, either(lambda v: flag(v) and not v, word("auto")), ("feature",)), "limit_gb": Arg(1.0, number(above=1e-7, infinite=True, shapes=[()])),
+        }),
+        "datasets.from_partitions": Call(mj.datasets.from_partitions, packed | {
+            "parts": Arg(world.parts, lambda v: v is world.parts(), ("x",)), "label": Arg("label", lambda v: isinstance(v, str) and bool(v)), "features": Arg(None, optional(lambda v: not isinstance(v, str | bytes) and all(isinstance(c, str) for c in v))),
+        }),
+        "datasets.Table.column": Call(found.column, {"name": Arg("town", column, ("column",))}),
+        "datasets.Table.holds_texts": Call(found.holds_texts, {"name": Arg("town", column, ("column",))}),
+        "datasets.Table.texts": Call(found.texts, {"name": Arg("town", column, ("column",))}),
+        "datasets.Table.names": Call(found.names, {"name": Arg("school", column, ("column",)), "known": Arg(["A", "B"], optional(lambda v: isinstance(v, list | tuple) and {"A", "B"} <= set(v)))}),
+        "datasets.Table.numbers": Call(found.numbers, {"names": Arg(["hours", "score"], columns("hours", "score"), ("column",))}),
     }  # fmt: skip
 
 

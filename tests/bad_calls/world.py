@@ -164,6 +164,33 @@ def _cells(arrays):
 
 
 @functools.cache
+def table():
+    """A CSV file."""
+    path = Path(tempfile.mkdtemp()) / "school.csv"
+    path.write_text("school,hours,town,score\nA,1.5,Oslo,3\nB,2,Bergen,4\nA,0,Oslo,1\n")
+    return path
+
+
+@functools.cache
+def columns():
+    """What is in it."""
+    return mj.datasets.read_table(table(), texts=["school"])
+
+
+@functools.cache
+def clicks():
+    """A file of svmlight."""
+    path = Path(tempfile.mkdtemp()) / "clicks.txt"
+    path.write_text("1 qid:7 1:0.5 2:2\n-1 qid:7 2:1\n1 qid:9 1:1\n")
+    return path
+
+
+@functools.cache
+def parts():
+    return list(zip(xs(), ys(), strict=True))
+
+
+@functools.cache
 def har():
     """A folder as UCI's."""
     folder = Path(tempfile.mkdtemp())

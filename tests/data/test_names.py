@@ -1,5 +1,7 @@
 """Names of tasks, features and classes: kept, and what data are matched by."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -93,6 +95,16 @@ BAD = {
     "no such column": (lambda d: mj.pack_tasks(frame(), "scores", "tree"), "column 'scores' is not among the 4"),
     "a column of what": (lambda d: mj.pack_tasks(X, "score", WHO), "ys names a column, 'score', but xs is no data frame"),
     "texts among samples": (lambda d: mj.pack_tasks(Frame({"a": X[:, 0], "town": WHO.astype(object)}), Y, WHO), "column 'town' holds what is no number, e.g. 'oak'"),
+    "texts of one task's frame": (lambda d: mj.pack_tasks([Frame({"a": X[:, 0], "town": WHO.astype(object)})], [Y]), "column 'town' holds what is no number, e.g. 'oak'"),
+    "texts in a mapping": (lambda d: mj.pack_tasks({"p": Frame({"town": WHO})}, {"p": Y}), "column 'town' holds what is no number, e.g. 'oak'"),
+    "texts only": (lambda d: mj.pack_tasks(Frame({"town": WHO}), Y, WHO), "column 'town' holds what is no number, e.g. 'oak'"),
+    "dates only": (lambda d: mj.pack_tasks(Frame({"day": np.array(["2020-01-01"] * 6, "datetime64[D]")}), Y, WHO), "column 'day' holds what is no number"),
+    "dates as numbers": (lambda d: mj.pack_tasks(Dates({"day": X[:, 0]}), Y, WHO), "column 'day' holds dates or times"),
+    "a value is missing": (lambda d: mj.pack_tasks(Frame({"a": X[:, 0], "b": np.array([1, 2, NAType(), 4, 5, 6], object)}), Y, WHO), "column 'b' has no value in row 2"),
+    "none of a value": (lambda d: mj.pack_tasks(Frame({"a": X[:, 0], "b": np.array([1, 2, None, 4, 5, 6], object)}), Y, WHO), "group 'oak': x is NaN or infinite in row 2 of the table"),
+    "a plan of a table": (lambda d: mj.pack_tasks(LazyFrame({"a": X[:, 0]}), Y, WHO), "xs is a LazyFrame, which is no data frame; pass xs.collect"),
+    "tables of another kind": (lambda d: mj.pack_tasks([Arrow({"a": X[:, 0]})], [Y]), r"xs is a Arrow, which is no data frame; pass xs\[...\].to_pandas"),
+    "a class twice": (lambda d: mj.Names(classes=("a", "a")), "classes must differ"),
     "columns twice": (lambda d: mj.pack_tasks(Twice(), Y, WHO), "column names must differ, but 'a' occur"),
     "groups of two kinds": (lambda d: mj.pack_tasks(X, Y, np.array(["a", 1, "a", 1, "a", 1], object)), "groups mixes labels"),
     "a group is missing": (lambda d: mj.pack_tasks(X, Y, np.array(["a", float("nan"), "a", "b", "b", "b"], object)), "groups is NaN in row 1"),
@@ -107,6 +119,32 @@ BAD = {
     "names twice": (lambda d: mj.Names(tasks=("a", "b", "a")), "tasks must differ, but 'a' occur"),
     "appended twice": (lambda d: d.append(d), "tasks 'ash', 'elm', 'oak' are in both"),
 }  # fmt: skip
+
+
+class NAType:
+    """As pandas has it."""
+
+
+class LazyFrame(Frame):
+    def collect(self):
+        raise AssertionError
+
+
+class Arrow(Frame):
+    column_names = ("a",)
+
+    def to_pandas(self):
+        raise AssertionError
+
+
+class Dates(Frame):
+    """As polars has them."""
+
+    class Date:
+        def is_temporal(self):
+            return True
+
+    dtypes = [Date()]
 
 
 class Twice(Frame):
@@ -174,15 +212,113 @@ def test_names_travel_through_transformations(key):
     assert hash(mj.Names(tasks=("a",))) == hash(mj.Names(tasks=("a",)))
 
 
+NAMES = ("ash", "elm", "fir", "oak")
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000))
+def test_any_tasks_and_columns_come_out_right_or_as_one_sentence(seed):
+    """Tasks and columns in any order, some missing, some unknown, some twice."""
+    rng = np.random.default_rng(seed)
+    who = rng.choice(NAMES[: rng.integers(2, 5)], 12)
+    columns = [str(name) for name in rng.choice(["a", "b", "c"], rng.integers(1, 5))]
+    x, y = rng.integers(-9, 9, (12, 3)).astype("f"), rng.normal(size=12).round(2).astype("f")
+    by_name = dict(zip("abc", x.T, strict=True))
+    train = mj.pack_tasks(
+        {name: X[:2] for name in ("oak", "elm", "ash")}, {name: Y[:2] for name in ("ash", "elm", "oak")}
+    )
+    train = train.replace(names=train.names.replace(features=("b", "a")))
+    table = Frame({name: by_name[name] for name in columns})
+    if len(set(columns)) < len(columns):
+        table.__class__ = type("Repeated", (Frame,), {"columns": columns})
+    expected = [
+        ("occur more than once", len(set(columns)) < len(columns)), ("features 'c' are not among", "c" in columns),
+        ("lacks feature", not {"a", "b"} <= set(columns)), ("task 'fir' is not among the 3", "fir" in who),
+    ]  # fmt: skip
+    message = next((words for words, wrong in expected if wrong), None)
+    if message is not None:
+        with pytest.raises(ValueError, match=message) as error:
+            mj.pack_tasks(table, y, who, like=train)
+        assert "\n" not in str(error.value)
+        return
+    data = mj.pack_tasks(table, y, who, like=train)
+    assert data.names == train.names
+    for t, name in enumerate(("oak", "elm", "ash")):
+        rows = np.flatnonzero(who == name)
+        assert data.sizes[t] == len(rows)
+        np.testing.assert_array_equal(data.x[t, : len(rows)], np.stack([by_name["b"], by_name["a"]], 1)[rows])
+        np.testing.assert_array_equal(data.y[t, : len(rows)], y[rows])
+
+
+def test_data_frames_of_objects_and_other_kinds_are_read():
+    whole = {"a": X[:, 0].astype(object), "b": np.array([True, False] * 3, object)}
+    data = mj.pack_tasks({"p": Frame(whole)}, {"p": Y})
+    np.testing.assert_array_equal(data.x[0], np.stack([X[:, 0], [1, 0, 1, 0, 1, 0]], 1))
+    assert mj.pack_tasks(Dates({"day": X[:, 0]}).data["day"][:, None], Y, WHO).num_features == 1
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(
+        {"a": X[:, 0], "b": pandas.array(X[:, 1], "Int64"), "score": Y, "tree": WHO}, index=range(6, 0, -1)
+    )
+    table["tree"] = table["tree"].astype("category")
+    found, plain = mj.pack_tasks(table, "score", "tree"), mj.pack_tasks(frame(), "score", "tree")
+    assert found.names == plain.names
+    np.testing.assert_array_equal(found.x, plain.x)
+    table.loc[3, "b"] = pandas.NA
+    with pytest.raises(ValueError, match="column 'b' has no value in row 3"):
+        mj.pack_tasks(table, "score", "tree")
+
+
+def test_polars_frames_are_read():
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame({"a": X[:, 0], "b": X[:, 1], "score": Y, "tree": WHO})
+    found, plain = mj.pack_tasks(table, "score", "tree"), mj.pack_tasks(frame(), "score", "tree")
+    assert found.names == plain.names
+    np.testing.assert_array_equal(found.x, plain.x)
+    with pytest.raises(ValueError, match=r"pass xs.collect\(\)"):
+        mj.pack_tasks(table.lazy(), "score", "tree")
+
+
 def test_sparse_samples_are_refused_at_once():
     sparse = pytest.importorskip("scipy.sparse")
     x = sparse.random(6, 20_000, density=0.01, format="csr", random_state=0)
-    for samples in (x, [x], {"a": x}):
-        with pytest.raises(
-            ValueError, match=r"xs is sparse, and samples are stored dense: \[6, 20000\] takes 0.00048 GB"
-        ):
-            mj.pack_tasks(samples, Y, WHO)
-    from jax.experimental.sparse import BCOO
+    for kind in ("csr", "csc", "coo", "lil", "dok", "bsr"):
+        one = x.asformat(kind)
+        for samples in (one, [one], (one,), {"a": one}, [np.eye(6), one], iter([one])):
+            with pytest.raises(
+                ValueError, match=r"xs is sparse, and samples are stored dense: \[6, 20000\] takes 0.00048 GB"
+            ):
+                mj.pack_tasks(samples, Y, WHO if samples is one else None)
+    with pytest.raises(
+        ValueError, match=r"2 arrays such as \[6, 20000\] take 0.00096 GB .* Pass xs\[...\].toarray\(\)"
+    ):
+        mj.pack_tasks({"a": x, "b": x}, {"a": Y, "b": Y})
+    with pytest.raises(ValueError, match="ys is sparse"):
+        mj.pack_tasks(X, x[:, 0], WHO)
+    with pytest.raises(ValueError, match="predict: x is sparse"):
+        mj.LinearModel(np.ones((1, 2)), np.zeros(1)).predict(x)
 
-    with pytest.raises(ValueError, match=r"Pass xs.todense\(\) where that fits"):
-        mj.pack_tasks(BCOO.fromdense(jnp.asarray(X)), Y, WHO)  # type: ignore[arg-type]
+
+@pytest.mark.parametrize("kind", ["BCOO", "BCSR"])
+def test_sparse_arrays_of_jax_are_refused_at_once(kind):
+    from jax.experimental import sparse
+
+    x = getattr(sparse, kind).fromdense(jnp.zeros((40, 2000)), nse=7)  # read number by number it takes minutes
+    y = np.ones(40)
+    calls: list[tuple[Any, Any, Any]] = [
+        (x, y, y), ([np.eye(3), x], [np.ones(3), y], None), (iter([x]), [y], None), ({"a": np.eye(3), "b": x}, {"a": np.ones(3), "b": y}, None),
+    ]  # fmt: skip
+    for xs, ys, groups in calls:
+        with pytest.raises(ValueError, match=r"xs is sparse.*Pass xs(\[...\])?.todense\(\) where that fits"):
+            mj.pack_tasks(xs, ys, groups)
+    with pytest.raises(ValueError, match=r"x must hold numbers|x must be an array"):
+        mj.TaskData(x, jnp.asarray(y[None]), jnp.asarray(y[None]), jnp.zeros(1, int))
+
+
+def test_sparse_frames_are_refused_with_what_they_take():
+    pandas, sparse = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")
+    table = pandas.DataFrame.sparse.from_spmatrix(sparse.csr_array(X))
+    for samples, labels, groups in ((table, Y, WHO), ([table], [Y], None), ({"a": table}, {"a": Y}, None)):
+        with pytest.raises(ValueError, match=r"xs is sparse.*\[6, 2\] takes .*astype\(\"float32\"\)"):
+            mj.pack_tasks(samples, labels, groups)
+    dense = mj.pack_tasks(table.astype("float32"), Y, WHO)
+    np.testing.assert_array_equal(dense.x, mj.pack_tasks(X, Y, WHO).x)
