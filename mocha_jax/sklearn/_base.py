@@ -1,0 +1,222 @@
+"""What both estimators have in common: rows with groups, a solve, and a model that is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Relation
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import warn
+from mocha_jax._data.names import columns_of, places
+from mocha_jax._data.pack import pack_tasks
+from mocha_jax._data.task_data import SCALINGS, TaskData
+from mocha_jax._driver.solution import Solution, Status
+from mocha_jax._driver.solve import solve
+from mocha_jax._model.linear import UNSEEN
+from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.cross_validation import cross_validate
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
+from mocha_jax.sklearn import _choices
+
+# To choose among candidates no solve needs to be more exact.
+_CHOICE_TOL = 1e-3
+
+
+class Estimator(BaseEstimator):  # type: ignore[misc]
+    """The parameters, and how rows with groups become a model; see `MochaRegressor`."""
+
+    def __init__(
+        self,
+        *,
+        groups: str | int | None = None,
+        regularizer: object = "probabilistic",
+        lam: object = None,
+        loss: object = None,
+        loss_scaling: str = "task_mean",
+        intercept: bool = True,
+        unseen: str = "error",
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.groups = groups
+        self.regularizer = regularizer
+        self.lam = lam
+        self.loss = loss
+        self.loss_scaling = loss_scaling
+        self.intercept = intercept
+        self.unseen = unseen
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    @property
+    @on_purpose
+    def task_covariance_(self) -> np.ndarray:
+        """The covariance of the tasks' weights that was learned, up to scale, ``[m, m]``."""
+        check_is_fitted(self)
+        if not self.regularizer_.learned:
+            raise AttributeError(f"a {type(self.regularizer_).__name__} learns no covariance of tasks")
+        return np.asarray(self.regularizer_.covariance(len(self.groups_), self._relation))
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    def _check_parameters(self) -> None:
+        owner = self._owner
+        check.one_of(owner, "loss_scaling", self.loss_scaling, SCALINGS)
+        check.one_of(owner, "unseen", self.unseen, UNSEEN)
+        check.flag(owner, intercept=self.intercept)
+        check.scalar(owner, tol=self.tol)
+        check.nonnegative(owner, tol=self.tol)
+        check.integer(owner, 1, max_iter=self.max_iter)
+
+    def _validated(self, X: Any, y: Any, groups: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Samples, labels and groups to train with; the number and names of the columns are remembered."""
+        if self.groups is None:
+            return *validate_data(self, X, y, **asked), groups
+        validate_data(self, X, y, skip_check_array=True)
+        x, groups = self._apart(X, groups)
+        return *check_X_y(x, y, estimator=self, **asked), groups
+
+    def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
+        """Samples to predict, and whose they are."""
+        check_is_fitted(self)
+        if self.groups is None:
+            x = validate_data(self, X, reset=False)
+        else:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            x, groups = self._apart(X, groups)
+            x = check_array(x, estimator=self)
+        if self.groups_ is None and groups is not None:
+            raise ValueError(f"{self._owner}: groups must be None, as they were in fit.")
+        if self.groups_ is None or self._is_pooled:
+            return x, None
+        if groups is None and len(self.groups_) > 1:
+            raise ValueError(
+                f"{self._owner}: groups must name the group of every sample, for {len(self.groups_)} groups have models "
+                f"of their own; where nothing passes groups on, as scikit-learn's scorers, keep them in a column of X "
+                f'and name it, e.g. {self._owner}(groups="school").'
+            )
+        return x, None if groups is None else _labels(self._owner, groups, len(x)).tolist()
+
+    @property
+    def _is_pooled(self) -> bool:
+        return isinstance(self.regularizer, str) and self.regularizer == "pooled"
+
+    def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
+        """The samples without the column that holds the group, and that column."""
+        owner = self._owner
+        if groups is not None:
+            raise ValueError(f"{owner}: groups must be left out where a column of X, {self.groups!r}, holds them.")
+        columns = columns_of(owner, X)
+        if columns is None:
+            X = np.asarray(X) if getattr(X, "ndim", 2) == 2 and not hasattr(X, "tocsr") else check_array(X)
+        width = X.shape[1]
+        if isinstance(self.groups, str):
+            if columns is None:
+                raise ValueError(f"{owner}: groups names a column, {self.groups!r}, but X is no data frame; give its place.")
+            place = int(places(owner, "column", [self.groups], columns)[0])
+        else:
+            place = check.whole(self.groups)
+            if place is None or not -width <= place < width:
+                raise ValueError(
+                    f"{owner}: groups must be the name of a column of X or its place, an integer from {-width} to "
+                    f"{width - 1}, got {check.shown(self.groups)}."
+                )  # fmt: skip
+            place %= width
+        others = [j for j in range(width) if j != place]
+        if columns is None:
+            return X[:, others], X[:, place]
+        return X[[X.columns[j] for j in others]], X[X.columns[place]]
+
+    def _packed(self, x: np.ndarray, y: np.ndarray, groups: Any, classes: tuple[Any, ...] | None = None) -> TaskData:
+        """The samples of every group, padded to one of few numbers of rows, with their names."""
+        how: dict[str, Any] = {
+            "loss_scaling": self.loss_scaling, "intercept": bool(self.intercept), "dtype": jnp.result_type(float),
+        }  # fmt: skip
+        if groups is None:
+            self.groups_ = None
+            data = pack_tasks([x], [y], **how)
+        else:
+            data = pack_tasks(x, y, _labels(self._owner, groups, len(x)), **how)
+            self.groups_ = np.array(data.names.tasks)
+        data = data.replace(names=data.names.replace(features=self._features(), classes=classes))
+        return data.pad(rows=room_for(data.x.shape[1]))
+
+    def _features(self) -> tuple[str, ...] | None:
+        """The names of the columns that are features, where there are names."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is None or self.groups is None:
+            return None if names is None else tuple(names.tolist())
+        where = names == self.groups if isinstance(self.groups, str) else self.groups
+        return tuple(np.delete(names, where).tolist())
+
+    def _problem(self, data: TaskData, loss: Loss) -> Problem:
+        """The problem to solve, its regularizer chosen by cross-validation where that was asked for."""
+        fitted = data.pooled() if self._is_pooled else data
+        regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
+        vars(self).pop("cross_validation_", None)  # of an earlier fit
+        if several:
+            first: Regularizer = jax.tree.map(lambda leaf: leaf[0], regularizer)
+            found = cross_validate(
+                Problem(fitted, loss, first), regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
+                max_rounds=int(self.max_iter), scored_as=data, refit=False,
+            )  # fmt: skip
+            self.cross_validation_, regularizer = found, found.regularizer
+        self.regularizer_ = regularizer
+        return Problem(fitted, loss, regularizer)
+
+    def _solved(self, data: TaskData, loss: Loss) -> None:
+        """Fit one model to labels that the loss takes."""
+        solution = solve(self._problem(data, loss), key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
+        self._keep(solution)
+        self.model_ = solution.model
+        self.coef_, self.intercept_ = self.model_.weights, self.model_.intercept
+
+    def _keep(self, solution: Solution[Problem]) -> None:
+        """Remember how a solve ended, and nobody's samples."""
+        self.n_iter_, self.dual_gap_ = int(solution.rounds), float(solution.quality.residual)
+        self._relation: Relation = jax.tree.map(np.asarray, solution.relation)
+        if solution.status != Status.CONVERGED:
+            warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
+
+    def _key(self) -> jax.Array:
+        """A random key of `random_state`."""
+        given = self.random_state
+        if given is None or isinstance(given, np.random.RandomState):
+            draw = np.random.mtrand._rand if given is None else given
+            return jax.random.key(int(draw.randint(2**31 - 1)))
+        if check.whole(given) is None:
+            raise ValueError(
+                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(given)}."
+            )
+        check.integer(self._owner, 0, random_state=given)
+        return jax.random.key(int(given))
+
+
+def room_for(rows: int) -> int:
+    """The least number of rows among 1, 2, 3, 4, 6, 8, 12, ... that holds so many, so that few shapes are compiled."""
+    power = 1 << (rows - 1).bit_length()
+    return next(size for size in (3 * power // 4, power) if size >= rows)
+
+
+def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
+    """The group of every sample."""
+    try:
+        found = np.asarray(groups)
+    except Exception:  # whatever somebody's `__array__` raises
+        found = np.zeros(())
+    if found.shape != (count,):
+        raise ValueError(f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}.")
+    return found
