@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from mocha_jax._core import check
@@ -62,11 +65,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     @property
     @on_purpose
     def task_covariance_(self) -> np.ndarray:
-        """The covariance of the tasks' weights that was learned, up to scale, ``[m, m]``."""
+        """The covariance of the tasks' weights up to scale, ``[m, m]``; AttributeError where none was learned."""
         check_is_fitted(self)
         if not self.regularizer_.learned:
-            raise AttributeError(f"a {type(self.regularizer_).__name__} learns no covariance of tasks")
-        return np.asarray(self.regularizer_.covariance(len(self.groups_), self._relation))
+            raise AttributeError(f"a {type(self.regularizer_).__name__} learns no covariance of tasks.")
+        m = self.coef_.shape[-2]
+        each = [np.asarray(self.regularizer_.covariance(m, relation)) for relation in self._relations]
+        return each[0] if len(each) == 1 else np.stack(each)
 
     @property
     def _owner(self) -> str:
@@ -100,19 +105,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             x = check_array(x, estimator=self)
         if self.groups_ is None and groups is not None:
             raise ValueError(f"{self._owner}: groups must be None, as they were in fit.")
-        if self.groups_ is None or self._is_pooled:
+        model = self.model_[0] if isinstance(self.model_, tuple) else self.model_
+        if model.names.tasks is None:  # one for all
             return x, None
-        if groups is None and len(self.groups_) > 1:
+        if groups is None and model.num_tasks > 1:
             raise ValueError(
-                f"{self._owner}: groups must name the group of every sample, for {len(self.groups_)} groups have models "
-                f"of their own; where nothing passes groups on, as scikit-learn's scorers, keep them in a column of X "
-                f'and name it, e.g. {self._owner}(groups="school").'
+                f"{self._owner}: groups must name the group of every sample, since {model.num_tasks} groups have models "
+                f"of their own; scikit-learn's scorers pass none to predict, so keep them in a column of X there and "
+                f'name it, e.g. {self._owner}(groups="school").'
             )
         return x, None if groups is None else _labels(self._owner, groups, len(x)).tolist()
-
-    @property
-    def _is_pooled(self) -> bool:
-        return isinstance(self.regularizer, str) and self.regularizer == "pooled"
 
     def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
         """The samples without the column that holds the group, and that column."""
@@ -125,7 +127,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         width = X.shape[1]
         if isinstance(self.groups, str):
             if columns is None:
-                raise ValueError(f"{owner}: groups names a column, {self.groups!r}, but X is no data frame; give its place.")
+                raise ValueError(
+                    f"{owner}: groups names a column, {self.groups!r}, but X is no data frame; give its place."
+                )
             place = int(places(owner, "column", [self.groups], columns)[0])
         else:
             place = check.whole(self.groups)
@@ -147,12 +151,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         }  # fmt: skip
         if groups is None:
             self.groups_ = None
-            data = pack_tasks([x], [y], **how)
+            data = pack_tasks([x], [y], rows=room_for(len(x)), **how)
         else:
-            data = pack_tasks(x, y, _labels(self._owner, groups, len(x)), **how)
+            groups = _labels(self._owner, groups, len(x))
+            data = pack_tasks(x, y, groups, rows=room_for(max(Counter(groups.tolist()).values())), **how)
             self.groups_ = np.array(data.names.tasks)
-        data = data.replace(names=data.names.replace(features=self._features(), classes=classes))
-        return data.pad(rows=room_for(data.x.shape[1]))
+        return data.replace(names=data.names.replace(features=self._features(), classes=classes))
 
     def _features(self) -> tuple[str, ...] | None:
         """The names of the columns that are features, where there are names."""
@@ -164,7 +168,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _problem(self, data: TaskData, loss: Loss) -> Problem:
         """The problem to solve, its regularizer chosen by cross-validation where that was asked for."""
-        fitted = data.pooled() if self._is_pooled else data
+        pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
+        fitted = data.pooled() if pooled else data
         regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
         vars(self).pop("cross_validation_", None)  # of an earlier fit
         if several:
@@ -173,30 +178,34 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 Problem(fitted, loss, first), regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
                 max_rounds=int(self.max_iter), scored_as=data, refit=False,
             )  # fmt: skip
-            self.cross_validation_, regularizer = found, found.regularizer
+            self.cross_validation_ = found
+            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
         self.regularizer_ = regularizer
         return Problem(fitted, loss, regularizer)
 
-    def _solved(self, data: TaskData, loss: Loss) -> None:
-        """Fit one model to labels that the loss takes."""
-        solution = solve(self._problem(data, loss), key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
-        self._keep(solution)
-        self.model_ = solution.model
-        self.coef_, self.intercept_ = self.model_.weights, self.model_.intercept
-
-    def _keep(self, solution: Solution[Problem]) -> None:
-        """Remember how a solve ended, and nobody's samples."""
-        self.n_iter_, self.dual_gap_ = int(solution.rounds), float(solution.quality.residual)
-        self._relation: Relation = jax.tree.map(np.asarray, solution.relation)
+    def _solved(self, problem: Problem) -> Solution[Problem]:
+        """Solve one problem."""
+        solution = solve(problem, key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
         if solution.status != Status.CONVERGED:
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
+        return solution
+
+    def _keep(self, solutions: list[Solution[Problem]]) -> None:
+        """Remember the models and how the solves ended, one or one a class, and nobody's samples."""
+        self.n_iter_ = max(int(solution.rounds) for solution in solutions)
+        self.dual_gap_ = max(float(solution.quality.residual) for solution in solutions)
+        self._relations: list[Relation] = [jax.tree.map(np.asarray, solution.relation) for solution in solutions]
+        models = tuple(solution.model for solution in solutions)
+        coef, intercept = (np.stack([getattr(each, name) for each in models]) for name in ("weights", "intercept"))
+        one = len(models) == 1
+        self.model_ = models[0] if one else models
+        self.coef_, self.intercept_ = (coef[0], intercept[0]) if one else (coef, intercept)
 
     def _key(self) -> jax.Array:
         """A random key of `random_state`."""
         given = self.random_state
         if given is None or isinstance(given, np.random.RandomState):
-            draw = np.random.mtrand._rand if given is None else given
-            return jax.random.key(int(draw.randint(2**31 - 1)))
+            return jax.random.key(int(check_random_state(given).randint(2**31 - 1)))
         if check.whole(given) is None:
             raise ValueError(
                 f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(given)}."
@@ -217,6 +226,8 @@ def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
         found = np.asarray(groups)
     except Exception:  # whatever somebody's `__array__` raises
         found = np.zeros(())
-    if found.shape != (count,):
-        raise ValueError(f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}.")
+    if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
+        raise ValueError(
+            f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}."
+        )
     return found

@@ -59,7 +59,7 @@ NAMED = {
     "independent": _Named(Independent),
     "pooled": _Named(Independent),
     "mean": _Named(_mean, {"pull": (100.0, 10.0, 1.0, 0.1)}),
-    "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0)}),
+    "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0, np.inf)}),
     "clustered": _Named(_clustered, {"eta": (0.1, 1.0)}),
     "trace": _Named(_trace),
     "joint_sparse": _Named(_joint_sparse),
@@ -113,8 +113,8 @@ def _maker(owner: str, regularizer: object, num_tasks: int) -> tuple[Callable[..
         return partial(_with, owner, regularizer), {}
     if not callable(regularizer):
         raise ValueError(
-            f"{owner}: regularizer must be one of {', '.join(map(repr, NAMED))}, an object of mocha_jax.regularizers, or "
-            f"a function that makes one of lam, got {check.shown(regularizer)}."
+            f"{owner}: regularizer must be one of {', '.join(map(repr, NAMED))}, an object of mocha_jax.regularizers, "
+            f"or a function that makes one of lam, got {check.shown(regularizer)}."
         )
     return partial(_made, owner, regularizer), {}
 

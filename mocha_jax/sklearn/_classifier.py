@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.answer import linear_model
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
-from mocha_jax.multiclass import one_vs_rest
 from mocha_jax.sklearn import _choices
 from mocha_jax.sklearn._base import Estimator
 
@@ -88,9 +84,11 @@ class MochaClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError(f"{self._owner}: y must have two classes or more, got one class, {self.classes_[0]!r}.")
         if len(self.classes_) == 2:
-            self._solved(self._packed(x, 2.0 * code - 1.0, groups, tuple(self.classes_.tolist())), loss)
+            data = self._packed(x, 2.0 * code - 1.0, groups, tuple(self.classes_.tolist()))
+            self._keep([self._solved(self._problem(data, loss))])
         else:
-            self._solved_for_each(self._packed(x, code, groups), loss)
+            self._check_one_strength()
+            self._keep([self._solved(problem) for problem in self._problems(self._packed(x, code, groups), loss)])
         return self
 
     def _loss(self) -> Loss:
@@ -98,34 +96,21 @@ class MochaClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             self._owner, "logistic" if self.loss is None else self.loss, _choices.CLASSIFICATION, True
         )
 
-    def _solved_for_each(self, data: TaskData, loss: Loss) -> None:
-        """Fit a model for each class against all others."""
+    def _check_one_strength(self) -> None:
         known = check.concrete(self.lam)
         if isinstance(self.lam, str) or (known is not None and known.size > 1):
             raise ValueError(
                 f"{self._owner}: lam must be one number for more than two classes, got {check.shown(self.lam)}; choose "
                 f"it with GridSearchCV."
             )
-        first = jnp.where(data.y == 0, jnp.ones((), data.dtype), -1.0)
-        problem = self._problem(data.replace(y=first), loss)
-        found = one_vs_rest(
-            problem.data.replace(y=data.y), lambda labelled: problem.replace(data=labelled),
-            classes=len(self.classes_), key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter),
-        )  # fmt: skip
-        gaps, rounds = np.asarray(found.certificate.residual), np.asarray(found.rounds)
-        self.n_iter_, self.dual_gap_ = int(rounds.max()), float(gaps.max())
-        self._relation = jax.tree.map(np.asarray, found.relation)
-        self.model_ = tuple(
-            linear_model(problem, weights, {"relative_gap": float(gap), "rounds": int(count)})
-            for weights, gap, count in zip(found.weights, gaps, rounds, strict=True)
-        )
-        self.coef_ = np.stack([each.weights for each in self.model_])
-        self.intercept_ = np.stack([each.intercept for each in self.model_])
-        if not self.dual_gap_ <= self.tol:
-            warn(
-                f"{self._owner}: stopped after {self.n_iter_} rounds with a relative gap of {self.dual_gap_:.2g}, more "
-                f"than tol={self.tol:g}.", ConvergenceWarning,
-            )  # fmt: skip
+
+    def _problems(self, data: TaskData, loss: Loss) -> Iterator[Problem]:
+        """The problem of each class against all others, as `one_vs_rest` has them.
+
+        They share one compiled program, with one another and with those of other fits to data of this shape.
+        """
+        for k in range(len(self.classes_)):
+            yield self._problem(data.replace(y=jnp.where(data.y == k, jnp.ones((), data.dtype), -1.0)), loss)
 
     def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
         """The predictions w'x + b of the second class ``[k]``; of more than two, of each ``[k, classes]``.

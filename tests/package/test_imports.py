@@ -22,7 +22,7 @@ _node servers metrics
 _algorithms
 _driver _neural theory
 _selection multiclass
-plotting
+plotting sklearn
 cli
 """
 FLOOR = {room: i for i, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
