@@ -110,7 +110,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return x, None
         if groups is None and model.num_tasks > 1:
             raise ValueError(
-                f"{self._owner}: groups must name the group of every sample, since {model.num_tasks} groups have models "
+                f"{self._owner}: groups must name the group of every sample, for {model.num_tasks} groups have models "
                 f"of their own; scikit-learn's scorers pass none to predict, so keep them in a column of X there and "
                 f'name it, e.g. {self._owner}(groups="school").'
             )
@@ -123,7 +123,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{owner}: groups must be left out where a column of X, {self.groups!r}, holds them.")
         columns = columns_of(owner, X)
         if columns is None:
-            X = np.asarray(X) if getattr(X, "ndim", 2) == 2 and not hasattr(X, "tocsr") else check_array(X)
+            X = _array(X)
         width = X.shape[1]
         if isinstance(self.groups, str):
             if columns is None:
@@ -218,6 +218,13 @@ def room_for(rows: int) -> int:
     """The least number of rows among 1, 2, 3, 4, 6, 8, 12, ... that holds so many, so that few shapes are compiled."""
     power = 1 << (rows - 1).bit_length()
     return next(size for size in (3 * power // 4, power) if size >= rows)
+
+
+def _array(X: Any) -> Any:
+    """An array with two axes, in which a column may hold what is no number."""
+    if hasattr(X, "tocsr") or getattr(X, "ndim", 2) != 2:
+        return check_array(X)  # which says what is wrong with it
+    return np.asarray(X) if hasattr(X, "dtype") else np.asarray(X, object)  # of lists every entry keeps its type
 
 
 def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
