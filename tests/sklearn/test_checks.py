@@ -10,9 +10,9 @@ QUICK = {
     "check_classifiers_one_label", "check_classifiers_regression_target", "check_complex_data",
     "check_do_not_raise_errors_in_init_or_set_params", "check_estimator_cloneable", "check_estimator_repr",
     "check_estimator_sparse_array", "check_estimator_sparse_matrix", "check_estimator_sparse_tag",
-    "check_estimator_tags_renamed", "check_estimators_empty_data_messages", "check_estimators_pickle",
+    "check_estimator_tags_renamed", "check_estimators_empty_data_messages",
     "check_estimators_unfitted", "check_fit1d", "check_get_params_invariance", "check_mixin_order",
-    "check_no_attributes_set_in_init", "check_parameters_default_constructible", "check_regressors_no_decision_function",
+    "check_no_attributes_set_in_init", "check_parameters_default_constructible",
     "check_requires_y_none", "check_set_params", "check_supervised_y_no_nan", "check_valid_tag_types",
 }  # fmt: skip
 CHECKS = [
