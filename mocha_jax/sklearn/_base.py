@@ -1,4 +1,4 @@
-"""What both estimators have in common: rows with groups, a solve, and a model that is kept."""
+"""The part that both estimators share: rows with groups, a solve, and a model that is kept."""
 
 from __future__ import annotations
 
