@@ -25,7 +25,7 @@ from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._driver.solve import solve
 from mocha_jax._model.linear import UNSEEN
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.cross_validation import cross_validate
+from mocha_jax._selection.cross_validation import CrossValidation, cross_validate
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices
@@ -34,8 +34,15 @@ from mocha_jax.sklearn import _choices
 _CHOICE_TOL = 1e-3
 
 
-class Estimator(BaseEstimator):  # type: ignore[misc]
+class Estimator(BaseEstimator):
     """The parameters, and how rows with groups become a model; see `MochaRegressor`."""
+
+    model_: Any
+    regularizer_: Any
+    groups_: Any
+    cross_validation_: CrossValidation
+    coef_: np.ndarray
+    intercept_: np.ndarray
 
     def __init__(
         self,
@@ -132,13 +139,13 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 )
             place = int(places(owner, "column", [self.groups], columns)[0])
         else:
-            place = check.whole(self.groups)
-            if place is None or not -width <= place < width:
+            found = check.whole(self.groups)
+            if found is None or not -width <= found < width:
                 raise ValueError(
                     f"{owner}: groups must be the name of a column of X or its place, an integer from {-width} to "
                     f"{width - 1}, got {check.shown(self.groups)}."
                 )  # fmt: skip
-            place %= width
+            place = found % width
         others = [j for j in range(width) if j != place]
         if columns is None:
             return X[:, others], X[:, place]
@@ -171,7 +178,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
         fitted = data.pooled() if pooled else data
         regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
-        vars(self).pop("cross_validation_", None)  # of an earlier fit
+        if hasattr(self, "cross_validation_"):  # of an earlier fit
+            del self.cross_validation_
         if several:
             first: Regularizer = jax.tree.map(lambda leaf: leaf[0], regularizer)
             found = cross_validate(

@@ -26,7 +26,7 @@ def _has_probabilities(estimator: MochaClassifier) -> bool:
     return estimator._loss().log_odds
 
 
-class MochaClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+class MochaClassifier(ClassifierMixin, Estimator):
     r"""Linear classification with a model for every group, related as a regularizer says, for scikit-learn.
 
     Labels are any two classes, or more: then every class has a model against all others, see `one_vs_rest`.

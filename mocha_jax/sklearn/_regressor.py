@@ -13,7 +13,7 @@ from mocha_jax.sklearn import _choices
 from mocha_jax.sklearn._base import Estimator
 
 
-class MochaRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
+class MochaRegressor(RegressorMixin, Estimator):
     r"""Linear regression with a model for every group, related as a regularizer says, for scikit-learn.
 
     It minimises $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W, \Omega)$ over groups t. Features of very

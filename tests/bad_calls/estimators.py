@@ -33,7 +33,8 @@ def known(value):
 
 
 def estimators():
-    found, asked = {}, {"groups": Arg(GROUPS, known, ("task", "tasks"))}
+    found: dict[str, Call] = {}
+    asked = {"groups": Arg(GROUPS, known, ("task", "tasks"))}
     for kind in (MochaRegressor, MochaClassifier):
 
         def trained(kind=kind, **parameters):

@@ -1,7 +1,6 @@
 """All right calls by name, and what of the public surface has none, with the reason."""
 
 import functools
-import importlib
 import inspect
 import types
 
@@ -50,7 +49,7 @@ def public():
     """Every public function, constructor and method of the package, by name."""
     found, seen = {}, set()
     for module_name in MODULES:
-        module = importlib.import_module(f"mocha_jax.{module_name}".rstrip("."))
+        module = getattr(mj, module_name) if module_name else mj
         for name, thing in vars(module).items():
             home = str(getattr(thing, "__module__", ""))
             ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")

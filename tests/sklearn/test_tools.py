@@ -1,6 +1,7 @@
 """Estimators work in scikit-learn's pipelines and searches; what drops groups is told so; folds share programs."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +38,9 @@ def scaled(estimator, names=FEATURES, **how):
 
 def test_pipelines_keep_the_column():
     table, y = frame()
-    exact = dict(tol=1e-12, max_iter=10_000)  # scaled in another order, numbers differ in their last bits
+    exact: dict[str, Any] = dict(
+        tol=1e-12, max_iter=10_000
+    )  # scaled in another order, numbers differ in their last bits
     by_name = scaled(MochaRegressor(groups="school", **exact), verbose_feature_names_out=False).set_output(
         transform="pandas"
     )
