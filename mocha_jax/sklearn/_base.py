@@ -20,6 +20,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.names import columns_of, places
 from mocha_jax._data.pack import pack_tasks
+from mocha_jax._data.samples import check_unmasked
 from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._driver.solve import solve
@@ -237,6 +238,7 @@ def _array(X: Any) -> Any:
 
 def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
     """The group of every sample."""
+    check_unmasked(owner, groups=groups)
     try:
         found = np.asarray(groups)
     except Exception:  # whatever somebody's `__array__` raises

@@ -24,7 +24,9 @@ def fitted(kind):
 def one_each(value):
     """A name for each of the rows."""
     names = np.asarray(value)
-    return names.shape == GROUPS.shape and not any(each != each for each in names.tolist())
+    return (
+        not np.ma.is_masked(value) and names.shape == GROUPS.shape and not any(each != each for each in names.tolist())
+    )
 
 
 def known(value):
