@@ -2,8 +2,8 @@
 
 What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
 rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
-`features`, `partition`, `networks`, `likelihoods`, `spectral`, `theory`, and `plotting`, which needs
-matplotlib.
+`features`, `partition`, `networks`, `likelihoods`, `spectral`, `theory`; `plotting`, which needs matplotlib, and
+`sklearn`, estimators for scikit-learn, which needs that.
 """
 
 import importlib
@@ -170,11 +170,11 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "sklearn", "__version__"]  # no part of *, which would hide scikit-learn itself
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `plotting` when it is asked for: it needs matplotlib, which the package does not."""
-    if name != "plotting":
+    """Import `plotting` or `sklearn` when it is asked for: they need matplotlib and scikit-learn, the package not."""
+    if name not in ("plotting", "sklearn"):
         raise AttributeError(f"module 'mocha_jax' has no attribute {name!r}")
-    return importlib.import_module("mocha_jax.plotting")
+    return importlib.import_module(f"mocha_jax.{name}")

@@ -11,7 +11,7 @@ import warnings
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn whoever called the library, however deep in it this is."""
     for level in itertools.count(1):
         try:
@@ -20,4 +20,4 @@ def warn(message: str) -> None:
             break
         if not file.startswith(_HERE):
             break
-    warnings.warn(message, stacklevel=level + 1)
+    warnings.warn(message, category, stacklevel=level + 1)

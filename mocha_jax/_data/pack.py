@@ -33,6 +33,7 @@ def pack_tasks(
     loss_scaling: str = "sum",
     intercept: bool | float = False,
     dtype: DTypeLike | None = None,
+    rows: int | None = None,
 ) -> TaskData:
     """Pack ragged per-node data into one `TaskData`.
 
@@ -57,6 +58,8 @@ def pack_tasks(
       dtype: of the stored arrays; default is JAX's default float (float32, or float64
         with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are stored
         so, rounded; labels, weights and all arithmetic have JAX's default float.
+      rows: pad every node to so many rows; default to the samples of the largest. Data of the same shape share
+        compiled programs.
 
     Examples:
       >>> import numpy as np
@@ -81,11 +84,14 @@ def pack_tasks(
             raise ValueError("pack_tasks: task must be left out where like says which tasks there are.")
         loss_scaling, intercept = like.loss_scaling, like.intercept
         dtype = like.x.dtype if dtype is None else dtype
-    xs, ys, names, rows, named = read(xs, ys, groups, None if like is None else like.names)
+    xs, ys, names, places, named = read(xs, ys, groups, None if like is None else like.names)
     storage, dtype = _dtypes(xs, dtype)
-    _check_tasks(xs, ys, names, rows, absent=like is not None)
+    _check_tasks(xs, ys, names, places, absent=like is not None)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
     width = d + bool(intercept)
+    if rows is not None:
+        check.integer("pack_tasks", n, rows=rows)
+        n = int(rows)
     if like is not None and d != like.num_slopes:
         raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_slopes}.")
 
@@ -109,9 +115,9 @@ def pack_tasks(
         for first in range(0, m, count):
             piece = np.zeros((min(count, m - first), n, width), storage)
             with np.errstate(over="ignore"):
-                for k, rows in enumerate(xs[first : first + count]):
-                    piece[k, : len(rows), :d] = rows
-                    piece[k, : len(rows), d:] = intercept
+                for k, samples in enumerate(xs[first : first + count]):
+                    piece[k, : len(samples), :d] = samples
+                    piece[k, : len(samples), d:] = intercept
             if not (fine := np.isfinite(piece).all((1, 2))).all():
                 raise overflow(first + int(np.argmin(fine)))
             yield piece
@@ -157,7 +163,7 @@ def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np
 
 
 def _check_tasks(
-    xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str], rows: list[np.ndarray] | None, absent: bool
+    xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str], places: list[np.ndarray] | None, absent: bool
 ) -> None:
     """Samples and labels that fit together and are numbers; with `absent`, tasks may have none."""
     if not xs:
@@ -182,5 +188,5 @@ def _check_tasks(
                 raise ValueError(f"{name}: {what} must be numbers, got dtype {a.dtype}.")
             if not np.isfinite(a).all():
                 row = int(np.argmin(np.isfinite(a.reshape(len(a), -1)).all(1)))
-                where = f"row {row}" if rows is None else f"row {rows[t][row]} of the table"
+                where = f"row {row}" if places is None else f"row {places[t][row]} of the table"
                 raise ValueError(f"{name}: {what} is NaN or infinite in {where}; remove or impute it.")

@@ -8,7 +8,7 @@ import mocha_jax as mj
 
 MODULES = (
     "", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
-    "servers", "spectral", "systems", "theory",
+    "servers", "sklearn", "spectral", "systems", "theory",
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
@@ -39,9 +39,9 @@ PARTS = {
 @functools.cache
 def calls():
     """A right call of everything that takes an argument of a person."""
-    from tests.bad_calls import functions, records
+    from tests.bad_calls import estimators, functions, records
 
-    return records.constructors() | records.in_use() | functions.functions()
+    return records.constructors() | records.in_use() | functions.functions() | estimators.estimators()
 
 
 @functools.cache

@@ -100,6 +100,16 @@ def test_split_does_not_depend_on_padding(key):
     np.testing.assert_array_equal(plain.x, padded.x[:5])
 
 
+@pytest.mark.parametrize("scaling", ["sum", "task_mean"])
+def test_packed_with_room_is_packed_and_padded(scaling):
+    xs, ys = ragged()
+    padded = mj.pack_tasks(xs, ys, loss_scaling=scaling).pad(rows=40)
+    roomy = mj.pack_tasks(xs, ys, loss_scaling=scaling, rows=40)
+    jax.tree.map(np.testing.assert_array_equal, roomy, padded)
+    with pytest.raises(ValueError, match=r"pack_tasks: rows must be an integer >= \d+, got 2"):
+        mj.pack_tasks(xs, ys, rows=2)
+
+
 def test_to_tasks_and_to_nodes_are_adjoint():
     data = mj.pack_tasks(*ragged(), task=[1, 0, 2, 1, 0]).pad(nodes=7)
     rng = np.random.default_rng(0)

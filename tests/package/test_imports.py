@@ -23,7 +23,7 @@ _algorithms
 _driver _neural theory
 _selection
 multiclass
-plotting
+plotting sklearn
 cli
 """
 FLOOR = {room: i for i, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

@@ -1,0 +1,250 @@
+"""The part that both estimators share: rows with groups, a solve, and a model that is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Relation
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import warn
+from mocha_jax._data.names import columns_of, places
+from mocha_jax._data.pack import pack_tasks
+from mocha_jax._data.samples import check_unmasked
+from mocha_jax._data.task_data import SCALINGS, TaskData
+from mocha_jax._driver.solution import Solution, Status
+from mocha_jax._driver.solve import solve
+from mocha_jax._model.named import UNSEEN
+from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.cross_validation import CrossValidation, cross_validate
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
+from mocha_jax.sklearn import _choices
+
+# To choose among candidates no solve needs to be more exact.
+_CHOICE_TOL = 1e-3
+
+
+class Estimator(BaseEstimator):
+    """The parameters, and how rows with groups become a model; see `MochaRegressor`."""
+
+    model_: Any
+    regularizer_: Any
+    groups_: Any
+    cross_validation_: CrossValidation
+    coef_: np.ndarray
+    intercept_: np.ndarray
+
+    def __init__(
+        self,
+        *,
+        groups: str | int | None = None,
+        regularizer: object = "probabilistic",
+        lam: object = None,
+        loss: object = None,
+        loss_scaling: str = "task_mean",
+        intercept: bool = True,
+        unseen: str = "error",
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.groups = groups
+        self.regularizer = regularizer
+        self.lam = lam
+        self.loss = loss
+        self.loss_scaling = loss_scaling
+        self.intercept = intercept
+        self.unseen = unseen
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    @property
+    @on_purpose
+    def task_covariance_(self) -> np.ndarray:
+        """The covariance of the tasks' weights up to scale, ``[m, m]``; AttributeError where none was learned."""
+        check_is_fitted(self)
+        if not self.regularizer_.learned:
+            raise AttributeError(f"a {type(self.regularizer_).__name__} learns no covariance of tasks.")
+        m = self.coef_.shape[-2]
+        each = [np.asarray(self.regularizer_.covariance(m, relation)) for relation in self._relations]
+        return each[0] if len(each) == 1 else np.stack(each)
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    def _check_parameters(self) -> None:
+        owner = self._owner
+        check.one_of(owner, "loss_scaling", self.loss_scaling, SCALINGS)
+        check.one_of(owner, "unseen", self.unseen, UNSEEN)
+        check.flag(owner, intercept=self.intercept)
+        check.scalar(owner, tol=self.tol)
+        check.nonnegative(owner, tol=self.tol)
+        check.integer(owner, 1, max_iter=self.max_iter)
+
+    def _validated(self, X: Any, y: Any, groups: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Samples, labels and groups to train with; the number and names of the columns are remembered."""
+        if self.groups is None:
+            return *validate_data(self, X, y, **asked), groups
+        validate_data(self, X, y, skip_check_array=True)
+        x, groups = self._apart(X, groups)
+        return *check_X_y(x, y, estimator=self, **asked), groups
+
+    def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
+        """Samples to predict, and whose they are."""
+        check_is_fitted(self)
+        if self.groups is None:
+            x = validate_data(self, X, reset=False)
+        else:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            x, groups = self._apart(X, groups)
+            x = check_array(x, estimator=self)
+        if self.groups_ is None and groups is not None:
+            raise ValueError(f"{self._owner}: groups must be None, as they were in fit.")
+        model = self.model_[0] if isinstance(self.model_, tuple) else self.model_
+        if model.names.tasks is None:  # one for all
+            return x, None
+        if groups is None and model.num_tasks > 1:
+            raise ValueError(
+                f"{self._owner}: groups must name the group of every sample, for {model.num_tasks} groups have models "
+                f"of their own; scikit-learn's scorers pass none to predict, so keep them in a column of X there and "
+                f'name it, e.g. {self._owner}(groups="school").'
+            )
+        return x, None if groups is None else _labels(self._owner, groups, len(x)).tolist()
+
+    def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
+        """The samples without the column that holds the group, and that column."""
+        owner = self._owner
+        if groups is not None:
+            raise ValueError(f"{owner}: groups must be left out where a column of X, {self.groups!r}, holds them.")
+        columns = columns_of(owner, X)
+        if columns is None:
+            X = _array(X)
+        width = X.shape[1]
+        if isinstance(self.groups, str):
+            if columns is None:
+                raise ValueError(
+                    f"{owner}: groups names a column, {self.groups!r}, but X is no data frame; give its place."
+                )
+            place = int(places(owner, "column", [self.groups], columns)[0])
+        else:
+            found = check.whole(self.groups)
+            if found is None or not -width <= found < width:
+                raise ValueError(
+                    f"{owner}: groups must be the name of a column of X or its place, an integer from {-width} to "
+                    f"{width - 1}, got {check.shown(self.groups)}."
+                )  # fmt: skip
+            place = found % width
+        others = [j for j in range(width) if j != place]
+        if columns is None:
+            return X[:, others], X[:, place]
+        return X[[X.columns[j] for j in others]], X[X.columns[place]]
+
+    def _packed(self, x: np.ndarray, y: np.ndarray, groups: Any, classes: tuple[Any, ...] | None = None) -> TaskData:
+        """The samples of every group, padded to one of few numbers of rows, with their names."""
+        how: dict[str, Any] = {
+            "loss_scaling": self.loss_scaling, "intercept": bool(self.intercept), "dtype": jnp.result_type(float),
+        }  # fmt: skip
+        if groups is None:
+            self.groups_ = None
+            data = pack_tasks([x], [y], rows=room_for(len(x)), **how)
+        else:
+            groups = _labels(self._owner, groups, len(x))
+            data = pack_tasks(x, y, groups, rows=room_for(max(Counter(groups.tolist()).values())), **how)
+            self.groups_ = np.array(data.names.tasks)
+        return data.replace(names=data.names.replace(features=self._features(), classes=classes))
+
+    def _features(self) -> tuple[str, ...] | None:
+        """The names of the columns that are features, where there are names."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is None or self.groups is None:
+            return None if names is None else tuple(names.tolist())
+        where = names == self.groups if isinstance(self.groups, str) else self.groups
+        return tuple(np.delete(names, where).tolist())
+
+    def _problem(self, data: TaskData, loss: Loss) -> Problem:
+        """The problem to solve, its regularizer chosen by cross-validation where that was asked for."""
+        pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
+        fitted = data.pooled() if pooled else data
+        regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
+        if hasattr(self, "cross_validation_"):  # of an earlier fit
+            del self.cross_validation_
+        if several:
+            first: Regularizer = jax.tree.map(lambda leaf: leaf[0], regularizer)
+            found = cross_validate(
+                Problem(fitted, loss, first), regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
+                max_rounds=int(self.max_iter), scored_as=data, refit=False,
+            )  # fmt: skip
+            self.cross_validation_ = found
+            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
+        self.regularizer_ = regularizer
+        return Problem(fitted, loss, regularizer)
+
+    def _solved(self, problem: Problem) -> Solution[Problem]:
+        """Solve one problem."""
+        solution = solve(problem, key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
+        if solution.status != Status.CONVERGED:
+            warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
+        return solution
+
+    def _keep(self, solutions: list[Solution[Problem]]) -> None:
+        """Remember the models and how the solves ended, one or one a class, and nobody's samples."""
+        self.n_iter_ = max(int(solution.rounds) for solution in solutions)
+        self.dual_gap_ = max(float(solution.quality.residual) for solution in solutions)
+        self._relations: list[Relation] = [jax.tree.map(np.asarray, solution.relation) for solution in solutions]
+        models = tuple(solution.model for solution in solutions)
+        coef, intercept = (np.stack([getattr(each, name) for each in models]) for name in ("weights", "intercept"))
+        one = len(models) == 1
+        self.model_ = models[0] if one else models
+        self.coef_, self.intercept_ = (coef[0], intercept[0]) if one else (coef, intercept)
+
+    def _key(self) -> jax.Array:
+        """A random key of `random_state`."""
+        given = self.random_state
+        if given is None or isinstance(given, np.random.RandomState):
+            return jax.random.key(int(check_random_state(given).randint(2**31 - 1)))
+        if check.whole(given) is None:
+            raise ValueError(
+                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(given)}."
+            )
+        check.integer(self._owner, 0, random_state=given)
+        return jax.random.key(int(given))
+
+
+def room_for(rows: int) -> int:
+    """The least number of rows among 1, 2, 3, 4, 6, 8, 12, ... that holds so many, so that few shapes are compiled."""
+    power = 1 << (rows - 1).bit_length()
+    return next(size for size in (3 * power // 4, power) if size >= rows)
+
+
+def _array(X: Any) -> Any:
+    """An array with two axes, in which a column may hold what is no number."""
+    if hasattr(X, "tocsr") or getattr(X, "ndim", 2) != 2:
+        return check_array(X)  # which says what is wrong with it
+    return np.asarray(X) if hasattr(X, "dtype") else np.asarray(X, object)  # of lists every entry keeps its type
+
+
+def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
+    """The group of every sample."""
+    check_unmasked(owner, groups=groups)
+    try:
+        found = np.asarray(groups)
+    except Exception:  # whatever somebody's `__array__` raises
+        found = np.zeros(())
+    if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
+        raise ValueError(
+            f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}."
+        )
+    return found

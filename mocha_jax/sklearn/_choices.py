@@ -1,0 +1,154 @@
+"""Regularizers and losses by name, and the numbers that cross-validation tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mocha_jax import losses
+from mocha_jax._core import check
+from mocha_jax._selection.grid import grid
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import (
+    Clustered,
+    Independent,
+    JointSparse,
+    MeanRegularized,
+    Probabilistic,
+    Regularizer,
+    TraceNorm,
+)
+
+# The strength where none is given, and those that are tried, the strongest first.
+_USUAL = 0.01
+_TRIED = tuple(10.0**k for k in (1, 0, -1, -2, -3, -4))
+
+# Groups that "clustered" looks for.
+_CLUSTERS = 3
+
+
+def _mean(lam: float, pull: float = 10.0) -> MeanRegularized:
+    return MeanRegularized(lam1=pull * lam, lam2=lam)
+
+
+def _probabilistic(lam: float, sigma2: float = 10.0) -> Probabilistic:
+    return Probabilistic(lam, sigma2)
+
+
+def _clustered(lam: float, eta: float = 0.5, num_tasks: int = 1) -> Clustered:
+    return Clustered(lam, eta, min(_CLUSTERS, num_tasks))
+
+
+def _trace(lam: float, ridge: float = 0.1) -> TraceNorm:
+    return TraceNorm(lam, ridge * lam)
+
+
+def _joint_sparse(lam: float, ridge: float = 0.1) -> JointSparse:
+    return JointSparse(lam, ridge * lam)
+
+
+class _Named(NamedTuple):
+    make: Callable[..., Regularizer]
+    tried: Mapping[str, tuple[float, ...]] = {}  # of numbers besides lam, by cross-validation
+
+
+NAMED = {
+    "independent": _Named(Independent),
+    "pooled": _Named(Independent),
+    "mean": _Named(_mean, {"pull": (100.0, 10.0, 1.0, 0.1)}),
+    "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0, np.inf)}),
+    "clustered": _Named(_clustered, {"eta": (0.1, 1.0)}),
+    "trace": _Named(_trace),
+    "joint_sparse": _Named(_joint_sparse),
+}
+
+REGRESSION = {
+    "squared": losses.Squared,
+    "absolute": losses.Absolute,
+    "epsilon_insensitive": losses.EpsilonInsensitive,
+    "huber": losses.Huber,
+}
+CLASSIFICATION = {
+    "logistic": losses.Logistic,
+    "hinge": losses.Hinge,
+    "smoothed_hinge": losses.SmoothedHinge,
+    "squared_hinge": losses.SquaredHinge,
+}
+
+
+def regularizers(owner: str, regularizer: object, lam: object, num_tasks: int) -> tuple[Regularizer, bool]:
+    """The regularizer that was asked for, or candidates in one record with a leading axis, and whether it is these.
+
+    Args:
+      owner: for messages.
+      regularizer: a name, a record, or a function ``make(lam=...)``.
+      lam: None, a number, several, or ``"cv"``.
+      num_tasks: of the data.
+    """
+    make, tried = _maker(owner, regularizer, num_tasks)
+    if isinstance(lam, str):
+        check.one_of(owner, "lam", lam, ("cv",))
+        return grid(make, lam=_TRIED, **tried), True
+    if lam is None:
+        return regularizer if isinstance(regularizer, Regularizer) else make(lam=_USUAL), False
+    known = check.concrete(lam)
+    if known is None or known.ndim > 1 or not known.size or known.dtype.kind not in "fiu":
+        raise ValueError(f'{owner}: lam must be a number, several to choose from, or "cv", got {check.shown(lam)}.')
+    check.positive(owner, lam=known)
+    if known.ndim and known.size > 1:
+        return grid(make, lam=np.sort(known)[::-1]), True
+    return make(lam=float(known.item())), False
+
+
+def _maker(owner: str, regularizer: object, num_tasks: int) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """A function of lam, and what cross-validation tries besides."""
+    if isinstance(regularizer, str):
+        check.one_of(owner, "regularizer", regularizer, tuple(NAMED))
+        make, tried = NAMED[regularizer]
+        return partial(make, num_tasks=num_tasks) if regularizer == "clustered" else make, tried
+    if isinstance(regularizer, Regularizer):
+        return partial(_with, owner, regularizer), {}
+    if not callable(regularizer):
+        raise ValueError(
+            f"{owner}: regularizer must be one of {', '.join(map(repr, NAMED))}, an object of mocha_jax.regularizers, "
+            f"or a function that makes one of lam, got {check.shown(regularizer)}."
+        )
+    return partial(_made, owner, regularizer), {}
+
+
+def _with(owner: str, regularizer: Regularizer, lam: float) -> Regularizer:
+    if not hasattr(regularizer, "lam"):
+        raise ValueError(
+            f"{owner}: lam must be None where regularizer is a {type(regularizer).__name__}, which has none: its own "
+            f"numbers hold; pass a function that makes it of lam."
+        )
+    return regularizer.replace(lam=lam)
+
+
+def _made(owner: str, make: Callable[..., object], lam: float) -> Regularizer:
+    try:
+        found = make(lam=lam)
+    except TypeError as error:
+        raise ValueError(f"{owner}: regularizer must be a function make(lam=...), got {check.shown(make)}.") from error
+    if not isinstance(found, Regularizer):
+        raise ValueError(
+            f"{owner}: regularizer must make an object of mocha_jax.regularizers, but it made {check.shown(found)}."
+        )
+    return found
+
+
+def loss_of(owner: str, loss: object, known: Mapping[str, Callable[[], Loss]], binary: bool) -> Loss:
+    """The loss of a name, or the one that was given, for labels of the right kind."""
+    if isinstance(loss, str):
+        check.one_of(owner, "loss", loss, tuple(known))
+        return known[loss]()
+    if not isinstance(loss, Loss) or loss.binary != binary:
+        kind = "of two classes" if binary else "of numbers"
+        raise ValueError(
+            f"{owner}: loss must be one of {', '.join(map(repr, known))} or an object of mocha_jax.losses for labels "
+            f"{kind}, got {check.shown(loss)}."
+        )
+    return loss

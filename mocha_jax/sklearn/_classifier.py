@@ -1,0 +1,162 @@
+"""The estimator of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+
+from mocha_jax._core import check
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._problem.problem import Problem
+from mocha_jax.losses import Loss
+from mocha_jax.sklearn import _choices
+from mocha_jax.sklearn._base import Estimator
+
+
+def _has_probabilities(estimator: MochaClassifier) -> bool:
+    """Tell whether the loss has some; AttributeError where it has not."""
+    return estimator._loss().log_odds
+
+
+class MochaClassifier(ClassifierMixin, Estimator):
+    r"""Linear classification with a model for every group, related as a regularizer says, for scikit-learn.
+
+    Labels are any two classes, or more: then every class has a model against all others, see `one_vs_rest`.
+
+    Args:
+      groups: the column of X that holds the group, see `MochaRegressor`.
+      regularizer: a name, an object or a function, see `MochaRegressor`.
+      lam: the strength, several, or ``"cv"``, see `MochaRegressor`; of more than two classes a number.
+      loss: ``"logistic"``, which has probabilities, ``"hinge"``, ``"smoothed_hinge"``, ``"squared_hinge"``, or an
+        object of `mocha_jax.losses` for two classes.
+      loss_scaling: ``"task_mean"``, every group counts the same, or ``"sum"``, every sample does, see `pack_tasks`.
+      intercept: whether models have one; it is penalised like the weights.
+      unseen: ``"error"`` or ``"mean"``, see `MochaRegressor`.
+      tol: relative duality gap at which to stop.
+      max_iter: rounds at most.
+      random_state: seed of the order of samples; an integer, a `RandomState` or None.
+
+    Attributes:
+      classes_: the labels in their order.
+      coef_: weights of every group ``[m, d]``; of more than two classes ``[classes, m, d]``, and so on below.
+      intercept_: of every group ``[m]``.
+      groups_: names of the groups in their order ``[m]``; None without groups.
+      n_iter_: rounds that were done; of more than two classes the most.
+      dual_gap_: the relative duality gap at the end; of more than two classes the largest.
+      regularizer_: the one that was used.
+      task_covariance_: of the groups ``[m, m]``, where it is learned.
+      cross_validation_: scores of all candidates, where there were several.
+      model_: the `LinearModel`, with names; of more than two classes a tuple, one of each against all others.
+
+    Examples:
+      >>> import numpy as np
+      >>> from mocha_jax.sklearn import MochaClassifier
+      >>> rng = np.random.default_rng(0)
+      >>> X, user = rng.normal(size=(60, 2)), np.repeat(["ada", "bob"], 30)
+      >>> y = np.where((X[:, 0] > 0) == (user == "ada"), "walks", "rests")
+      >>> model = MochaClassifier(lam=1e-3).fit(X, y, groups=user)
+      >>> model.predict([[1.0, 0.0], [1.0, 0.0]], groups=["ada", "bob"]).tolist()
+      ['walks', 'rests']
+    """
+
+    @on_purpose
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Train the models of all groups.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          y: labels ``[k]``.
+          groups: of every sample ``[k]``.
+        """
+        self._check_parameters()
+        loss = self._loss()
+        x, y, groups = self._validated(X, y, groups)
+        check_classification_targets(y)
+        self.classes_, code = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"{self._owner}: y must have two classes or more, got one class, {self.classes_[0]!r}.")
+        if len(self.classes_) == 2:
+            data = self._packed(x, 2.0 * code - 1.0, groups, tuple(self.classes_.tolist()))
+            self._keep([self._solved(self._problem(data, loss))])
+        else:
+            self._check_one_strength()
+            self._keep([self._solved(problem) for problem in self._problems(self._packed(x, code, groups), loss)])
+        return self
+
+    def _loss(self) -> Loss:
+        return _choices.loss_of(
+            self._owner, "logistic" if self.loss is None else self.loss, _choices.CLASSIFICATION, True
+        )
+
+    def _check_one_strength(self) -> None:
+        known = check.concrete(self.lam)
+        if isinstance(self.lam, str) or (known is not None and known.size > 1):
+            raise ValueError(
+                f"{self._owner}: lam must be one number for more than two classes, got {check.shown(self.lam)}; choose "
+                f"it with GridSearchCV."
+            )
+
+    def _problems(self, data: TaskData, loss: Loss) -> Iterator[Problem]:
+        """The problem of each class against all others, as `one_vs_rest` has them.
+
+        They share one compiled program, with one another and with those of other fits to data of this shape.
+        """
+        for k in range(len(self.classes_)):
+            yield self._problem(data.replace(y=jnp.where(data.y == k, jnp.ones((), data.dtype), -1.0)), loss)
+
+    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+        """The predictions w'x + b of the second class ``[k]``; of more than two, of each ``[k, classes]``.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          groups: of every sample ``[k]``.
+        """
+        x, groups = self._asked(X, groups)
+        if len(self.classes_) == 2:
+            return self.model_.decision_function(x, groups, unseen=self.unseen)
+        return np.stack([each.decision_function(x, groups, unseen=self.unseen) for each in self.model_], axis=1)
+
+    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+        """Predict classes ``[k]``.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          groups: of every sample ``[k]``.
+        """
+        z = self.decision_function(X, groups)
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+        """The probabilities of all classes ``[k, classes]``, of the logistic loss.
+
+        Of more than two classes each has its own model, and what these say is divided by its sum.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          groups: of every sample ``[k]``.
+        """
+        z = self.decision_function(X, groups)
+        each = np.stack([-z, z], axis=1) if z.ndim == 1 else z
+        logarithm = -np.logaddexp(0.0, -each)
+        share = np.exp(logarithm - logarithm.max(axis=1, keepdims=True))
+        return share / share.sum(axis=1, keepdims=True)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+        """The share of right classes, of all samples together.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          y: labels ``[k]``.
+          sample_weight: of every sample ``[k]``.
+          groups: of every sample ``[k]``.
+        """
+        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))

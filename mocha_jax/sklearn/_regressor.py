@@ -1,0 +1,100 @@
+"""The estimator of numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+
+from mocha_jax._core.transfers import on_purpose
+from mocha_jax.sklearn import _choices
+from mocha_jax.sklearn._base import Estimator
+
+
+class MochaRegressor(RegressorMixin, Estimator):
+    r"""Linear regression with a model for every group, related as a regularizer says, for scikit-learn.
+
+    It minimises $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W, \Omega)$ over groups t. Features of very
+    different sizes want a `StandardScaler` before it.
+
+    The groups of rows are given in one of two ways: as ``groups=`` of `fit`, `predict` and `score`, which
+    scikit-learn's metadata routing hands on where ``set_fit_request(groups=True)`` and the like say so; or as a column
+    of X that the parameter `groups` names. The second works everywhere, for scorers hand on nothing to `predict`.
+    Without groups all rows are one task.
+
+    Args:
+      groups: the column of X that holds the group: its name in a data frame, or its place. It is no feature.
+      regularizer: ``"independent"``, ``"pooled"`` (one model for all groups), ``"mean"``, ``"probabilistic"``,
+        ``"clustered"``, ``"trace"`` or ``"joint_sparse"``; an object of `mocha_jax.regularizers`; or a function, called
+        as ``make(lam=...)``, that returns one, such as a class of them.
+      lam: the strength $\lambda$; several to choose from; or ``"cv"``, where cross-validation within every group
+        chooses among 10, 1, ..., 0.0001 and the other numbers of a named regularizer. None: 0.01, or what the
+        object has.
+      loss: ``"squared"``, ``"absolute"``, ``"epsilon_insensitive"``, ``"huber"``, or an object of `mocha_jax.losses`.
+      loss_scaling: ``"task_mean"``, every group counts the same, or ``"sum"``, every sample does, see `pack_tasks`.
+      intercept: whether models have one; it is penalised like the weights.
+      unseen: what predictions do for a group that was not there in `fit`: ``"error"``, or ``"mean"``, the mean of all
+        groups' weights, see `LinearModel.predict`.
+      tol: relative duality gap at which to stop.
+      max_iter: rounds at most.
+      random_state: seed of the order of samples; an integer, a `RandomState` or None.
+
+    Attributes:
+      coef_: weights of every group ``[m, d]``.
+      intercept_: of every group ``[m]``.
+      groups_: names of the groups in their order ``[m]``; None without groups.
+      n_iter_: rounds that were done.
+      dual_gap_: the relative duality gap at the end, a bound on the distance from the optimum.
+      regularizer_: the one that was used.
+      task_covariance_: of the groups ``[m, m]``, where it is learned.
+      cross_validation_: scores of all candidates, where there were several.
+      model_: the `LinearModel`, with names; it holds no samples.
+
+    Examples:
+      >>> import numpy as np
+      >>> from mocha_jax.sklearn import MochaRegressor
+      >>> rng = np.random.default_rng(0)
+      >>> X, school = rng.normal(size=(60, 2)), np.repeat(["oak", "elm"], 30)
+      >>> y = np.where(school == "oak", X[:, 0], -2 * X[:, 0])
+      >>> model = MochaRegressor(regularizer="independent", lam=1e-3).fit(X, y, groups=school)
+      >>> model.predict([[1.0, 0.0], [1.0, 0.0]], groups=["oak", "elm"]).round(1).tolist()
+      [1.0, -2.0]
+    """
+
+    @on_purpose
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Train the models of all groups.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          y: numbers ``[k]``.
+          groups: of every sample ``[k]``.
+        """
+        self._check_parameters()
+        loss = _choices.loss_of(self._owner, "squared" if self.loss is None else self.loss, _choices.REGRESSION, False)
+        x, y, groups = self._validated(X, y, groups, y_numeric=True)
+        self._keep([self._solved(self._problem(self._packed(x, y, groups), loss))])
+        return self
+
+    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+        """Predict numbers ``[k]``.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          groups: of every sample ``[k]``.
+        """
+        x, groups = self._asked(X, groups)
+        return self.model_.predict(x, groups, unseen=self.unseen)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+        """The coefficient of determination, of all samples together.
+
+        Args:
+          X: samples ``[k, d]``, or a data frame.
+          y: numbers ``[k]``.
+          sample_weight: of every sample ``[k]``.
+          groups: of every sample ``[k]``.
+        """
+        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
