@@ -39,9 +39,19 @@ METRICS: dict[str, Metric] = {
     "mean_loss": metrics.mean_loss,
     "absolute_error": metrics.absolute_error,
     "quadratic_kappa": metrics.quadratic_kappa,
+    "balanced_error": metrics.balanced_error,
+    "f1": metrics.f1,
+    "average_precision": metrics.average_precision,
+    "ndcg": metrics.ndcg,
+    "r2": metrics.r2,
+    "explained_variance": metrics.explained_variance,
+    "poisson_deviance": metrics.poisson_deviance,
 }
 _OF_THE_LOSS = metrics.mean_loss, metrics.absolute_error, metrics.quadratic_kappa  # those that need it
-_MORE_IS_BETTER = metrics.auc, metrics.quadratic_kappa
+_MORE_IS_BETTER = (
+    metrics.auc, metrics.quadratic_kappa, metrics.f1, metrics.average_precision, metrics.ndcg, metrics.r2,
+    metrics.explained_variance,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,6 +240,10 @@ def methods():
             "scores": Arg(np.arange(3.0), lambda v: scored(v, None)), "sizes": Arg(np.ones(3), optional(reals(3, low=0))), "baseline": Arg(np.ones(3), optional(lambda v: scored(v, 3))),
             "maximise": Arg(False, flag), "level": Arg(0.9, number(above=0, below=1, shapes=[()])), "seed": Arg(0, count(0)),
         }),
+        "metrics.compare": Call(metrics.compare, {
+            "methods": Arg({"one": np.arange(3.0), "two": np.ones(3)}, lambda v: isinstance(v, dict) and len(v) > 0 and all(np.ndim(one) in (1, 2) for one in v.values())), "sizes": Arg(np.ones(3), optional(reals(3, low=0))), "baseline": Arg("one", optional(word("one", "two"))),
+            "maximise": Arg(False, flag), "level": Arg(0.9, number(above=0, below=1, shapes=[()])), "seed": Arg(0, count(0)), "tasks": Arg(["a", "b", "c"], optional(lambda v: len(v) == len(set(v)) == 3)),
+        }),
         "LinearModel.predict": Call(model.predict, asked),
         "LinearModel.decision_function": Call(model.decision_function, asked),
         "LinearModel.predict_proba": Call(model.predict_proba, asked),
@@ -274,11 +278,13 @@ def measures():
         "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])),
     }
     return {
-        "metrics.error_rate": Call(metrics.error_rate, scored),
-        "metrics.rmse": Call(metrics.rmse, scored),
-        "metrics.auc": Call(metrics.auc, scored),
+        **{f"metrics.{name}": Call(getattr(metrics, name), scored) for name in (
+            "error_rate", "balanced_error", "f1", "log_loss", "auc", "average_precision", "rmse", "r2", "explained_variance",
+        )},
+        "metrics.ndcg": Call(metrics.ndcg, scored | {"top": Arg(2, optional(count(1)))}),
+        "metrics.poisson_deviance": Call(metrics.poisson_deviance, scored | {"data": of(mj.TaskData, world.classes(), lambda d: same_shape(d) and bool((d.y >= 0).all()), "weights")}),
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
-        "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": Arg(mj.losses.Hinge(), optional(instance(mj.losses.Loss)))}),
         "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "multiclass.by_threshold": Call(mj.multiclass.by_threshold, {
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "levels": Arg(2, count(2)), "size": Arg(1.0, POSITIVE),
