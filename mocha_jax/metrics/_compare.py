@@ -61,13 +61,19 @@ class Comparison:
         better = "more" if self.maximise else "less"
         return f"{len(self.tasks)} tasks; {better} is better; intervals of {100 * self.level:g} % over tasks and seeds"
 
+    @property
+    def places(self) -> int:
+        """Digits behind the point that its numbers are shown with: four in all of the largest mean."""
+        largest = max(abs(one.mean) for one in self.summaries.values())
+        return min(max(3 - math.floor(math.log10(largest)), 0), 8) if 0 < largest < math.inf else 4
+
     def __repr__(self) -> str:
         against = "" if self.baseline is None else f", against {self.baseline}"
         return f"Comparison({', '.join(self.summaries)}{against}, {len(self.tasks)} tasks)"
 
     def _cells(self) -> list[list[str]]:
         """The table in words, the header first."""
-        level, places = f"[{100 * self.level:g} %]", self._places()
+        level, places = f"[{100 * self.level:g} %]", self.places
         summaries = self.summaries.values()
         weighted = ["by samples"] if any(one.weighted_mean != one.mean for one in summaries) else []
         header = ["method", f"mean {level}", *weighted, "std", "median", "worst tenth", "best tenth"]
@@ -85,11 +91,6 @@ class Comparison:
                 ]
             rows.append(row + [""] * (len(header) - len(row)))
         return rows
-
-    def _places(self) -> int:
-        """Digits behind the point: four in all of the largest mean."""
-        largest = max(abs(one.mean) for one in self.summaries.values())
-        return min(max(3 - math.floor(math.log10(largest)), 0), 8) if 0 < largest < math.inf else 4
 
 
 @on_purpose

@@ -413,6 +413,9 @@ def pictures():
     )
     square = Arg(np.eye(3), lambda v: reals(None, None, least=1)(v) and len(set(np.shape(v))) == 1)
     return {
+        "plotting.compare": Call(plotting.compare, {
+            "methods": Arg({"one": np.arange(3.0), "two": np.ones(3)}, either(instance(mj.metrics.Comparison), lambda v: isinstance(v, dict) and len(v) > 0 and all(np.ndim(one) in (1, 2) for one in v.values()))), "score": title, "title": title,
+        }),
         "plotting.convergence": Call(plotting.convergence, {"axes": axes, "histories": histories, "against": Arg("round", word("round", "simulated_time"))}),
         "plotting.similarity": Call(plotting.similarity, {"axes": axes, "weights": Arg(world.weights(), reals(None, None, least=1)), "title": title}),
         "plotting.label_distribution": Call(plotting.label_distribution, {"axes": axes, "data": of(mj.TaskData, world.data()), "title": title}),
