@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +19,7 @@ from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, each_device, on_all
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.splits import class_sizes
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -218,8 +219,9 @@ def cross_validate(
         without = np.flatnonzero(np.isnan(mean)).tolist()
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
+    if (caveat := caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds)) is not None:
+        warn(f"{name}: {caveat}", NotConverged)
     for caveat in (
-        caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds),
         caveats.at_the_edge(candidates, mean, best, more_is_better),
         caveats.rare_classes(sizes, folds, int(stays.sum())),
     ):
@@ -238,7 +240,10 @@ def _refitted(
     for i in range(best + 1):
         regularizer = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
         there = Problem(problem.data, problem.loss, regularizer)
-        solution = budget.solve(key, there, state if state is None else warm_started(budget.algorithm, state, there))
+        with silenced(NotConverged) if i < best else contextlib.nullcontext():  # only the last one is handed out
+            solution = budget.solve(
+                key, there, state if state is None else warm_started(budget.algorithm, state, there)
+            )
         state = solution.state
     return solution
 

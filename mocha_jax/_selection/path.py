@@ -15,11 +15,13 @@ from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._driver.solve import solve
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection import caveats
 from mocha_jax.regularizers import Regularizer
 
 Entry = TypeVar("Entry")  # a pytree
@@ -80,6 +82,8 @@ def lambda_path(
 ) -> Path:
     """Solve for one regularizer after the other, each from where the last one ended; one compiled call.
 
+    A warning, `NotConverged`, names candidates that did not reach the tolerance.
+
     Args:
       problem: data and loss; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
@@ -103,9 +107,15 @@ def lambda_path(
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
     problem = problem.unnamed()
-    return or_by_loops(
+    path = or_by_loops(
         problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
     )
+    if not isinstance(path.rounds, jax.core.Tracer):
+        residuals, then = np.asarray(path.certificate.residual), "are as far as they got"
+        caveat = caveats.unfinished(residuals, np.asarray(path.rounds), budget.tol, budget.max_rounds, then)
+        if caveat is not None:
+            warn(f"lambda_path: {caveat}", NotConverged)
+    return path
 
 
 @jax.jit

@@ -248,6 +248,11 @@ def methods():
         "LinearModel.decision_function": Call(model.decision_function, asked),
         "LinearModel.predict_proba": Call(model.predict_proba, asked),
         "LinearModel.weights_for": Call(model.weights_for, {"data": of(mj.TaskData, data, same_shape)}),
+        "read_history": Call(mj.read_history, {"path": Arg(world.checkpoint, lambda v: v == world.checkpoint())}),
+        "callbacks.EachRecord": Call(mj.callbacks.EachRecord, {"function": Arg(print, function), "after": Arg(0, count(0))}),
+        "callbacks.TensorBoard": Call(mj.callbacks.TensorBoard, {
+            "writer": Arg(world.Writer(), instance(world.Writer)), "prefix": Arg("", lambda v: isinstance(v, str)), "after": Arg(0, count(0)),
+        }),
         "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
