@@ -104,7 +104,7 @@ def _name(cls: type[Quality]) -> str:
 
 def _kind(name: str) -> type[Quality]:
     """The kind of that name among those that there are: nothing is imported because a file says so."""
-    queue: list[type[Quality]] = [Quality]
+    queue: list[type[Quality]] = Quality.__subclasses__()
     while queue:
         cls = queue.pop()
         if _name(cls) == name:

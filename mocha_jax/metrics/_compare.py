@@ -182,7 +182,7 @@ def _names(owner: str, tasks: object, count: int) -> tuple[Hashable, ...]:
     several = (
         isinstance(tasks, Collection) and not isinstance(tasks, str | Set | Mapping) and getattr(tasks, "ndim", 1) > 0
     )
-    given: list[Any] = list(tasks) if several else []
+    given: list[Any] = list(tasks) if several else []  # type: ignore[call-overload]
     named = [one.item() if isinstance(one, np.generic) else one for one in given]
     if len(named) != count or not all(isinstance(one, Hashable) for one in named):
         raise ValueError(f"{owner}: tasks must be {count} names, one for each task; got {check.shown(tasks)}.")

@@ -44,9 +44,13 @@ def test_every_task_is_a_point_and_every_mean_a_diamond(tasks, maximise, tmp_pat
         if name != "local":
             np.testing.assert_allclose(points(right)[colours[name]], np.sort(values - found.scores["local"]))
     np.testing.assert_allclose(means(left), [one.mean for one in found.summaries.values()])
-    np.testing.assert_allclose(means(right), [found.summaries[name].difference for name in ("global", "learned")])
+    np.testing.assert_allclose(
+        means(right), [float(found.summaries[name].difference or 0.0) for name in ("global", "learned")]
+    )
     labels = [label.get_text() for label in right.get_yticklabels()]
-    assert labels == [f"{name}\nbetter in {100 * found.summaries[name].better:.0f} %" for name in ("global", "learned")]
+    assert labels == [
+        f"{name}\nbetter in {100 * (found.summaries[name].better or 0.0):.0f} %" for name in ("global", "learned")
+    ]
     assert left.get_xlabel() == f"RMSE ({'more' if maximise else 'less'} is better)"
     rows = [y for line in right.lines if line.get_marker() == "o" for y in line.get_ydata()]
     assert all(abs(y - round(y + 0.1)) < 0.55 for y in rows)  # every point within its row
