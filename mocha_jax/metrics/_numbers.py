@@ -135,9 +135,9 @@ def explained_variance(weights: Weights, data: TaskData, *, per_task: bool = Fal
 def _explained(error: Array, data: TaskData, per_task: bool) -> Array:
     """Compare errors ``[m, n]`` with the variation of labels."""
     # Measured from one of the labels, those that are all the same are exactly 0.
-    largest, smallest = task_largest(data.y, data), -task_largest(-data.y, data)
-    variation = task_means(_centred(data.y - data.to_nodes(largest)[:, None], data) ** 2, data)
-    scored = (largest > smallest) & (variation > 0)
+    largest = data.to_nodes(task_largest(data.y, data))[:, None]
+    variation = task_means(_centred(data.y - largest, data) ** 2, data)
+    scored = variation > 0
     score = 1.0 - safe_ratio(task_means(error**2, data), variation)
     return summary(jnp.where(scored, score, jnp.nan), scored, per_task)
 

@@ -275,13 +275,16 @@ def test_no_other_solve_says_so(problem):
 
 
 def test_searches_say_so_once(problem):
-    candidates = mj.grid(mj.regularizers.Independent, lam=[0.3, 0.1])
-    few: dict[str, Any] = dict(tol=1e-9, max_rounds=5)
-    said = warned(lambda: mj.cross_validate(problem, candidates, folds=2, **few))
+    candidates = mj.grid(mj.regularizers.Independent, lam=[2.0, 0.1])
+    problem = problem.replace(loss=mj.losses.Logistic())
+    few: dict[str, Any] = dict(tol=1e-15, max_rounds=2)
+    found: list[Any] = []
+    said = warned(lambda: found.append(mj.cross_validate(problem, candidates, folds=2, **few)))
+    assert found[0].best == 1  # behind another one
     late = [message for category, message, _ in said if category is mj.NotConverged]
     assert len(late) == 2  # of the fits in folds, and of the model that is handed out
     assert late[0].startswith("cross_validate: candidates 0 (")
-    assert late[1].startswith("solve: stopped at max_rounds after 5 rounds")
+    assert late[1].startswith("solve: stopped at max_rounds after 2 rounds")
     ((category, message, file),) = warned(lambda: mj.lambda_path(problem, candidates, **few))
     assert (category, file) == (mj.NotConverged, __file__)
     assert message.startswith("lambda_path: candidates 0 (")

@@ -89,7 +89,7 @@ def test_a_task_that_says_nothing_of_a_score_has_none():
         scores = np.asarray(score(w, data, per_task=True))
         assert np.isnan(scores).tolist() == missing, score
         np.testing.assert_allclose(score(w, data), np.nanmean(scores), rtol=1e-6)
-    constant = mj.pack_tasks(xs, [np.full(3, 20.1)] * 3, dtype="float32")  # whose mean is rounded
+    constant = mj.pack_tasks([np.ones((11, 1))] * 3, [np.full(11, 20.1)] * 3, dtype="float32")  # whose mean is rounded
     assert np.isnan(ours.r2(w, constant, per_task=True)).all()
     empty = data.keep(jnp.asarray(np.arange(3)[:, None] != 1) & jnp.ones((3, 3), bool))
     for score, _, _ in SCORES.values():
