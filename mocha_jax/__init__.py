@@ -57,6 +57,7 @@ from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model
+from mocha_jax._model.multiclass import MulticlassModel as MulticlassModel
 from mocha_jax._neural.fedavg import FedAvg as FedAvg
 from mocha_jax._neural.fedavg import Local as Local
 from mocha_jax._neural.prediction import Evaluation as Evaluation
@@ -72,6 +73,7 @@ from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
 from mocha_jax._problem.process_local import from_process_local as from_process_local
 from mocha_jax._problem.proof import certificate as certificate
+from mocha_jax._problem.proof import free_intercept as free_intercept
 from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.sharding import shard as shard
 from mocha_jax._selection.cross_validation import CrossValidation as CrossValidation
@@ -109,6 +111,7 @@ __all__ = [
     "features",
     "FedAvg",
     "Federated",
+    "free_intercept",
     "from_process_local",
     "graphical_lasso",
     "GraphicalLasso",
@@ -131,6 +134,7 @@ __all__ = [
     "Mocha",
     "MochaState",
     "multiclass",
+    "MulticlassModel",
     "Names",
     "networks",
     "NodeUpdate",

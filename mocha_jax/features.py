@@ -34,7 +34,7 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree, tree
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._data.task_data import TaskData
+from mocha_jax._data.task_data import TaskData, size_of_intercept
 from mocha_jax._numerics.math import EXACT, matmul
 from mocha_jax.networks import Layer, Network
 
@@ -259,13 +259,13 @@ def landmarks(data: TaskData, count: int | None = None, key: Array | None = None
 
 
 @on_purpose
-def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercept: bool = False) -> TaskData:
+def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercept: bool | float = False) -> TaskData:
     """Map the samples of a federation: ``[m, n, d]`` to ``[m, n, features]``.
 
     Args:
       data: the samples.
       feature_map: one of the maps here, or any function of samples ``[m, n, d]``.
-      intercept: append a feature that is 1.
+      intercept: append a constant, see `pack_tasks`.
 
     Examples:
       >>> import jax, numpy as np, mocha_jax as mj
@@ -279,7 +279,7 @@ def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercep
     """
     check.instance("transform", "data", data, TaskData, "pack_tasks(xs, ys)")
     check.function("transform", "feature_map", feature_map, "features.Nystroem(kernel, landmarks)")
-    check.flag("transform", intercept=intercept)
+    intercept = size_of_intercept("transform", intercept)
     x = feature_map(data.x.astype(data.dtype))
     if x.shape[:2] != data.x.shape[:2] or x.ndim != 3:
         raise ValueError(
@@ -287,5 +287,5 @@ def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercep
             f"{list(x.shape)}."
         )
     if intercept:
-        x = jnp.concatenate([x, jnp.ones((*x.shape[:2], 1), x.dtype)], axis=2)
-    return data.replace(x=x, names=data.names.replace(features=None), intercept=bool(intercept))
+        x = jnp.concatenate([x, jnp.full((*x.shape[:2], 1), intercept, x.dtype)], axis=2)
+    return data.replace(x=x, names=data.names.replace(features=None), intercept=intercept, scaling=None)

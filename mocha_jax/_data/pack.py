@@ -16,7 +16,7 @@ from mocha_jax._core.warnings import warn
 from mocha_jax._data.placement import collect
 from mocha_jax._data.samples import check_unmasked
 from mocha_jax._data.table import Tables, names_of_tasks, read
-from mocha_jax._data.task_data import SCALINGS, TaskData
+from mocha_jax._data.task_data import SCALINGS, TaskData, size_of_intercept
 
 # Bytes of samples that are padded on the host at a time.
 _PIECE = 2**26
@@ -31,7 +31,7 @@ def pack_tasks(
     like: TaskData | None = None,
     task: ArrayLike | None = None,
     loss_scaling: str = "sum",
-    intercept: bool = False,
+    intercept: bool | float = False,
     dtype: DTypeLike | None = None,
 ) -> TaskData:
     """Pack ragged per-node data into one `TaskData`.
@@ -45,12 +45,15 @@ def pack_tasks(
       groups: ``[N]`` labels, any sortable type, or the column that holds them; each distinct label is a node of that
         name, in sorted order, and its samples keep their order.
       like: other data, e.g. for training, whose tasks, features and classes these are by their names: in its order,
-        whatever the order here, and with no samples for tasks that are absent here. Its other settings hold as well.
+        whatever the order here, and with no samples for tasks that are absent here. Its other settings hold as well,
+        and where it is standardised so are these, in the same way.
       task: ``[m]`` the task of each node, where several nodes share one (Remark 4), as integers or as
         texts, which are their names; default: node k is task k.
       loss_scaling: ``"sum"`` adds up losses as equation (1) does, c = 1; ``"task_mean"``
         averages them within each task, c = 1/n_t.
-      intercept: append a constant 1 to every sample. Its weight is penalised like any other.
+      intercept: append a constant to every sample, 1 or any other number s. Its weight is penalised like any other,
+        and with it the intercept, 1/s^2 as much: with 10 a hundredth. See `TaskData.standardized` for one that is not
+        penalised at all with the squared loss, and `free_intercept` for what s costs with others.
       dtype: of the stored arrays; default is JAX's default float (float32, or float64
         with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are stored
         so, rounded; labels, weights and all arithmetic have JAX's default float.
@@ -70,7 +73,7 @@ def pack_tasks(
       (('oak', 'elm'), [0, 2])
     """
     check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
-    check.flag("pack_tasks", intercept=intercept)
+    intercept = size_of_intercept("pack_tasks", intercept)
     check_unmasked("pack_tasks", task=task)
     if like is not None:
         check.instance("pack_tasks", "like", like, TaskData, "the training data")
@@ -82,8 +85,9 @@ def pack_tasks(
     storage, dtype = _dtypes(xs, dtype)
     _check_tasks(xs, ys, names, rows, absent=like is not None)
     m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
-    if like is not None and d + intercept != like.num_features:
-        raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_features - intercept}.")
+    width = d + bool(intercept)
+    if like is not None and d != like.num_slopes:
+        raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_slopes}.")
 
     def overflow(t: int) -> ValueError:
         return ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
@@ -101,13 +105,13 @@ def pack_tasks(
         raise overflow(int(np.argmin(fine)))
 
     def pieces() -> Iterator[np.ndarray]:
-        count = max(_PIECE // (n * (d + intercept) * storage.itemsize), 1)
+        count = max(_PIECE // (n * width * storage.itemsize), 1)
         for first in range(0, m, count):
-            piece = np.zeros((min(count, m - first), n, d + intercept), storage)
+            piece = np.zeros((min(count, m - first), n, width), storage)
             with np.errstate(over="ignore"):
                 for k, rows in enumerate(xs[first : first + count]):
                     piece[k, : len(rows), :d] = rows
-                    piece[k, : len(rows), d:] = 1.0
+                    piece[k, : len(rows), d:] = intercept
             if not (fine := np.isfinite(piece).all((1, 2))).all():
                 raise overflow(first + int(np.argmin(fine)))
             yield piece
@@ -116,10 +120,11 @@ def pack_tasks(
     if task is not None:  # of nodes, not of tasks
         named = named.replace(tasks=tasks)
     data = TaskData(
-        x=collect(pieces(), (m, n, d + intercept), storage), y=jnp.asarray(y), weight=jnp.asarray(weight),
+        x=collect(pieces(), (m, n, width), storage), y=jnp.asarray(y), weight=jnp.asarray(weight),
         task=jnp.asarray(owner, jnp.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
     )  # fmt: skip
-    return data.replace(weight=data.base_weight())
+    data = data.replace(weight=data.base_weight())
+    return data if like is None or like.scaling is None else data.standardized(like=like)
 
 
 def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np.dtype]:

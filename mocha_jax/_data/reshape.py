@@ -9,6 +9,7 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import Names, duplicates, listed
+from mocha_jax._data.scaling import appended
 from mocha_jax._numerics.math import safe_ratio
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def pad(data: TaskData, nodes: int | None, rows: int | None) -> TaskData:
         task=jnp.pad(data.task, grow[:1]),
         num_tasks=data.num_tasks,
         names=data.names,
+        scaling=data.scaling,
     )
 
 
@@ -73,6 +75,7 @@ def append(data: TaskData, other: TaskData) -> TaskData:
         num_tasks=data.num_tasks + other.num_tasks,
         shared=data.shared or other.shared,
         names=_names_of_both(data, other),
+        scaling=appended(data, other),
     )
 
 

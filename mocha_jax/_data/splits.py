@@ -52,17 +52,26 @@ def stratified(y: np.ndarray, bits: np.ndarray, real: np.ndarray, fraction: floa
 
 
 def class_sizes(
-    y: np.ndarray, real: np.ndarray, task: np.ndarray, num_tasks: int, groups: np.ndarray | None
+    label: np.ndarray, real: np.ndarray, task: np.ndarray, num_tasks: int, classes: int, groups: np.ndarray | None
 ) -> np.ndarray:
-    """Count each task's negative and positive samples ``[num_tasks, 2]``; given groups, the groups that have such."""
+    """Count each task's samples of every class ``[num_tasks, classes]``; given groups, the groups that have such.
+
+    Args:
+      label: ``[m, n]`` integers from 0, or booleans.
+      real: which are samples.
+      task: ``[m]`` of every node.
+      num_tasks: how many.
+      classes: how many.
+      groups: ``[m, n]`` integers.
+    """
     node, row = np.nonzero(real)
-    owner, positive = task[node], y[node, row] > 0
+    owner, kind = task[node], label[node, row].astype(int)
     if groups is not None:
         member = np.unique(groups[node, row], return_inverse=True)[1].ravel()
-        together = (node * (member.max(initial=0) + 1) + member) * 2 + positive
+        together = (node * (member.max(initial=0) + 1) + member) * classes + kind
         first = np.unique(together, return_index=True)[1]
-        owner, positive = owner[first], positive[first]
-    return np.bincount(2 * owner + positive, minlength=2 * num_tasks).reshape(num_tasks, 2)
+        owner, kind = owner[first], kind[first]
+    return np.bincount(classes * owner + kind, minlength=classes * num_tasks).reshape(num_tasks, classes)
 
 
 def dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups: np.ndarray | None) -> np.ndarray:

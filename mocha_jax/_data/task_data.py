@@ -25,6 +25,7 @@ from mocha_jax._data.layout import AsStored, Layout
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.placement import row_by_row
 from mocha_jax._data.samples import check_arrays
+from mocha_jax._data.scaling import Scaling, standardized
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.products import Terms
 
@@ -51,16 +52,20 @@ class TaskData(Pytree):
     shared: bool = static(default=False)  # False: node k works on task k, nodes beyond are inert
     loss_scaling: str = static(default="sum")
     names: Names = static(default=NAMELESS)  # of tasks, features and classes; from `pack_tasks`
-    intercept: bool = static(default=False)  # whether the last feature is 1 for every sample
+    intercept: float = static(default=0.0)  # the last feature of every sample, where one was appended; else 0
+    scaling: Scaling | None = static(default=None)  # what was taken from the samples; from `standardized`
     sharding: NodeSharding | None = static(default=None)  # on which devices the nodes are, from `shard`
 
     @on_purpose
     def __post_init__(self) -> None:
         check_arrays(self.x, self.y, self.weight, self.task)
         check.one_of("TaskData", "loss_scaling", self.loss_scaling, SCALINGS)
-        check.flag("TaskData", shared=self.shared, intercept=self.intercept)
+        check.flag("TaskData", shared=self.shared)
+        object.__setattr__(self, "intercept", size_of_intercept("TaskData", self.intercept))
         check.instance("TaskData", "names", self.names, Names, "that of pack_tasks(...)")
         check.integer("TaskData", -1, num_tasks=self.num_tasks)
+        if self.scaling is not None:
+            check.instance("TaskData", "scaling", self.scaling, Scaling, "that of data.standardized()")
         if self.sharding is not None:
             check.instance("TaskData", "sharding", self.sharding, NodeSharding, "that of shard(problem).data")
         task, weight = check.concrete(self.task), check.concrete(self.weight)
@@ -90,10 +95,11 @@ class TaskData(Pytree):
         The number of tasks follows a changed `task`, the weights a changed `loss_scaling`, a layout its samples.
         """
         if "task" in changes:
-            changes = {"num_tasks": -1, "names": self.names.replace(tasks=None), **changes}
+            scaling = None if self.scaling is None else self.scaling.regrouped()
+            changes = {"num_tasks": -1, "names": self.names.replace(tasks=None), "scaling": scaling, **changes}
         if "x" in changes and getattr(changes["x"], "shape", (0,))[-1:] != (self.num_features,):
             names = cast(Names, changes.get("names", self.names))
-            changes = {"intercept": False, **changes, "names": names.replace(features=None)}
+            changes = {"intercept": 0.0, **changes, "names": names.replace(features=None), "scaling": None}
         if not changes.keys().isdisjoint({"x", "y", "weight", "sharding"}):
             changes = {"layout": AsStored(), **changes}
         if "x" in changes:
@@ -104,7 +110,7 @@ class TaskData(Pytree):
         return changed.replace(weight=self.weight * safe_ratio(changed.base_weight(), self.base_weight()))
 
     def _check_names(self) -> None:
-        counts = {"tasks": self.num_tasks, "features": self.num_features - self.intercept}
+        counts = {"tasks": self.num_tasks, "features": self.num_slopes}
         for what, count in counts.items():
             known = getattr(self.names, what)
             if known is not None and len(known) != count:
@@ -112,9 +118,9 @@ class TaskData(Pytree):
 
     def unnamed(self) -> Self:
         """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""
-        if self.names is NAMELESS and not self.intercept:
+        if self.names is NAMELESS and not self.intercept and self.scaling is None:
             return self
-        return self.exchange(names=NAMELESS, intercept=False)
+        return self.exchange(names=NAMELESS, intercept=0.0, scaling=None)
 
     @property
     def num_nodes(self) -> int:
@@ -125,6 +131,11 @@ class TaskData(Pytree):
     def num_features(self) -> int:
         """Length d of a sample, the appended intercept included."""
         return self.x.shape[2]
+
+    @property
+    def num_slopes(self) -> int:
+        """The number of features without an appended intercept."""
+        return self.num_features - bool(self.intercept)
 
     @property
     def dtype(self) -> np.dtype:
@@ -321,6 +332,29 @@ class TaskData(Pytree):
         return reshape.append(self, other)
 
     @on_purpose
+    def standardized(self, by: str = "pooled", *, labels: bool = False, like: TaskData | None = None) -> TaskData:
+        """Centre every feature and divide it by its standard deviation.
+
+        A model of such samples is given in the units that they had (``solution.model``), and metrics of a solution
+        take data as it was. An appended intercept stays what it is.
+
+        Args:
+          by: whose means and standard deviations: ``"pooled"``, those of all samples; ``"task"``, those of each task;
+            ``"within"``, the means of each task, and the standard deviation from them of all samples.
+          labels: take the means of the labels from them too. By task or within, with the squared loss, **no
+            intercept is penalised** then: what is left of it is 0.
+          like: other data, for training, whose means and standard deviations to take in place of these.
+
+        Examples:
+          >>> import numpy as np, mocha_jax as mj
+          >>> x = np.array([[1000.0], [3000.0], [0.0], [2000.0]], "f")
+          >>> data = mj.pack_tasks(x, x[:, 0], ["oak", "oak", "elm", "elm"])
+          >>> data.standardized("task", labels=True).x[..., 0].tolist()
+          [[-1.0, 1.0], [-1.0, 1.0]]
+        """
+        return standardized(self, by, labels, like)
+
+    @on_purpose
     def folds(self, key: Array, count: int, groups: ArrayLike | None = None) -> Array:
         """Deal every node's samples into parts of nearly equal size, for cross-validation.
 
@@ -357,3 +391,11 @@ class TaskData(Pytree):
             return real
         count = self.to_tasks(jnp.sum(real, axis=1))
         return real / jnp.maximum(self.to_nodes(count), 1.0)[:, None]
+
+
+def size_of_intercept(owner: str, intercept: bool | float) -> float:
+    """The constant that is appended to samples: 1 for True, 0 for none."""
+    if not isinstance(intercept, bool | np.bool_):
+        check.scalar(owner, intercept=intercept)
+        check.nonnegative(owner, intercept=intercept)
+    return float(intercept)

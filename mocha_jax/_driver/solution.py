@@ -13,6 +13,7 @@ from jax import Array
 from mocha_jax._algorithms.base import Kind
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._data.scaling import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.answer import linear_model
@@ -88,6 +89,8 @@ class Solution(Pytree, Generic[Kind]):
             shown = [str(t) if known is None else repr(known[t]) for t in tasks[:10]]
             which = ", ".join(shown) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
             text += f"; {len(self.silent_nodes)} node(s) never answered, so the gap of task(s) {which} is not closed"
+        if self.status == Status.MAX_ROUNDS and self.problem.convex and (hint := advice(self.problem.data)):
+            text += f"; {hint}"
         return text + self.problem.remarks(self.quality)
 
     @property

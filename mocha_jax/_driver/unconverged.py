@@ -18,10 +18,5 @@ def unconverged(solution: Solution[Any]) -> str | None:
         return None
     if not solution.problem.convex or not np.isfinite(solution.quality.residual):
         return None
-    return f"{solution.message}, more than tol={solution.tol:g}; {advice(solution)}."
-
-
-def advice(solution: Solution[Any]) -> str:
-    """The remedy, as the end of a sentence."""
-    del solution  # whose data may give a reason
-    return "pass more max_rounds, or a tol that is worth them"
+    remedy = "pass more max_rounds, or a tol that is worth them"
+    return f"tol={solution.tol:g} was not reached: {solution.message}; {remedy}."

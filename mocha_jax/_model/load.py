@@ -8,10 +8,11 @@ from typing import Any
 from mocha_jax._data.names import Names
 from mocha_jax._model.file import read
 from mocha_jax._model.linear import LinearModel
+from mocha_jax._model.multiclass import METHODS, MulticlassModel
 
 
-def load_model(path: str | os.PathLike[str]) -> LinearModel:
-    """Read a model that `LinearModel.save` wrote.
+def load_model(path: str | os.PathLike[str]) -> LinearModel | MulticlassModel:
+    """Read a model that `LinearModel.save` or `MulticlassModel.save` wrote.
 
     Examples:
       >>> import pathlib, tempfile, numpy as np, mocha_jax as mj
@@ -23,6 +24,11 @@ def load_model(path: str | os.PathLike[str]) -> LinearModel:
     arrays, about = read(path)
     try:
         names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
+        if (kind := about["kind"]) in METHODS:
+            return MulticlassModel(
+                arrays["weights"], arrays["intercept"], names, bool(about["logistic"]), arrays.get("calibration"), kind,
+                about["trained"],
+            )  # fmt: skip
         decides = about["decides"]
         many = len(arrays["weights"])
         return LinearModel(
@@ -30,7 +36,7 @@ def load_model(path: str | os.PathLike[str]) -> LinearModel:
             arrays.get("thresholds"), bool(about["logistic"]), about["trained"],
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"load_model: {path} lacks a part of a linear model, or it is damaged: {error}.") from error
+        raise ValueError(f"load_model: {path} lacks a part of a model, or it is damaged: {error}.") from error
 
 
 def _tuple(names: list[Any] | None) -> tuple[Any, ...] | None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax import Array
 
+from mocha_jax._data.scaling import Scaling
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem
+from mocha_jax.losses import Loss
+from mocha_jax.regularizers import Regularizer
+
+
+class _Affine(Protocol):
+    """A record that says how its samples were changed."""
+
+    @property
+    def intercept(self) -> float: ...
+
+    @property
+    def scaling(self) -> Scaling | None: ...
 
 
 def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
@@ -23,17 +36,35 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
       trained: what else to say of the training, e.g. the accuracy that was reached.
     """
     data, m = problem.data, problem.data.num_tasks
-    w = np.asarray(weights)
-    slopes, intercept = (w[:, :-1], w[:, -1]) if data.intercept else (w, np.zeros(m, w.dtype))
+    slopes, intercept = apart(np.asarray(weights), data)
+    if data.scaling is not None:
+        trained = {**trained, "standardized": data.scaling.by}
     losses = [problem.loss.of_task(t) for t in range(m)]
     return LinearModel(
         slopes, intercept, data.names, tuple(loss.decides for loss in losses), _thresholds(losses),
         all(loss.log_odds for loss in losses),
-        {
-            "library": f"mocha_jax {importlib.import_module('mocha_jax').__version__}",
-            "loss": _described(problem.loss), "regularizer": _described(problem.regularizer), **trained,
-        },
+        {**how_trained(problem.loss, problem.regularizer), **trained},
     )  # fmt: skip
+
+
+def apart(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]``, in the units that the samples had at first.
+
+    Args:
+      weights: ``[..., num_tasks, d]`` of samples as they are in `data`.
+      data: whose `intercept` and `scaling` they have.
+    """
+    slopes, intercept = weights, np.zeros(weights.shape[:-1], weights.dtype)
+    if data.intercept:
+        slopes, intercept = weights[..., :-1], data.intercept * weights[..., -1]
+    return (slopes, intercept) if data.scaling is None else data.scaling.raw(slopes, intercept)
+
+
+def how_trained(loss: Loss | None, regularizer: Regularizer | None) -> dict[str, str]:
+    """Describe what trained a model, in texts."""
+    records = {"loss": loss, "regularizer": regularizer}
+    library = f"mocha_jax {importlib.import_module('mocha_jax').__version__}"
+    return {"library": library, **{name: _described(each) for name, each in records.items() if each is not None}}
 
 
 def _thresholds(losses: list[Any]) -> np.ndarray | None:

@@ -162,7 +162,11 @@ def _check_labels(data: TaskData, loss: Loss) -> None:
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
         here = loss.of_task(int(task[node]))
+        rule = here.label_rule
+        labels = np.unique(y[weight > 0])
+        if here.binary and len(labels) > 2 and labels[0] >= 0 and (labels == labels.round()).all():
+            rule = f"labels -1 and +1; for classes 0, 1, ..., {labels[-1]:g} use one_vs_rest(data, make)"
         raise ValueError(
             f"{data.names.task(int(task[node]))}{f' (node {node})' if data.shared else ''}: "
-            f"has label {y[node, row]:g}, but {type(here).__name__} needs {here.label_rule}."
+            f"has label {y[node, row]:g}, but {type(here).__name__} needs {rule}."
         )

@@ -29,10 +29,12 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics import twofold
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.twofold import Pair, additions
 from mocha_jax._problem.certificate import Certificate, assembled, jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
+from mocha_jax.regularizers import JointSparse
 
 
 @on_purpose
@@ -83,6 +85,48 @@ def proven(
     return _certified(problem, beta, _dual_vectors(problem, beta), weights, relation, change, gap_before)
 
 
+@on_purpose
+def free_intercept(problem: Problem, beta: Array, relation: Relation, weights: Array) -> Certificate:
+    r"""Certify weights for the problem whose intercept is not penalised; arguments as `certificate`.
+
+    The dual of that problem has a constraint more for every task, $\sum_i c_{ti}\beta_{ti} = 0$. Of the duals that are
+    positive, or of those that are negative, whichever weigh more are made smaller by one factor until it holds. That
+    costs little where the intercept was hardly penalised, as by ``pack_tasks(..., intercept=10.0)``. With a constant
+    feature s the weights found are at most what the best intercepts b cost there from the optimum: with a given
+    relationship of order $\lambda b^2/s^2$; with (14), whose penalty is the square of a sum of singular values,
+    $2\lambda\|W\|_*\|b\|/s + \lambda\|b\|^2/s^2$.
+
+    The bound counts what rounding leaves of the sum, times the intercepts here, for those of the optimum.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(40, 2)).astype("f") for _ in range(3)]
+      >>> ys = [np.sign(x[:, 0] + t) for t, x in enumerate(xs)]
+      >>> data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", intercept=10.0)
+      >>> problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.Independent(0.01))
+      >>> s = mj.solve(problem, tol=1e-4)
+      >>> bool(mj.free_intercept(problem, s.state.beta, s.relation, s.weights).relative_gap < 0.01)
+      True
+    """
+    check.instance("free_intercept", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    data, regularizer = problem.data, problem.regularizer
+    if not data.intercept:
+        raise ValueError("free_intercept: problem must have samples with an intercept; pack them with intercept=10.0.")
+    if isinstance(regularizer, JointSparse):
+        raise ValueError("free_intercept: JointSparse learns a scale of the intercept; there is no such certificate.")
+    beta = check.floats("free_intercept", "beta", beta, data.y.shape)
+    weights = check.floats("free_intercept", "weights", weights, (data.num_tasks, data.num_features))
+    regularizer.check_relation("free_intercept", relation, data.num_tasks, data.num_features)
+    if relation is None:
+        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    up, down = (data.to_tasks(jnp.sum(data.weighted(jnp.maximum(a, 0.0)), axis=1)) for a in (beta, -beta))
+    less = jnp.minimum(up, down)
+    shrink = [data.to_nodes(safe_ratio(less, a))[:, None] for a in (up, down)]
+    beta = jnp.where(beta > 0, beta * shrink[0], beta * shrink[1])
+    return _certified(problem, beta, _dual_vectors(problem, beta), weights, relation, free=1)
+
+
 def _dual_vectors(problem: Problem, beta: Array) -> Pair:
     """V of the duals and a bound on its error, each ``[num_tasks, d]``."""
     data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
@@ -113,7 +157,9 @@ def _certified(
     relation: Relation,
     change: Array | float = 0.0,
     gap_before: Array | float = math.inf,
+    free: int = 0,
 ) -> Certificate:
+    """The certificate; with `free`, of the problem in which so many features, the last ones, are not penalised."""
     data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
     z, error = data.map_samples(twofold.times, data.to_nodes(weights))
     terms, losses, moved = _of_samples(problem.node_loss, z, error, data.y, beta)
@@ -123,9 +169,12 @@ def _certified(
     task_gaps = jnp.where(_admissible(problem), more * (task_gaps + added), jnp.nan)
     empirical = jnp.sum(data.weighted(losses))
     of_data = more * jnp.sum(data.weighted(moved)) + (more - 1.0) * empirical
-    offset = regularizer.offset(relation, data.num_features)
+    penalised = data.num_features - free
+    of_free = jnp.sum(jnp.abs(weights[:, penalised:]) * (jnp.abs(vectors[0]) + vectors[1])[:, penalised:])
+    vectors, weights = (vectors[0][:, :penalised], vectors[1][:, :penalised]), weights[:, :penalised]
+    offset = regularizer.offset(relation, penalised)
     value = regularizer.penalty(weights, relation)
-    vanished = _vanished(problem, relation)
+    vanished = _vanished(problem, relation) + of_free
     of_data = of_data + vanished + 4.0 * unit * (empirical + jnp.abs(value) + jnp.abs(offset))
     rounding = of_data + regularizer.value_error(weights, relation)
     joint = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import jax
 import numpy as np
 
@@ -11,7 +13,12 @@ _NAMED = 5  # candidates; a longer list is cut
 
 
 def unfinished(
-    residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds: int, then: str = "are scored as far as they got"
+    residuals: np.ndarray,
+    rounds: np.ndarray,
+    tol: float,
+    max_rounds: int,
+    advice: str = "",
+    then: str = "are scored as far as they got",
 ) -> str | None:
     """Candidates whose solves ended before they reached the tolerance.
 
@@ -20,6 +27,7 @@ def unfinished(
       rounds: after which they ended, like them.
       tol: what they should have reached.
       max_rounds: what they were given.
+      advice: what else may help.
       then: what becomes of them.
     """
     count = residuals.shape[-1]
@@ -35,7 +43,8 @@ def unfinished(
         f"brackets, and {then}; "
         + ("where fewer rounds were done, floats certify no more: scale the features or use float64" if early else "")
         + ("; else " if early else "")
-        + "raise max_rounds."
+        + "raise max_rounds"
+        + (f"; {advice}." if advice else ".")
     )
 
 
@@ -62,15 +71,16 @@ def at_the_edge(candidates: Regularizer, mean: np.ndarray, best: int, more_is_be
     return f"the best candidate, {best}, is at the edge of the grid: {'; '.join(ends)}." if ends else None
 
 
-def rare_classes(sizes: np.ndarray, folds: int, kept: int) -> str | None:
+def rare_classes(sizes: np.ndarray, folds: int, kept: int, labels: Sequence[Hashable] = ("-1", "+1")) -> str | None:
     """Tasks that cannot have every class in every part.
 
     Args:
-      sizes: negative and positive samples of each task, or groups with such, ``[num_tasks, 2]``.
+      sizes: samples of each class in each task, or groups with such, ``[num_tasks, classes]``.
       folds: how many parts.
       kept: samples that stay in training for that reason.
+      labels: of the classes.
     """
-    rare = (sizes > 0) & (sizes < folds) & (sizes.min(1, keepdims=True) > 0)
+    rare = (sizes > 0) & (sizes < folds) & ((sizes > 0).sum(1, keepdims=True) > 1)
     if not rare.any():
         return None
     task, label = np.argwhere(rare)[0]
@@ -80,6 +90,6 @@ def rare_classes(sizes: np.ndarray, folds: int, kept: int) -> str | None:
     )
     return (
         f"in {int(rare.any(1).sum())} of {len(sizes)} tasks a class has fewer samples or groups than folds={folds} "
-        f"(task {task}: {sizes[task, label]} of label {2 * label - 1:+d}), so that scores say little of it"
+        f"(task {task}: {sizes[task, label]} of label {labels[label]}), so that scores say little of it"
         f"{stay if kept else ''}; take fewer folds or more samples."
     )

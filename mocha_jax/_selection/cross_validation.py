@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding, each_device, on_all
+from mocha_jax._core.devices import NodeSharding, on_all
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
-from mocha_jax._data.splits import class_sizes
+from mocha_jax._data.scaling import advice
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
-from mocha_jax._driver.progress import Bar
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
-from mocha_jax._selection.path import SolveOptions, scan_candidates, solve_options, warm_started
+from mocha_jax._selection.by_fold import Fitted, alone, fold_by_fold, room, several
+from mocha_jax._selection.path import SolveOptions, count_candidates, scan_candidates, solve_options, warm_started
+from mocha_jax._selection.preparation import Preparation, anonymous, fitted, preparation, prepared
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -55,8 +56,11 @@ _MORE_IS_BETTER = (
 )  # fmt: skip
 
 
+Answer = TypeVar("Answer")  # what all data is fitted with: a `Solution`, of several classes an `OneVsRest`
+
+
 @dataclasses.dataclass(frozen=True)
-class CrossValidation:
+class CrossValidation(Generic[Answer]):
     """Scores of all candidates and the best one, from `cross_validate`."""
 
     candidates: Regularizer  # with a leading axis [c]
@@ -65,7 +69,7 @@ class CrossValidation:
     rounds: np.ndarray  # [trials, folds, c]
     best: int  # of the candidates
     regularizer: Regularizer  # the best one
-    solution: Solution[Problem] | None  # for all data with it; None with ``refit=False``
+    solution: Answer | None  # for all data with it; None with ``refit=False``
     metric: str  # the name of what the scores are
 
     @property
@@ -103,6 +107,7 @@ def cross_validate(
     metric: Metric | str | None = None,
     maximise: bool | None = None,
     scored_as: TaskData | None = None,
+    standardize: str | Preparation | None = None,
     keep_rare: bool = True,
     tol: float = 1e-3,
     max_rounds: int = 200,
@@ -110,7 +115,7 @@ def cross_validate(
     chunk: int | None = None,
     refit: bool = True,
     progress: bool = False,
-) -> CrossValidation:
+) -> CrossValidation[Solution[Problem]]:
     """Choose a regularizer by cross-validation within every task.
 
     All candidates for one or more folds are one compiled call: the samples are in memory once, a fold is no more than
@@ -135,6 +140,10 @@ def cross_validate(
       maximise: whether more is better; by default of the AUC and kappa only, so say so of a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
+      standardize: what to do with features, fitted to the training samples of every fold: ``"pooled"``, ``"task"`` or
+        ``"within"``, see `TaskData.standardized`; or a function of your own, pure, from the training samples to a
+        function of any samples. Labels are centred too where the loss is one of the residual. It takes memory for the
+        samples once more for every fit at the same time.
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
         without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
         many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those
@@ -160,7 +169,9 @@ def cross_validate(
       ('rmse', 1)
     """
     name = "cross_validate"
-    budget, count = solve_options(name, problem, candidates, algorithm, tol, max_rounds, record_every)
+    prepare = preparation(name, standardize, problem)
+    count_candidates(name, problem, candidates)
+    budget = solve_options(name, algorithm, tol, max_rounds, record_every)
     check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, problem.data
     check.key(name, key)
@@ -184,34 +195,38 @@ def cross_validate(
             f"{name}: metric(weights, data, per_task=True) must return a score for each task, an array "
             f"[{seen_as.num_tasks}]; got {said}."
         )
-    # On a CPU one fit keeps a core busy, and several at once only push one another out of its cache.
-    chunk = (1 if jax.default_backend() == "cpu" else folds) if chunk is None else chunk
-    check.integer(name, 1, chunk=chunk)
-    # Each device does its own fits, unless all of them share the samples already.
-    devices = 1 if data.sharding is not None else min(jax.local_device_count(), -(-trials * folds // chunk))
+    size, sharding = room(name, data, trials, folds, chunk)
     parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
     # Of the tasks that are scored, so that a global model is judged by the same samples.
-    sizes, alone = _rare(problem.replace(data=seen_as), groups)
-    stays = alone & keep_rare & (groups is None)
-    sharding = _over(devices)
-    given = on_all(sharding, (key, problem.unnamed(), candidates, budget, jnp.asarray(stays), seen_as.unnamed()))
+    sizes, single = np.zeros((seen_as.num_tasks, 2), int), np.zeros(data.y.shape, bool)
+    if problem.loss.binary:
+        sizes, single = alone(seen_as, np.asarray(seen_as.y) > 0, 2, groups)
+    stays = single & keep_rare & (groups is None)
+    nameless = problem.exchange(data=anonymous(data, prepare))
+    given = on_all(sharding, (key, nameless, candidates, budget, jnp.asarray(stays), anonymous(seen_as, prepare)))
     parts = on_all(sharding, parts)
-    found = []
-    with Bar(progress, total=trials * folds, done=0) as bar:
-        for trial, fold in _chunks(trials * folds, folds, chunk * devices):
-            out = or_by_loops(
-                problem, budget.algorithm,
-                lambda by: _scores(
-                    (*given[:3], given[3].replace(algorithm=by), *given[4:]), parts[trial], fold,  # noqa: B023
-                    score=score, sharding=sharding,
-                ),
-            )  # fmt: skip
-            found.append(jax.tree.map(np.asarray, out))
-            bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))
-    scores, residuals, rounds = (
-        np.concatenate(a)[: trials * folds].reshape(trials, folds, count, *a[0].shape[2:])
-        for a in zip(*found, strict=True)
-    )
+
+    def fit(trial: Array, fold: Array) -> Fitted:
+        def work(by: Algorithm[Problem]) -> Fitted:
+            fitted_by = (*given[:3], given[3].replace(algorithm=by), *given[4:])
+            return _scores(fitted_by, parts[trial], fold, score=score, sharding=sharding, prepare=prepare)
+
+        return or_by_loops(problem, budget.algorithm, work)
+
+    scores, residuals, rounds = fold_by_fold(fit, trials, folds, size, progress)
+    rare = caveats.rare_classes(sizes, folds, int(stays.sum()))
+    hint = "" if prepare else advice(data)
+    best = chosen(name, candidates, scores, residuals, rounds, budget, more_is_better, rare, hint)
+    regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
+    solution = _refitted(key, prepared(problem, prepare)[0], candidates, budget, best) if refit else None
+    return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)
+
+
+def chosen(
+    name: str, candidates: Regularizer, scores: np.ndarray, residuals: np.ndarray, rounds: np.ndarray,
+    budget: SolveOptions, more_is_better: bool, rare: str | None, hint: str = "",
+) -> int:  # fmt: skip
+    """Choose the best candidate, and warn of what speaks against it."""
     mean = _of_candidates(scores)
     if np.isnan(mean).all():
         raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")
@@ -219,17 +234,15 @@ def cross_validate(
         without = np.flatnonzero(np.isnan(mean)).tolist()
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
-    if (caveat := caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds)) is not None:
+    if (caveat := caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds, hint)) is not None:
         warn(f"{name}: {caveat}", NotConverged)
     for caveat in (
         caveats.at_the_edge(candidates, mean, best, more_is_better),
-        caveats.rare_classes(sizes, folds, int(stays.sum())),
+        rare,
     ):
         if caveat is not None:
             warn(f"{name}: {caveat}")
-    regularizer = jax.tree.map(lambda leaf: leaf[best], candidates)
-    solution = _refitted(key, problem, candidates, budget, best) if refit else None
-    return CrossValidation(candidates, scores, residuals, rounds, best, regularizer, solution, metric_name)
+    return best
 
 
 def _refitted(
@@ -252,43 +265,24 @@ def _refitted(
 Given = tuple[Array, Problem, Regularizer, SolveOptions, Array, TaskData]
 
 
-def _over(devices: int) -> NodeSharding | None:
-    """Fits over so many of this process's devices; None: one after the other."""
-    if devices == 1:
-        return None
-    mesh = jax.make_mesh((devices,), ("fits",), (AxisType.Auto,), devices=jax.local_devices()[:devices])
-    return NodeSharding(mesh, ("fits",), False, devices)
-
-
-@partial(jax.jit, static_argnames=("score", "sharding"))
+@partial(jax.jit, static_argnames=("score", "sharding", "prepare"))
 def _scores(
-    given: Given, parts: Array, fold: Array, *, score: Metric, sharding: NodeSharding | None
-) -> tuple[Array, Array, Array]:
+    given: Given, parts: Array, fold: Array, *, score: Metric, sharding: NodeSharding | None,
+    prepare: Preparation | None,
+) -> Fitted:  # fmt: skip
     """Fit some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
-    def one(given: Given, part: Array, fold: Array) -> tuple[Array, Array, Array]:
+    def one(given: Given, part: Array, fold: Array) -> Fitted:
         key, problem, candidates, budget, stays, seen_as = given
-        held_out = seen_as.keep(part == fold)
 
-        def entry(_: Regularizer, s: Solution[Problem]) -> tuple[Array, Array, Array]:
+        def entry(_: Regularizer, s: Solution[Problem]) -> Fitted:
             return _scored(score, s.weights, held_out, problem.loss), s.certificate.residual, jnp.asarray(s.rounds)
 
-        training = problem.data.keep((part != fold) | stays)
-        return scan_candidates(key, problem.replace(data=training), candidates, budget, entry)
+        training = problem.replace(data=problem.data.keep((part != fold) | stays))
+        training, held_out = fitted(training, prepare, seen_as.keep(part == fold))
+        return scan_candidates(key, partial(Problem, training.data, problem.loss), candidates, budget, entry)
 
-    def some(given: Given, parts: Array, fold: Array) -> tuple[Array, Array, Array]:
-        if len(fold) == 1:  # without the cost of mapping
-            return jax.tree.map(lambda a: a[None], one(given, parts[0], fold[0]))
-        return jax.vmap(partial(one, given))(parts, fold)
-
-    return each_device(sharding, some, given, parts, fold)
-
-
-def _chunks(total: int, folds: int, size: int) -> Iterator[tuple[Array, Array]]:
-    """Trial and fold of each fit, so many at a time; the last ones are repeated where a chunk would be shorter."""
-    for start in range(0, total, size):
-        which = np.minimum(np.arange(start, start + size), total - 1)
-        yield jnp.asarray(which // folds, jnp.int32), jnp.asarray(which % folds, jnp.int32)
+    return several(one, given, parts, fold, sharding)
 
 
 def _metric(metric: Metric | str | None, loss: Loss) -> tuple[Metric, str, bool]:
@@ -305,18 +299,6 @@ def _scored(score: Metric, weights: Array, data: TaskData, loss: Loss) -> Array:
     if score in _OF_THE_LOSS:
         return score(weights, data, loss, per_task=True)
     return score(weights, data, per_task=True)
-
-
-def _rare(problem: Problem, groups: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
-    """Count each class in each task ``[num_tasks, 2]``, and mark the samples that are alone in theirs ``[m, n]``."""
-    data = problem.data
-    y, real, task = np.asarray(data.y), np.asarray(data.weight) > 0, np.asarray(data.task)
-    if not problem.loss.binary:
-        return np.zeros((data.num_tasks, 2), int), np.zeros(real.shape, bool)
-    sizes = class_sizes(y, real, task, data.num_tasks, None if groups is None else np.asarray(groups))
-    # Of two samples, one of each class, neither is rare.
-    alone = (np.take_along_axis(sizes[task], (y > 0).astype(int), 1) == 1) & (sizes[task].sum(1, keepdims=True) > 2)
-    return sizes, real & alone
 
 
 def _of_candidates(task_scores: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -16,12 +17,14 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
+from mocha_jax._data.scaling import advice
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._driver.solve import solve
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
+from mocha_jax._selection.preparation import Preparation, preparation, prepared
 from mocha_jax.regularizers import Regularizer
 
 Entry = TypeVar("Entry")  # a pytree
@@ -75,6 +78,7 @@ def lambda_path(
     candidates: Regularizer,
     algorithm: Algorithm[Problem] | None = None,
     *,
+    standardize: str | Preparation | None = None,
     key: Array | None = None,
     tol: float = 1e-4,
     max_rounds: int = 1000,
@@ -88,6 +92,8 @@ def lambda_path(
       problem: data and loss; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
       algorithm: default `Mocha()`.
+      standardize: what to do with features before, see `cross_validate`. Weights and certificates are then those of
+        ``problem.data.standardized(...)``.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to go on to the next.
       max_rounds: for each at most.
@@ -103,16 +109,19 @@ def lambda_path(
       >>> path.weights.shape, bool((path.certificate.relative_joint_gap <= 1e-3).all())
       ((3, 4, 3), True)
     """
-    budget, _ = solve_options("lambda_path", problem, candidates, algorithm, tol, max_rounds, record_every)
+    count_candidates("lambda_path", problem, candidates)
+    budget = solve_options("lambda_path", algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
-    problem = problem.unnamed()
+    problem = prepared(problem, preparation("lambda_path", standardize, problem))[0].unnamed()
     path = or_by_loops(
         problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
     )
     if not isinstance(path.rounds, jax.core.Tracer):
-        residuals, then = np.asarray(path.certificate.residual), "are as far as they got"
-        caveat = caveats.unfinished(residuals, np.asarray(path.rounds), budget.tol, budget.max_rounds, then)
+        residuals, rounds = np.asarray(path.certificate.residual), np.asarray(path.rounds)
+        caveat = caveats.unfinished(
+            residuals, rounds, budget.tol, budget.max_rounds, advice(problem.data), "are as far as they got"
+        )
         if caveat is not None:
             warn(f"lambda_path: {caveat}", NotConverged)
     return path
@@ -123,20 +132,25 @@ def _path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOp
     def entry(regularizer: Regularizer, s: Solution[Problem]) -> Path:
         return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
 
-    return scan_candidates(key, problem, candidates, budget, entry)
+    return scan_candidates(key, partial(Problem, problem.data, problem.loss), candidates, budget, entry)
 
 
 def scan_candidates(
     key: Array,
-    problem: Problem,
+    at: Callable[[Regularizer], Problem],
     candidates: Regularizer,
     budget: SolveOptions,
     entry: Callable[[Regularizer, Solution[Problem]], Entry],
 ) -> Entry:
-    """Something of the solution for every candidate, each begun from the one before."""
+    """Something of the solution for every candidate, each begun from the one before.
 
-    def at(regularizer: Regularizer) -> Problem:
-        return Problem(problem.data, problem.loss, regularizer)
+    Args:
+      key: a JAX random key.
+      at: the problem with a regularizer, e.g. ``partial(Problem, data, loss)``.
+      candidates: with a leading axis.
+      budget: options of each solve.
+      entry: what to keep of a solution.
+    """
 
     def one(state: State, regularizer: Regularizer) -> tuple[State, Entry]:
         problem = at(regularizer)
@@ -155,17 +169,22 @@ def warm_started(algorithm: Algorithm[Problem], state: State, problem: Problem) 
 
 
 def solve_options(
-    owner: str, problem: Problem, candidates: Regularizer, algorithm: Algorithm[Problem] | None, tol: float,
-    max_rounds: int, record_every: int,
-) -> tuple[SolveOptions, int]:  # fmt: skip
-    """Collect the options of each solve, and count the candidates."""
-    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
+    owner: str, algorithm: Algorithm[Problem] | None, tol: float, max_rounds: int, record_every: int
+) -> SolveOptions:
+    """Check and collect the options of each solve."""
     check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
     check.scalar(owner, tol=tol)
     check.nonnegative(owner, tol=tol)
     if algorithm is not None:
         check.instance(owner, "algorithm", algorithm, Algorithm, "Mocha()")
+    algorithm = Mocha() if algorithm is None else algorithm
+    return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every))
+
+
+def count_candidates(owner: str, problem: Problem, candidates: Regularizer) -> int:
+    """Count the candidates, which must be for such a problem."""
+    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
@@ -177,5 +196,4 @@ def solve_options(
         candidate = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
         check.representable(f"{owner}: candidate {i}", candidate, problem.data.dtype)
         candidate.check_tasks(problem.data.num_tasks)
-    algorithm = Mocha() if algorithm is None else algorithm
-    return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every)), count
+    return count

@@ -27,6 +27,7 @@ from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.path import SolveOptions, warm_started
+from mocha_jax._selection.preparation import Preparation, preparation, prepared
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
 _RATE = 0.7
@@ -69,6 +70,7 @@ def tune(
     make: Callable[[Any], Problem] | None = None,
     start: Any = None,
     score: Callable[[Array, TaskData], Array] | None = None,
+    standardize: str | Preparation | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 25,
     algorithm: Algorithm[Problem] | None = None,
@@ -108,6 +110,8 @@ def tune(
       make: the problem for given hyperparameters, a pure function.
       start: the first hyperparameters, any pytree of positive arrays; needed with `make`.
       score: ``score(weights, validation)``, differentiable; default `metrics.mean_loss` with the problem's loss.
+      standardize: what to do with features, fitted to the problem's samples and done with those for validation too, see
+        `cross_validate`; not with `make`, which has the samples that it has.
       optimizer: of logarithms; default Adam with a rate that falls from 0.7 to 0.
       steps: how many trainings.
       algorithm: default `Mocha()`.
@@ -144,6 +148,10 @@ def tune(
         raise ValueError(
             "tune: make and start belong together: the problem for given hyperparameters, and the first ones."
         )
+    if standardize is not None:
+        if make is not None:
+            raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
+        problem, validation = prepared(problem, preparation(name, standardize, problem), validation)
     if make is None:
         make, start = _of_regularizer(problem)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)

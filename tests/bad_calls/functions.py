@@ -86,6 +86,15 @@ def as_objects(*shape):
     return holds
 
 
+def one_each(least):
+    """Weights of at least so many classes, for each of the world's tasks or for all."""
+
+    def allows(value):
+        return any(reals(None, m, world.D, least=1)(value) for m in (1, world.M)) and len(value) >= least
+
+    return allows
+
+
 def alphabet(value):
     return isinstance(value, str) and len(set(value)) == len(value) > 0
 
@@ -100,6 +109,14 @@ def weights_arg():
 
 def budget():
     return {"tol": Arg(0.5, SCALE), "max_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1))}
+
+
+def several():
+    """What functions of several classes are given."""
+    return {
+        "data": of(mj.TaskData, world.classes(), same_shape, "labels"), "make": Arg(world.make_problem, function),
+        "algorithm": algorithm_arg(), "key": optional_key(),
+    }  # fmt: skip
 
 
 def algorithm_arg():
@@ -131,23 +148,26 @@ def drivers():
             "problem": problem_arg(world.learned(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
             "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
+        "free_intercept": Call(mj.free_intercept, {
+            "problem": problem_arg(world.with_intercept(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "relation": Arg(None, lambda v: v is None), "weights": weights_arg(),
+        }),
         "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "relation": Arg(None, lambda v: v is None)}),
         "objective, Omega learned": Call(mj.objective, {
             "problem": problem_arg(world.learned(), "weights"), "weights": weights_arg(),
             "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))),
         }),
         "lambda_path": Call(mj.lambda_path, budget() | {
-            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
+            "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))),
         }),
         "cross_validate": Call(mj.cross_validate, budget() | {
             "problem": problem_arg(), "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "algorithm": algorithm_arg(), "key": optional_key(),
             "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
             "metric": Arg("error_rate", optional(either(function, word("error_rate", "auc", "rmse")))), "maximise": Arg(None, optional(flag)),
-            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
         }),
         "tune": Call(mj.tune, budget() | {
             "problem": problem_arg(), "validation": of(mj.TaskData, world.data()), "make": Arg(None, optional(function)), "start": Arg(None, optional(anything)),
-            "score": Arg(None, optional(function)), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
+            "score": Arg(None, optional(function)), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
             "max_rounds": Arg(30, count(1)), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))), "callback": Arg(None, optional(function)),
         }),
         "hypergradient": Call(mj.hypergradient, {
@@ -155,6 +175,18 @@ def drivers():
         }),
         "one_vs_rest": Call(mj.one_vs_rest, budget() | {
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
+        }),
+        "multiclass.lambda_path": Call(mj.multiclass.lambda_path, budget() | several() | {
+            "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
+        }),
+        "multiclass.cross_validate": Call(mj.multiclass.cross_validate, budget() | several() | {
+            "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
+            "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
+            "metric": Arg("error_rate", either(function, word("error_rate"))), "maximise": Arg(False, flag), "keep_rare": Arg(True, flag),
+            "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+        }),
+        "multiclass.calibrated": Call(mj.multiclass.calibrated, budget() | several() | {
+            "model": of(mj.OneVsRest, world.rest), "folds": Arg(2, count(2)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
         }),
         "shard": Call(mj.shard, {
             "problem": of(mj.Problem, world.problem()), "mesh": Arg(None, optional(instance(jax.sharding.Mesh))), "axes": Arg("nodes", optional(lambda v: v in ("nodes", ("nodes",)) if isinstance(v, str | tuple) else False)),
@@ -183,7 +215,7 @@ def drivers():
         }),
         "pack_tasks": Call(mj.pack_tasks, {
             "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
-            "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, flag),
+            "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, either(flag, number(0, shapes=[()]))),
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
@@ -216,6 +248,7 @@ def methods():
         "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
         "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
         "TaskData.pad": Call(data.pad, {"nodes": Arg(4, optional(count(3))), "rows": Arg(5, optional(count(4)))}),
+        "TaskData.standardized": Call(data.standardized, {"by": Arg("pooled", word("pooled", "task", "within")), "labels": Arg(False, flag), "like": Arg(None, optional(lambda v: False))}),
         "TaskData.append": Call(data.append, {"other": of(mj.TaskData, data, lambda d: d.num_features == 2)}),
         "TaskData.keep": Call(data.keep, {"rows": Arg(np.ones((3, 4), bool), marks(3, 4))}),
         "TaskData.replace": Call(data.replace, {
@@ -255,7 +288,12 @@ def methods():
         }),
         "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
-        "OneVsRest.error_rate": Call(rest.error_rate, {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)}),
+        **{f"OneVsRest.{name}": Call(getattr(rest, name), {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)})
+           for name in ("error_rate", "confusion", "scores")},
+        "OneVsRest.decision_function": Call(rest.decision_function, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        "OneVsRest.predict_proba": Call(rest.replace(loss=mj.losses.Logistic()).predict_proba, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        "OneVsRest.weights_for": Call(rest.weights_for, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
+        **{f"MulticlassModel.{name}": Call(getattr(world.class_model(), name), asked) for name in ("predict", "decision_function", "predict_proba")},
         "Prediction.seen": Call(world.prediction().seen, {"samples": Arg(3, count(1))}),
         "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),
@@ -291,6 +329,19 @@ def measures():
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": Arg(mj.losses.Hinge(), optional(instance(mj.losses.Loss)))}),
         "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        **{f"multiclass.{name}": Call(getattr(mj.multiclass, name), {
+            "weights": Arg(np.ones((2, world.M, world.D)), one_each(2 if name != "error_rate" else 1)),
+            "data": of(mj.TaskData, world.classes(), same_shape, "weights"), "per_task": Arg(False, flag),
+        }) for name in ("error_rate", "log_loss", "confusion", "class_scores")},
+        "multiclass.by_pair": Call(mj.multiclass.by_pair, {
+            "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "classes": Arg(2, count(2)),
+        }),
+        "multiclass.weights_of_classes": Call(mj.multiclass.weights_of_classes, {
+            "weights": Arg(np.ones((3, 4)), reals(None, None, least=1)), "classes": Arg(2, lambda v: count(2)(v) and 4 % v == 0),
+        }),
+        "multiclass.pair_model": Call(mj.multiclass.pair_model, {
+            "solution": of(mj.Solution, world.paired), "data": of(mj.TaskData, world.classes(), same_shape, "solution"),
+        }),
         "multiclass.by_threshold": Call(mj.multiclass.by_threshold, {
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "levels": Arg(2, count(2)), "size": Arg(1.0, POSITIVE),
         }),
@@ -301,7 +352,7 @@ def measures():
             "data": of(mj.TaskData, world.data()), "count": Arg(2, optional(lambda v: count(1)(v) and v <= 12)), "key": Arg(world.key(), optional(key)),
         }),
         "features.transform": Call(mj.features.transform, {
-            "data": of(mj.TaskData, world.data()), "feature_map": Arg(jnp.square, function), "intercept": Arg(False, flag),
+            "data": of(mj.TaskData, world.data()), "feature_map": Arg(jnp.square, function), "intercept": Arg(False, either(flag, number(0, shapes=[()]))),
         }),
         "metrics.predicted": Call(metrics.predicted, {"weights": weights_arg(), "data": scored["data"]}),
         "metrics.mean_over_tasks": Call(metrics.mean_over_tasks, {"values": Arg(np.ones((3, 4)), reals(3, 4)), "data": of(mj.TaskData, data, same_shape, "values"), "per_task": Arg(False, flag)}),

@@ -102,6 +102,11 @@ def constructors():
             "names": Arg(mj.Names(), instance(mj.Names)), "decides": Arg((), lambda v: not len(v) or len(v) == 3 and set(v) <= {"value", "sign", "level"}),
             "logistic": Arg(False, flag),
         }),
+        "MulticlassModel": Call(mj.MulticlassModel, {
+            "weights": Arg(np.ones((2, 3, 2)), reals(2, 3, None, least=1)), "intercept": Arg(np.zeros((2, 3)), reals(2, 3)),
+            "names": Arg(mj.Names(), instance(mj.Names)), "logistic": Arg(False, flag), "calibration": Arg(np.ones((2, 2)), optional(reals(2, 2))),
+            "method": Arg("one_vs_rest", word("one_vs_rest", "by_pair")),
+        }),
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
         "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
         "coupling.Exchangeable": Call(c.Exchangeable, {

@@ -20,7 +20,7 @@ CONTRACTS = (
 
 # What the library makes and hands out.
 RESULTS = {
-    "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison",
+    "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
     "datasets.Users", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
@@ -28,7 +28,7 @@ RESULTS = {
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
-    "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
+    "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
     "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
@@ -49,7 +49,7 @@ def public():
     """Every public function, constructor and method of the package, by name."""
     found, seen = {}, set()
     for module_name in MODULES:
-        module = getattr(mj, module_name) if module_name else mj  # some lie in a room of their own
+        module = getattr(mj, module_name) if module_name else mj
         for name, thing in vars(module).items():
             home = str(getattr(thing, "__module__", ""))
             ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")

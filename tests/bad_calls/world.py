@@ -54,6 +54,12 @@ def problem():
 
 
 @functools.cache
+def with_intercept():
+    shifted = mj.pack_tasks([x[:, :1] for x in xs()], ys(), intercept=2.0, dtype="float32")
+    return mj.Problem(shifted, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.5, 0.25))
+
+
+@functools.cache
 def learned():
     return mj.Problem(data(), mj.losses.Hinge(), mj.regularizers.Probabilistic(0.5))
 
@@ -78,6 +84,23 @@ def model():
     """Of a loss that has probabilities."""
     weights = np.ones((M, D), np.float32)
     return mj.LinearModel(weights, np.zeros(M, np.float32), logistic=True)
+
+
+@functools.cache
+def class_model():
+    """Of two classes, with probabilities."""
+    return mj.MulticlassModel(np.ones((2, M, D), np.float32), np.zeros((2, M), np.float32), logistic=True)
+
+
+@functools.cache
+def rest():
+    return mj.one_vs_rest(classes(), make_problem, max_rounds=2)
+
+
+@functools.cache
+def paired():
+    """A solution of lifted samples."""
+    return mj.solve(make_problem(mj.multiclass.by_pair(classes(), 2)), max_rounds=2, tol=None)
 
 
 @functools.cache

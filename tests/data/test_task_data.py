@@ -121,7 +121,7 @@ BAD_INPUT = {
     "one axis": (lambda: mj.pack_tasks([np.ones(3)], [GOOD_Y]), r"task 0: x must be \[n_t, d\]"),
     "strings": (lambda: mj.pack_tasks([np.array([["a", "b"]])], [np.ones(1)]), "task 0: x must be numbers"),
     "scaling": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], loss_scaling="mean"), "'sum', 'task_mean'"),
-    "intercept": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], intercept=2), "intercept must be True or False, got 2"),  # type: ignore[arg-type]
+    "intercept": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], intercept=-2), "intercept must be finite and >= 0, got -2"),
     "no key": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).split(0, 0.5), "one JAX random key such as .*, got 0"),  # type: ignore[arg-type]
     "many keys": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y]).folds(jax.random.split(jax.random.key(0)), 2), r"got an array key<fry>\[2\]"),
     "integer dtype": (lambda: mj.pack_tasks([GOOD_X], [GOOD_Y], dtype="int32"), "must be a float type"),

@@ -250,9 +250,11 @@ def test_a_solve_that_ran_out_of_rounds_says_so(problem):
     assert file == __file__
     gap = f"{mj.solve(problem, tol=1e-12, max_rounds=5).relative_gap:.2g}"
     assert message.startswith(
-        f"solve: stopped at max_rounds after 5 rounds with relative gap {gap}, more than tol=1e-12; "
+        f"solve: tol=1e-12 was not reached: stopped at max_rounds after 5 rounds with relative gap {gap}; pass more max_rounds"
     )
-    assert "max_rounds" in message.partition(";")[2]
+    uneven = problem.replace(data=problem.data.replace(x=problem.data.x.at[:, :, 0].multiply(1e4)))
+    ((_, message, _),) = warned(lambda: mj.solve(uneven, tol=1e-12, max_rounds=2))
+    assert "standardise them" in message
 
 
 def test_no_other_solve_says_so(problem):
@@ -284,7 +286,7 @@ def test_searches_say_so_once(problem):
     late = [message for category, message, _ in said if category is mj.NotConverged]
     assert len(late) == 2  # of the fits in folds, and of the model that is handed out
     assert late[0].startswith("cross_validate: candidates 0 (")
-    assert late[1].startswith("solve: stopped at max_rounds after 2 rounds")
+    assert late[1].startswith("solve: tol=1e-15 was not reached: stopped at max_rounds after 2 rounds")
     ((category, message, file),) = warned(lambda: mj.lambda_path(problem, candidates, **few))
     assert (category, file) == (mj.NotConverged, __file__)
     assert message.startswith("lambda_path: candidates 0 (")

@@ -21,7 +21,8 @@ _problem
 _node servers metrics
 _algorithms
 _driver _neural theory
-_selection multiclass
+_selection
+multiclass
 plotting
 cli
 """

@@ -79,9 +79,9 @@ def test_a_best_value_with_nothing_beyond_it_is_named(name):
 def test_classes_are_counted_by_task_and_group():
     y = np.array([[1.0, -1, -1, 1], [1, -1, 1, 1], [-1, -1, -1, -1]])
     real, task = np.array([[True] * 4, [True] * 3 + [False], [True] * 4]), np.array([0, 0, 1])
-    assert class_sizes(y, real, task, 3, None).tolist() == [[3, 4], [4, 0], [0, 0]]
+    assert class_sizes(y > 0, real, task, 3, 2, None).tolist() == [[3, 4], [4, 0], [0, 0]]
     groups = np.array([[5, 5, 5, 9], [5, 5, 5, 9], [1, 2, 1, 2]])
-    assert class_sizes(y, real, task, 3, groups).tolist() == [[2, 3], [2, 0], [0, 0]]
+    assert class_sizes(y > 0, real, task, 3, 2, groups).tolist() == [[2, 3], [2, 0], [0, 0]]
 
 
 def wearers(seed, counts, m=12, d=20, kinds=7):

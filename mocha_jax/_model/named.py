@@ -1,0 +1,135 @@
+"""Finding tasks and features by their names: what all linear models share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mocha_jax._core import check
+from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
+from mocha_jax._data.scaling import of_raw
+from mocha_jax._data.task_data import TaskData
+
+UNSEEN = ("error", "mean")
+
+
+class NamedModel:
+    """Base class of models with weights of every task, ``[..., num_tasks, d]``, which are found by name."""
+
+    weights: np.ndarray
+    intercept: np.ndarray  # [..., num_tasks]
+    names: Names
+    trained: Mapping[str, Any]
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks; 1 of a global model."""
+        return self.weights.shape[-2]
+
+    @property
+    def tasks(self) -> tuple[Hashable, ...]:
+        """The names of the tasks, or their numbers where they have none."""
+        return tuple(range(self.num_tasks)) if self.names.tasks is None else self.names.tasks
+
+    def weights_for(self, data: TaskData) -> np.ndarray:
+        """The weights of the tasks of a data set, found by their names ``[..., tasks of the data, d + intercept]``."""
+        order, columns = matched(self.names, self.num_tasks, self.weights.shape[-1], data)
+        found, intercept = self.weights[..., order, :][..., columns], self.intercept[..., order]
+        if data.scaling is not None:
+            found, intercept = of_raw(data.scaling.moments, found, intercept)
+        if np.any(intercept) and not data.intercept:
+            raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
+        return np.concatenate([found, intercept[..., None] / data.intercept], axis=-1) if data.intercept else found
+
+    def _scored(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:
+        """Predictions ``[..., k]``, and the task of each sample; -1 of one that is new."""
+        check.one_of("predict", "unseen", unseen, UNSEEN)
+        samples = self._samples(x)
+        where = self._places(task, len(samples), unseen)
+        weights, intercept = self.weights, self.intercept
+        if (where < 0).any():
+            weights = np.concatenate([weights, weights.mean(axis=-2, keepdims=True)], axis=-2)
+            intercept = np.concatenate([intercept, intercept.mean(axis=-1, keepdims=True)], axis=-1)
+        z = [np.einsum("kd,kd->k", samples, each[where]) for each in weights.reshape(-1, *weights.shape[-2:])]
+        return np.reshape(z, (*weights.shape[:-2], len(samples))) + intercept[..., where], where
+
+    def _samples(self, x: ArrayLike) -> np.ndarray:
+        columns, known = columns_of("predict", x), self.names.features
+        if columns is not None and known is not None:
+            frame: Any = x
+            order = columns_in_order("predict: x", columns, known)
+            x = frame[[frame.columns[i] for i in order]]
+        samples, width = check.concrete(x), self.weights.shape[-1]
+        if samples is None or samples.ndim != 2 or samples.shape[1] != width or samples.dtype.kind not in "fiub":
+            raise ValueError(f"predict: x must be samples [k, {width}] of numbers, got {check.shown(x)}.")
+        return samples.astype(self.weights.dtype)
+
+    def _places(self, task: object, count: int, unseen: str) -> np.ndarray:
+        if task is None:
+            if self.num_tasks > 1:
+                raise ValueError(
+                    f"predict: say whose samples they are: task is one of {listed(self.tasks)}, or one for each sample."
+                )
+            return np.zeros(count, int)
+        if self.num_tasks == 1 and self.names.tasks is None:  # a global model
+            return np.zeros(count, int)
+        wanted = _names_of("predict", task, count)
+        if unseen == "error":
+            return places("predict", "task", wanted, self.tasks)
+        numbers = {name: i for i, name in enumerate(self.tasks)}
+        return np.array([numbers.get(name, -1) for name in wanted], int)
+
+    def __repr__(self) -> str:
+        how = f", {self.trained['message']}" if "message" in self.trained else ""
+        return f"{type(self).__name__}({self._size()}{how})"
+
+    def _size(self) -> str:
+        return f"{self.num_tasks} tasks, {self.weights.shape[-1]} features"
+
+
+def matched(names: Names, num_tasks: int, num_features: int, data: TaskData) -> tuple[np.ndarray, np.ndarray]:
+    """Find the tasks and the features of a data set among those of a model: the place of each."""
+    check.instance("model", "data", data, TaskData, "pack_tasks(xs, ys, like=train)")
+    theirs = data.names
+    if names.tasks is not None and theirs.tasks is not None:
+        order = places("model", "task", theirs.tasks, names.tasks)
+    elif num_tasks in (1, data.num_tasks):
+        order = np.arange(num_tasks)
+    else:
+        raise ValueError(
+            f"model: the data has {data.num_tasks} tasks without names, and the model {num_tasks}; pack both "
+            f"with groups, and the data like those for training."
+        )
+    columns = np.arange(num_features)
+    if names.features is not None and theirs.features is not None:
+        columns_in_order("model: the data", theirs.features, names.features)
+        columns = places("model", "feature", theirs.features, names.features)
+    return order, columns
+
+
+def numbers(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:
+    """An array of numbers of that shape, as NumPy's."""
+    check.array(owner, name, value, shape)
+    if (array := check.concrete(value)) is None or array.dtype.kind not in "fiub":
+        raise ValueError(f"{owner}: {name} must be numbers, got {check.shown(value)}.")
+    return array
+
+
+def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
+    """The name of the task of every sample."""
+    if isinstance(task, str | int | float | np.generic):
+        given: list[Any] = [task] * count
+    else:  # a list, a column of a data frame, an array
+        several = isinstance(task, Iterable) and not isinstance(task, Set | Mapping) and getattr(task, "ndim", 1) > 0
+        given = list(task) if several else []  # type: ignore[call-overload]
+        if len(given) != count:
+            raise ValueError(
+                f"{owner}: task must be a name, or one for each of the {count} samples; got {check.shown(task)}."
+            )
+    plain = [each.item() if isinstance(each, np.generic) else each for each in given]
+    if not all(isinstance(each, Hashable) and each == each for each in plain):
+        raise ValueError(f"{owner}: task must be names, got {check.shown(task)}.")
+    return plain

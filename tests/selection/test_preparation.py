@@ -1,0 +1,89 @@
+"""Features are standardised by what the training samples of a fold say, and nothing else."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import PredefinedSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import mocha_jax as mj
+
+LAMS = [0.3, 0.01]
+
+pytestmark = pytest.mark.filterwarnings("ignore:cross_validate. the best candidate:UserWarning")
+
+
+def federation(sizes=(24, 36)):
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 3)) * [1.0, 100.0, 0.01] + [0.0, 50.0, 7.0 * t] for t, n in enumerate(sizes)]
+    ys = [x @ [1.0, 0.01, 50.0] + 10.0 * t + rng.normal(size=len(x)) for t, x in enumerate(xs)]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", intercept=True)
+    return mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0)), xs, ys
+
+
+def test_scores_are_scikit_learns_pipeline_per_task(key):
+    problem, xs, ys = federation()
+    found = mj.cross_validate(
+        problem, mj.grid(mj.regularizers.Independent, lam=LAMS), key=key, folds=3, standardize="task", tol=1e-8,
+        max_rounds=2000,
+    )  # fmt: skip
+    part = np.asarray(problem.data.folds(jax.random.fold_in(key, 0), 3))
+    for t, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        for fold, (fit, held) in enumerate(PredefinedSplit(part[t, : len(x)]).split()):
+            for c, lam in enumerate(LAMS):
+                model = make_pipeline(StandardScaler(), Ridge(alpha=2.0 * lam * len(fit))).fit(x[fit], y[fit])
+                expected = np.sqrt(np.mean((model.predict(x[held]) - y[held]) ** 2))
+                np.testing.assert_allclose(found.task_scores[0, fold, c, t], expected, rtol=1e-4)
+    assert found.solution.problem.data.scaling.by == "task"
+    assert mj.metrics.rmse(found.solution, problem.data) < 1.2
+
+
+def test_a_function_of_ones_own_does_the_same_as_the_name(key):
+    problem, *_ = federation()
+    candidates = mj.grid(mj.regularizers.Independent, lam=LAMS)
+
+    def whiten(training):
+        real = (training.weight > 0)[..., None].astype(training.x.dtype)
+        count = real.sum()
+        mean = (training.x * real).sum((0, 1), keepdims=True) / count
+        scale = (((training.x - mean) ** 2 * real).sum((0, 1), keepdims=True) / count) ** 0.5
+        mean, scale = mean.at[..., -1].set(0.0), scale.at[..., -1].set(1.0)
+        level = (training.y * real[..., 0]).sum() / count
+        return lambda data: data.replace(x=(data.x - mean) / scale, y=data.y - level)
+
+    named, own = (
+        mj.cross_validate(problem, candidates, key=key, folds=3, standardize=how, tol=1e-6, refit=False)
+        for how in ("pooled", whiten)
+    )
+    np.testing.assert_allclose(own.task_scores, named.task_scores, rtol=1e-4)
+
+
+def test_paths_and_tuning_standardise_too(key):
+    problem, *_ = federation()
+    train, validation = problem.data.split(key, 0.7)
+    problem = problem.replace(data=train)
+    candidates = mj.grid(mj.regularizers.Independent, lam=LAMS)
+    path = mj.lambda_path(problem, candidates, standardize="within", tol=1e-6)
+    standard = problem.replace(data=train.standardized("within", labels=True))
+    again = mj.lambda_path(standard, candidates, tol=1e-6)
+    np.testing.assert_array_equal(path.weights, again.weights)
+    tuned = mj.tune(problem, validation, standardize="within", steps=2)
+    held_out = validation.standardized(like=tuned.problem.data)
+    assert tuned.problem.data.scaling == standard.data.scaling
+    expected = mj.metrics.mean_loss(tuned.solution.weights, held_out, problem.loss)
+    np.testing.assert_allclose(tuned.value, expected, rtol=1e-6)
+
+
+def test_mistakes_are_named():
+    problem, *_ = federation()
+    candidates = mj.grid(mj.regularizers.Independent, lam=LAMS)
+    with pytest.raises(ValueError, match="cross_validate: standardize must be"):
+        mj.cross_validate(problem, candidates, standardize="each")
+    with pytest.raises(ValueError, match="standardize: what it returns must be a function"):
+        mj.cross_validate(problem, candidates, standardize=lambda training: training)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="what is returned for data must be a TaskData"):
+        mj.cross_validate(problem, candidates, standardize=lambda training: lambda data: data.x)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="standardize must be left out where make builds the problem"):
+        mj.tune(problem, problem.data, make=lambda h: problem, start=1.0, standardize="pooled")
