@@ -2,8 +2,8 @@
 
 What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
 rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
-`features`, `partition`, `networks`, `likelihoods`, `spectral`, `theory`; `plotting`, which needs matplotlib, and
-`sklearn`, estimators for scikit-learn, which needs that.
+`features`, `partition`, `networks`, `likelihoods`, `callbacks`, `spectral`, `theory`; `plotting`, which needs
+matplotlib, and `sklearn`, estimators for scikit-learn, which needs that.
 """
 
 import importlib
@@ -37,9 +37,11 @@ from mocha_jax._algorithms.subproblem_method import SubproblemMethod as Subprobl
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
+from mocha_jax._core.warnings import NotConverged as NotConverged
 from mocha_jax._data.names import Names as Names
 from mocha_jax._data.pack import pack_tasks as pack_tasks
 from mocha_jax._data.task_data import TaskData as TaskData
+from mocha_jax._driver import callbacks as callbacks
 from mocha_jax._driver.adjoint import Adjoint as Adjoint
 from mocha_jax._driver.adjoint import Hypergradient as Hypergradient
 from mocha_jax._driver.adjoint import Implicit as Implicit
@@ -48,6 +50,7 @@ from mocha_jax._driver.adjoint import hypergradient as hypergradient
 from mocha_jax._driver.history import History as History
 from mocha_jax._driver.history import Watch as Watch
 from mocha_jax._driver.owned_file import CheckpointError as CheckpointError
+from mocha_jax._driver.records import read_history as read_history
 from mocha_jax._driver.run import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
@@ -93,6 +96,7 @@ __all__ = [
     "Algorithm",
     "algorithm1",
     "Averaged",
+    "callbacks",
     "Certificate",
     "certificate",
     "CheckpointError",
@@ -134,6 +138,7 @@ __all__ = [
     "Names",
     "networks",
     "NodeUpdate",
+    "NotConverged",
     "objective",
     "one_vs_rest",
     "OneVsRest",
@@ -145,6 +150,7 @@ __all__ = [
     "Problem",
     "Pytree",
     "Quality",
+    "read_history",
     "regularizers",
     "run",
     "Server",

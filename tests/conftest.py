@@ -25,6 +25,12 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("fixed")
 
 
+def pytest_configure(config):
+    """Let solves end at max_rounds: many tests want so many rounds. No other warning, of that kind either, is let go."""
+    said = "(solve. tol=.* was not reached|lambda_path. candidates)"
+    config.addinivalue_line("filterwarnings", f"ignore:{said}:mocha_jax.NotConverged")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Free what a module compiled: each program takes several memory maps, and a process may have 65,530 of them."""

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 
 # The folder of the package.
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
+# Kinds of warnings that are not given now, because whoever is at work says it better.
+_silent: contextvars.ContextVar[tuple[type[Warning], ...]] = contextvars.ContextVar("silent", default=())
+
+
+class NotConverged(UserWarning):
+    """A solve ended at its number of rounds before it reached the tolerance asked for.
+
+    ``warnings.simplefilter("error", mocha_jax.NotConverged)`` makes it an error.
+    """
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn whoever called the library, however deep in it this is."""
+    if issubclass(category, _silent.get()):
+        return
     for level in itertools.count(1):
         try:
             file = sys._getframe(level).f_code.co_filename
@@ -20,4 +36,14 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
             break
         if not file.startswith(_HERE):
             break
-    warnings.warn(message, category, stacklevel=level + 1)
+    warnings.warn(message, category=category, stacklevel=level + 1)
+
+
+@contextlib.contextmanager
+def silenced(category: type[Warning]) -> Iterator[None]:
+    """Give no warnings of that kind, in this thread."""
+    before = _silent.set((*_silent.get(), category))
+    try:
+        yield
+    finally:
+        _silent.reset(before)

@@ -112,7 +112,8 @@ def of_raw(moments: Moments, weights: np.ndarray, intercept: np.ndarray) -> tupl
     return weights * moments.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
 
 
-class Standardize(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Standardize:
     """A rule by which samples are standardised: fitted to those for training, it is applied to any."""
 
     by: str

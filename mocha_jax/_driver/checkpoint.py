@@ -1,8 +1,8 @@
 """Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
 
-The file holds the arrays of `Progress` and `History`, who wrote it, a digest of all that, and a fingerprint of
-everything that determines the run: data, loss, regularizer, algorithm, systems, key. How many
-rounds to run and when to stop are not part of it, so a finished solve can be continued.
+The file holds the arrays of `Progress` and `History`, what the records are, who wrote it, a digest of all that, and a
+fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key. How many rounds to
+run and when to stop are not part of it, so a finished solve can be continued.
 
 Of arrays that processes share the file holds no rows, but the names and digests of `mocha_jax._driver.parts` that do:
 every process writes its own, then the first one writes the file, and with that they count.
@@ -27,9 +27,8 @@ from mocha_jax._core.warnings import warn
 from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, plain, plain_dtype
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
-from mocha_jax._driver.parts import Arrays, Part, PartReader, digest_of, read, remove_abandoned
-
-_FORMAT = "mocha_jax checkpoint 6"
+from mocha_jax._driver.parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
+from mocha_jax._driver.records import described
 
 
 class Saver:
@@ -68,6 +67,7 @@ class Saver:
         shared = {name: a for name, a in leaves.items() if is_cut_by_rows(a)}
         arrays = {name: plain(fetched(a)) for name, a in leaves.items() if name not in shared}
         arrays |= {f"history_{i}": plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
+        arrays["history"] = described(history)
         if jax.process_index() != 0 and not self._shared:
             return
         try:
@@ -109,7 +109,7 @@ class Saver:
                 f"{file.path} is no longer what this solve saved there: another solve saves to it too; let that one go "
                 f"on, or choose another path for this one."
             )
-        own = {"format": _FORMAT, "fingerprint": self._fingerprint, "writer": self._writer}
+        own = {"format": FORMAT, "fingerprint": self._fingerprint, "writer": self._writer}
         arrays |= {name: np.array(text) for name, text in own.items()}
         digest = digest_of(arrays)
         file.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class Saver:
     def _check(self, path: Path, arrays: Arrays) -> None:
         """Take the digest out, and make sure that the rest is what was written, by this run."""
         digest = str(arrays.pop("digest", ""))
-        if str(arrays.get("format")) != _FORMAT:
+        if str(arrays.get("format")) != FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of this library; choose another path.")
         if digest != digest_of(arrays):
             raise CheckpointError(f"{path} is damaged: its digest does not match; delete it to start afresh.")

@@ -157,7 +157,7 @@ class History(Pytree):
         return {
             name: np.asarray(value)
             for name, value in columns.items()
-            if not isinstance(value, Pytree) and np.shape(value) == np.shape(self.round)
+            if value is not None and not isinstance(value, Pytree) and np.shape(value) == np.shape(self.round)
         }
 
     def to_frame(self) -> Any:

@@ -24,6 +24,8 @@ from mocha_jax._driver.owned_file import CheckpointError, OwnedFile, remove_if_a
 
 Arrays = dict[str, np.ndarray]
 
+FORMAT = "mocha_jax checkpoint 6"
+
 
 class Part:
     """The part of this process; it keeps the last one that counts, and a new one until that does."""

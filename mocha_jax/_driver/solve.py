@@ -17,7 +17,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import fetched
 from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
 from mocha_jax._driver.chunk import allocate, finalize_in_place, run_chunk_in_place
@@ -26,6 +26,7 @@ from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
 from mocha_jax._driver.solution import Solution, Status
+from mocha_jax._driver.unconverged import unconverged
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
 from mocha_jax.costs import Cost
@@ -64,6 +65,8 @@ def solve(
     saves. A solve that was interrupted, even killed, continues from its checkpoint when
     called again with the same arguments, and ends bit for bit where it would have ended.
 
+    A solve of a convex problem that ends at `max_rounds` before it reaches its tolerance warns, `NotConverged`.
+
     Inside ``jax.jit``, `vmap` or `grad` it is one compiled call without a host, and `adjoint` says which derivative it
     has: a solve of a whole grid of problems, and the gradient of anything learned with respect to anything given.
 
@@ -81,7 +84,7 @@ def solve(
       watch: what to record of every node, `Watch`; default nothing.
       progress: show a progress bar (tqdm where installed).
       callback: called as ``callback(round, history)`` after each chunk with all records so
-        far; a true return value stops the solve.
+        far; a true return value stops the solve. `callbacks` has some that are told of every record.
       checkpoint: file to save to before the first round and after each chunk, and to resume from where it exists. It is
         replaced atomically; processes that share arrays write parts beside it, each the rows of its own nodes. A
         damaged file, one of another run, or one that another solve is saving to is refused with a `CheckpointError`,
@@ -168,8 +171,8 @@ def solve(
                 bar.show(int(where.state.round), float(history.residual[-1]))
                 stopped = callback is not None and bool(callback(int(where.state.round), history))
     solution = _solution(problem, config, where, history, stopped, tol, int(where.state.round) - first)
-    if solution.missing_nodes:
-        warn(f"solve: {solution.message}")
+    if said := solution.message if solution.missing_nodes else unconverged(solution):
+        warn(f"solve: {said}", NotConverged)
     return solution
 
 

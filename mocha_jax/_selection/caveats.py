@@ -12,17 +12,26 @@ from mocha_jax.regularizers import Regularizer
 _NAMED = 5  # candidates; a longer list is cut
 
 
-def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds: int, advice: str = "") -> str | None:
+def unfinished(
+    residuals: np.ndarray,
+    rounds: np.ndarray,
+    tol: float,
+    max_rounds: int,
+    advice: str = "",
+    then: str = "are scored as far as they got",
+) -> str | None:
     """Candidates whose solves ended before they reached the tolerance.
 
     Args:
-      residuals: ``[trials, folds, c]``; not finite where a method certifies nothing or came to nothing.
+      residuals: ``[..., c]``; not finite where a method certifies nothing or came to nothing.
       rounds: after which they ended, like them.
       tol: what they should have reached.
       max_rounds: what they were given.
       advice: what else may help.
+      then: what becomes of them.
     """
-    worst = np.where(np.isfinite(residuals), residuals, 0.0).max((0, 1))
+    count = residuals.shape[-1]
+    worst = np.where(np.isfinite(residuals), residuals, 0.0).reshape(-1, count).max(0)
     late = np.flatnonzero(worst > tol)
     early = ((residuals > tol) & (rounds < max_rounds)).any()
     if not len(late):
@@ -31,7 +40,7 @@ def unfinished(residuals: np.ndarray, rounds: np.ndarray, tol: float, max_rounds
     more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
     return (
         f"candidates {named}{more} did not reach tol={tol:g} in max_rounds={max_rounds} rounds, by the residual in "
-        f"brackets, and are scored as far as they got; "
+        f"brackets, and {then}; "
         + ("where fewer rounds were done, floats certify no more: scale the features or use float64" if early else "")
         + ("; else " if early else "")
         + "raise max_rounds"

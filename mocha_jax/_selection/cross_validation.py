@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, on_all
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.scaling import advice
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -40,9 +41,19 @@ METRICS: dict[str, Metric] = {
     "mean_loss": metrics.mean_loss,
     "absolute_error": metrics.absolute_error,
     "quadratic_kappa": metrics.quadratic_kappa,
+    "balanced_error": metrics.balanced_error,
+    "f1": metrics.f1,
+    "average_precision": metrics.average_precision,
+    "ndcg": metrics.ndcg,
+    "r2": metrics.r2,
+    "explained_variance": metrics.explained_variance,
+    "poisson_deviance": metrics.poisson_deviance,
 }
 _OF_THE_LOSS = metrics.mean_loss, metrics.absolute_error, metrics.quadratic_kappa  # those that need it
-_MORE_IS_BETTER = metrics.auc, metrics.quadratic_kappa
+_MORE_IS_BETTER = (
+    metrics.auc, metrics.quadratic_kappa, metrics.f1, metrics.average_precision, metrics.ndcg, metrics.r2,
+    metrics.explained_variance,
+)  # fmt: skip
 
 
 Answer = TypeVar("Answer")  # what all data is fitted with: a `Solution`, of several classes an `OneVsRest`
@@ -223,8 +234,9 @@ def chosen(
         without = np.flatnonzero(np.isnan(mean)).tolist()
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
+    if (caveat := caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds, hint)) is not None:
+        warn(f"{name}: {caveat}", NotConverged)
     for caveat in (
-        caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds, hint),
         caveats.at_the_edge(candidates, mean, best, more_is_better),
         rare,
     ):
@@ -241,7 +253,10 @@ def _refitted(
     for i in range(best + 1):
         regularizer = jax.tree.map(lambda leaf, i=i: leaf[i], candidates)
         there = Problem(problem.data, problem.loss, regularizer)
-        solution = budget.solve(key, there, state if state is None else warm_started(budget.algorithm, state, there))
+        with silenced(NotConverged) if i < best else contextlib.nullcontext():  # only the last one is handed out
+            solution = budget.solve(
+                key, there, state if state is None else warm_started(budget.algorithm, state, there)
+            )
         state = solution.state
     return solution
 
@@ -264,7 +279,7 @@ def _scores(
             return _scored(score, s.weights, held_out, problem.loss), s.certificate.residual, jnp.asarray(s.rounds)
 
         training = problem.replace(data=problem.data.keep((part != fold) | stays))
-        training, held_out = fitted(training, prepare, seen_as.keep(part == fold))
+        training, (held_out,) = fitted(training, prepare, seen_as.keep(part == fold))
         return scan_candidates(key, partial(Problem, training.data, problem.loss), candidates, budget, entry)
 
     return several(one, given, parts, fold, sharding)

@@ -16,11 +16,14 @@ from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import NotConverged, warn
+from mocha_jax._data.scaling import advice
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._driver.solve import solve
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection import caveats
 from mocha_jax._selection.preparation import Preparation, preparation, prepared
 from mocha_jax.regularizers import Regularizer
 
@@ -83,6 +86,8 @@ def lambda_path(
 ) -> Path:
     """Solve for one regularizer after the other, each from where the last one ended; one compiled call.
 
+    A warning, `NotConverged`, names candidates that did not reach the tolerance.
+
     Args:
       problem: data and loss; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
@@ -109,9 +114,17 @@ def lambda_path(
     key = jax.random.key(0) if key is None else key
     check.key("lambda_path", key)
     problem = prepared(problem, preparation("lambda_path", standardize, problem))[0].unnamed()
-    return or_by_loops(
+    path = or_by_loops(
         problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
     )
+    if not isinstance(path.rounds, jax.core.Tracer):
+        residuals, rounds = np.asarray(path.certificate.residual), np.asarray(path.rounds)
+        caveat = caveats.unfinished(
+            residuals, rounds, budget.tol, budget.max_rounds, advice(problem.data), "are as far as they got"
+        )
+        if caveat is not None:
+            warn(f"lambda_path: {caveat}", NotConverged)
+    return path
 
 
 @jax.jit

@@ -25,24 +25,24 @@ def preparation(owner: str, standardize: str | Preparation | None, problem: Prob
     return Standardize(standardize, labels=_of_residuals(problem))
 
 
-def prepared(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, *tuple[TaskData, ...]]:
+def prepared(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, list[TaskData]]:
     """The problem with its samples prepared, and other data in the same way."""
     if not isinstance(prepare, Standardize):
         return fitted(problem, prepare, *others)
     data = problem.data.standardized(prepare.by, labels=prepare.labels)  # which remembers how
-    return problem.replace(data=data), *(other.standardized(like=data) for other in others)
+    return problem.replace(data=data), [other.standardized(like=data) for other in others]
 
 
-def fitted(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, *tuple[TaskData, ...]]:
+def fitted(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, list[TaskData]]:
     """Prepare within compiled programs, where nothing is remembered."""
     if prepare is None:
-        return problem, *others
+        return problem, list(others)
     apply = prepare(problem.data)
     check.function("standardize", "what it returns", apply, "lambda data: data")
     found = [apply(data) for data in (problem.data, *others)]
     for data in found:
         check.instance("standardize", "what is returned for data", data, TaskData, "data.replace(x=...)")
-    return problem.replace(data=found[0]), *found[1:]
+    return problem.replace(data=found[0]), found[1:]
 
 
 def anonymous(data: TaskData, prepare: Preparation | None) -> TaskData:

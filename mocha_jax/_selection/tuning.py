@@ -20,7 +20,7 @@ from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Tree, fields_of
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.fallback import or_by_loops
@@ -151,7 +151,7 @@ def tune(
     if standardize is not None:
         if make is not None:
             raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
-        problem, validation = prepared(problem, preparation(name, standardize, problem), validation)
+        problem, (validation,) = prepared(problem, preparation(name, standardize, problem), validation)
     if make is None:
         make, start = _of_regularizer(problem)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)
@@ -223,7 +223,8 @@ def tune(
     if history.gap[best] > 10.0 * tol:
         warn(
             f"tune: the best training stopped at max_rounds={max_rounds} with a relative gap of "
-            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's."
+            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's.",
+            NotConverged,
         )
     values = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
     return Tuned(values, make(values), chosen, float(history.value[best]), best, history)

@@ -84,7 +84,7 @@ def over_tasks(
     check.scalar(name, level=level)
     check.in_unit_interval(name, open_left=True, open_right=True, level=level)
     check.integer(name, 0, seed=seed)
-    found = _by_seed("scores", scores)
+    found = by_seed(name, "scores", scores)
     known = ~np.isnan(found).all(axis=0)
     if not known.any():
         raise ValueError("over_tasks: scores has no number in it.")
@@ -102,25 +102,30 @@ def over_tasks(
     )  # fmt: skip
     if baseline is None:
         return summary
-    other = _by_seed("baseline", baseline)
+    other = by_seed(name, "baseline", baseline)
     if other.shape != (len(found), len(known)):
         raise ValueError(f"over_tasks: baseline must be shaped like scores, [..., {len(known)}]; got {other.shape}.")
     apart = found - other[:, known]
     if np.isnan(apart).all(axis=0).any():
         raise ValueError("over_tasks: baseline must have a score for every task that scores has one for.")
     of_tasks = np.nanmean(apart, axis=0)
-    gain = of_tasks if maximise else -of_tasks
     return dataclasses.replace(
-        summary, better=float(np.mean(np.where(gain == 0, 0.5, gain > 0))), difference=float(np.mean(of_tasks)),
+        summary, better=share_better(of_tasks, maximise), difference=float(np.mean(of_tasks)),
         difference_interval=_interval(apart, float(level), int(seed)),
     )  # fmt: skip
 
 
-def _by_seed(name: str, values: ArrayLike) -> np.ndarray:
+def share_better(differences: np.ndarray, maximise: bool) -> float:
+    """Share of differences ``[num_tasks]`` that are gains; none at all counts half."""
+    gain = differences if maximise else -differences
+    return float(np.mean(np.where(gain == 0, 0.5, gain > 0)))
+
+
+def by_seed(owner: str, name: str, values: ArrayLike) -> np.ndarray:
     """Scores ``[seeds, num_tasks]``."""
     array = check.concrete(values)
     if array is None or array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fiub":
-        raise ValueError(f"over_tasks: {name} must be [num_tasks] or [seeds, num_tasks], got {check.shown(values)}.")
+        raise ValueError(f"{owner}: {name} must be [num_tasks] or [seeds, num_tasks], got {check.shown(values)}.")
     return np.atleast_2d(array.astype(float))
 
 

@@ -318,10 +318,19 @@ def methods():
             "scores": Arg(np.arange(3.0), lambda v: scored(v, None)), "sizes": Arg(np.ones(3), optional(reals(3, low=0))), "baseline": Arg(np.ones(3), optional(lambda v: scored(v, 3))),
             "maximise": Arg(False, flag), "level": Arg(0.9, number(above=0, below=1, shapes=[()])), "seed": Arg(0, count(0)),
         }),
+        "metrics.compare": Call(metrics.compare, {
+            "methods": Arg({"one": np.arange(3.0), "two": np.ones(3)}, lambda v: isinstance(v, dict) and len(v) > 0 and all(np.ndim(one) in (1, 2) for one in v.values())), "sizes": Arg(np.ones(3), optional(reals(3, low=0))), "baseline": Arg("one", optional(word("one", "two"))),
+            "maximise": Arg(False, flag), "level": Arg(0.9, number(above=0, below=1, shapes=[()])), "seed": Arg(0, count(0)), "tasks": Arg(["a", "b", "c"], optional(lambda v: len(v) == len(set(v)) == 3)),
+        }),
         "LinearModel.predict": Call(model.predict, asked),
         "LinearModel.decision_function": Call(model.decision_function, asked),
         "LinearModel.predict_proba": Call(model.predict_proba, asked),
         "LinearModel.weights_for": Call(model.weights_for, {"data": of(mj.TaskData, data, same_shape)}),
+        "read_history": Call(mj.read_history, {"path": Arg(world.checkpoint, lambda v: v == world.checkpoint())}),
+        "callbacks.EachRecord": Call(mj.callbacks.EachRecord, {"function": Arg(print, function), "after": Arg(0, count(0))}),
+        "callbacks.TensorBoard": Call(mj.callbacks.TensorBoard, {
+            "writer": Arg(world.Writer(), instance(world.Writer)), "prefix": Arg("", lambda v: isinstance(v, str)), "after": Arg(0, count(0)),
+        }),
         "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         **{f"OneVsRest.{name}": Call(getattr(rest, name), {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)})
@@ -357,11 +366,13 @@ def measures():
         "gamma": Arg(0.5, number(above=0, high=1, shapes=[()])),
     }
     return {
-        "metrics.error_rate": Call(metrics.error_rate, scored),
-        "metrics.rmse": Call(metrics.rmse, scored),
-        "metrics.auc": Call(metrics.auc, scored),
+        **{f"metrics.{name}": Call(getattr(metrics, name), scored) for name in (
+            "error_rate", "balanced_error", "f1", "log_loss", "auc", "average_precision", "rmse", "r2", "explained_variance",
+        )},
+        "metrics.ndcg": Call(metrics.ndcg, scored | {"top": Arg(2, optional(count(1)))}),
+        "metrics.poisson_deviance": Call(metrics.poisson_deviance, scored | {"data": of(mj.TaskData, world.classes(), lambda d: same_shape(d) and bool((d.y >= 0).all()), "weights")}),
         "metrics.mean_loss": Call(metrics.mean_loss, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
-        "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
+        "metrics.absolute_error": Call(metrics.absolute_error, scored | {"loss": Arg(mj.losses.Hinge(), optional(instance(mj.losses.Loss)))}),
         "metrics.quadratic_kappa": Call(metrics.quadratic_kappa, scored | {"loss": of(mj.losses.Loss, mj.losses.Hinge())}),
         **{f"multiclass.{name}": Call(getattr(mj.multiclass, name), {
             "weights": Arg(np.ones((2, world.M, world.D)), one_each(2 if name != "error_rate" else 1)),
@@ -503,6 +514,9 @@ def pictures():
     )
     square = Arg(np.eye(3), lambda v: reals(None, None, least=1)(v) and len(set(np.shape(v))) == 1)
     return {
+        "plotting.compare": Call(plotting.compare, {
+            "methods": Arg({"one": np.arange(3.0), "two": np.ones(3)}, either(instance(mj.metrics.Comparison), lambda v: isinstance(v, dict) and len(v) > 0 and all(np.ndim(one) in (1, 2) for one in v.values()))), "score": title, "title": title,
+        }),
         "plotting.convergence": Call(plotting.convergence, {"axes": axes, "histories": histories, "against": Arg("round", word("round", "simulated_time"))}),
         "plotting.similarity": Call(plotting.similarity, {"axes": axes, "weights": Arg(world.weights(), reals(None, None, least=1)), "title": title}),
         "plotting.label_distribution": Call(plotting.label_distribution, {"axes": axes, "data": of(mj.TaskData, world.data()), "title": title}),

@@ -7,7 +7,7 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
+    "", "callbacks", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
     "servers", "sklearn", "spectral", "systems", "theory",
 )  # fmt: skip
 
@@ -20,7 +20,7 @@ CONTRACTS = (
 
 # What the library makes and hands out.
 RESULTS = {
-    "Hypergradient", "Info", "CheckpointError", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "multiclass.ClassScores",
+    "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
     "datasets.Users", "datasets.Table", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",

@@ -121,6 +121,7 @@ def test_weights_of_samples_count_in_the_means_of_tasks():
     data = data.replace(weight=jnp.asarray(counts[None] / counts.sum())).standardized("task", labels=True)
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.02))
     solution = mj.solve(problem, tol=1e-10, max_rounds=3000)
+    assert data.scaling is not None
     scale = data.scaling.scale[0]
     ridge = Ridge(alpha=0.04 * counts.sum(), solver="svd").fit(x[:30] / scale, y[:30], sample_weight=counts)
     np.testing.assert_allclose(solution.model.predict(x[:30]), ridge.predict(x[:30] / scale), rtol=1e-6)
@@ -136,6 +137,7 @@ def test_it_stays_with_the_data():
     apart = [mj.pack_tasks(x[own], y[own], who[own], loss_scaling="task_mean", intercept=True).standardized("task")
              for own in (who == "ash", who != "ash")]  # fmt: skip
     both = apart[0].append(apart[1]).scaling
+    assert both is not None
     np.testing.assert_allclose(both.mean, data.scaling.mean)
     with pytest.raises(ValueError, match="append before standardising"):
         apart[0].append(packed().replace(names=mj.Names()))

@@ -66,7 +66,7 @@ def test_every_method_of_a_contract_is_there(cls):
 
 def test_submodules_offer_nothing_but_their_own():
     for name in ("losses", "regularizers", "systems", "servers", "coupling", "costs", "metrics", "datasets", "partition",
-                 "networks", "likelihoods", "spectral", "theory", "multiclass", "plotting", "sklearn"):  # fmt: skip
+                 "networks", "likelihoods", "spectral", "theory", "multiclass", "plotting", "sklearn", "callbacks"):  # fmt: skip
         offered = dir(getattr(mj, name))
         assert not {"jnp", "np", "jax", "Any", "Array", "check", "annotations"} & set(offered), name
         assert offered, name

@@ -36,7 +36,10 @@ def test_scores_are_scikit_learns_pipeline_per_task(key):
                 model = make_pipeline(StandardScaler(), Ridge(alpha=2.0 * lam * len(fit))).fit(x[fit], y[fit])
                 expected = np.sqrt(np.mean((model.predict(x[held]) - y[held]) ** 2))
                 np.testing.assert_allclose(found.task_scores[0, fold, c, t], expected, rtol=1e-4)
-    assert found.solution.problem.data.scaling.by == "task"
+    assert found.solution is not None
+    scaling = found.solution.problem.data.scaling
+    assert scaling is not None
+    assert scaling.by == "task"
     assert mj.metrics.rmse(found.solution, problem.data) < 1.2
 
 

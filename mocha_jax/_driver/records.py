@@ -1,0 +1,113 @@
+"""The records in a checkpoint, told apart by name, so that others can read them while the solve goes on.
+
+A checkpoint holds the leaves of a history by their number, and beside them a text in JSON that says what each is:
+``{"quality": "Certificate", "leaves": [["round", "int32"], ["quality.gap", "float32"], ...]}``. Whoever resumes a solve
+has no use for it, so that checkpoints of before there was one are resumed too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._driver.fingerprint import native
+from mocha_jax._driver.history import History, Nodes
+from mocha_jax._driver.owned_file import CheckpointError
+from mocha_jax._driver.parts import FORMAT, Arrays, read
+from mocha_jax._problem.quality import Quality
+
+
+def described(history: History) -> np.ndarray:
+    """Say what the leaves of a history are: a text as bytes in UTF-8."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(history)
+    named = [(jax.tree_util.keystr(path, simple=True, separator="."), str(leaf.dtype)) for path, leaf in leaves]
+    text = json.dumps({"quality": _name(type(history.quality)), "leaves": named})
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def read_history(path: str | os.PathLike[str]) -> History:
+    """Read the records that a solve has saved to its checkpoint so far, also while it is running.
+
+    Nothing is locked or written. The file is replaced as a whole each time the solve saves, so that what is read was
+    there at one moment; damage to other parts of it than the records is not looked for.
+
+    Args:
+      path: what was given to ``solve(checkpoint=...)``.
+
+    Returns:
+      The history, of NumPy arrays, as ``solution.history`` would be if the solve ended there.
+
+    Examples:
+      >>> import jax, pathlib, tempfile, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.npz"
+      >>> solution = mj.solve(problem, max_rounds=6, record_every=2, tol=None, checkpoint=path)
+      >>> mj.read_history(path).round.tolist()
+      [2, 4, 6]
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ValueError(f'read_history: path must be that of a file such as "run.npz", got {check.shown(path)}.')
+    if not isinstance(os.fspath(path), str) or "\0" in os.fspath(path) or not os.path.isfile(path):
+        raise CheckpointError(f"read_history: path must be that of a checkpoint, and there is no file at {path!r}.")
+    arrays = read(Path(path), lambda name: name == "format" or name.startswith("history"))
+    if str(arrays.get("format")) != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this library; give the path of one.")
+    if "history" not in arrays:
+        raise CheckpointError(
+            f"{path} was saved by an earlier version, which did not say what its records are; let the solve go on from "
+            f"it with this version, then they can be read."
+        )
+    try:
+        return _rebuilt(arrays)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} does not hold what it says it holds; its records cannot be read.") from error
+
+
+def _rebuilt(arrays: Arrays) -> History:
+    about = json.loads(arrays["history"].tobytes().decode())
+    tree: dict[str, Any] = {}
+    for i, (name, dtype) in enumerate(about["leaves"]):
+        *branches, last = name.split(".")
+        at = tree
+        for branch in branches:
+            at = at.setdefault(branch, {})
+        at[last] = native(arrays[f"history_{i}"], np.dtype(dtype))
+    nodes = tree.get("nodes")
+    tree |= {"quality": _record(_kind(about["quality"]), tree["quality"]), "nodes": nodes and _record(Nodes, nodes)}
+    history: History = _record(History, tree)
+    return history
+
+
+def _record(cls: type[Pytree], fields: dict[str, Any]) -> Any:
+    """A record of arrays that were in one before; fields without an array are None."""
+    record = object.__new__(cls)
+    vars(record).update({field.name: fields.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    return record
+
+
+def _name(cls: type[Quality]) -> str:
+    """The name of a kind of quality: of the library's own without the module, which may come to be another one."""
+    ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return cls.__qualname__ if ours else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _kind(name: str) -> type[Quality]:
+    """The kind of that name among those that there are: nothing is imported because a file says so."""
+    queue: list[type[Quality]] = Quality.__subclasses__()
+    while queue:
+        cls = queue.pop()
+        if _name(cls) == name:
+            return cls
+        queue += cls.__subclasses__()
+    raise CheckpointError(f"read_history: the records are of {name}, which is not defined here; import it first.")
