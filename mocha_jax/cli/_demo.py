@@ -1,10 +1,10 @@
-"""The command line: ``mocha-jax demo``."""
+"""The command ``demo``: models of a synthetic federation, side by side."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,11 +15,8 @@ import mocha_jax as mj
 from mocha_jax._core import check
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run what it asks for."""
-    parser = argparse.ArgumentParser(prog="mocha-jax", description=mj.__doc__)
-    parser.add_argument("--version", action="version", version=f"mocha_jax {mj.__version__}, jax {jax.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command and its options."""
     show = commands.add_parser("demo", help="train on a synthetic federation with stragglers and drops")
     show.add_argument("--tasks", type=int, default=24, help="number of devices (default %(default)s)")
     show.add_argument("--features", type=int, default=30, help="features of a sample (default %(default)s)")
@@ -29,17 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
     show.add_argument("--out", type=Path, default=Path("mocha_demo.png"), help="picture (default %(default)s)")
     show.add_argument("--quiet", action="store_true", help="no progress bars")
-    options = parser.parse_args(arguments)
-    try:
-        check.integer("demo", 4, tasks=options.tasks)
-        check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
-        return demo(options)
-    except ValueError as error:
-        parser.error(str(error))
+    show.set_defaults(run=demo)
 
 
 def demo(options: argparse.Namespace) -> int:
     """Global, local and multi-task models of one federation, side by side."""
+    check.integer("demo", 4, tasks=options.tasks)
+    check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
     key, data_key, split_key, tune_key = jax.random.split(jax.random.key(options.seed), 4)
     truth = mj.datasets.federation(data_key, options.tasks, options.features, smallest=12, largest=160)
     train, test = truth.data.split(split_key, 0.75)

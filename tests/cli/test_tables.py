@@ -1,0 +1,144 @@
+"""From a CSV file to a saved model and its predictions, without a line of Python."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from mocha_jax.cli import main
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+GROUPS = {"ash": 30, "elm": 24, "oak": 36}
+
+
+def write(path, rows, header):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tables of numbers and of classes, and what fit makes of them."""
+    path = tmp_path_factory.mktemp("tables")
+    rng = np.random.default_rng(0)
+    who = np.repeat(list(GROUPS), list(GROUPS.values()))
+    x = rng.normal(size=(len(who), 2)) * [1.0, 1000.0]
+    slope = np.array([{"ash": 1.0, "elm": 1.2, "oak": -1.0}[name] for name in who])
+    y = slope * x[:, 0] + 0.001 * x[:, 1] + np.array([{"ash": 50.0, "elm": -20.0, "oak": 0.0}[name] for name in who])
+    y = y + 0.1 * rng.normal(size=len(y))
+    header = ["tree", "hours", "size", "score"]
+    write(path / "school.csv", [[w, *row, v] for w, row, v in zip(who, x.tolist(), y.tolist(), strict=True)], header)
+    passed = np.where(slope * x[:, 0] > 0, "yes", "no")
+    write(path / "passed.csv", [[w, *row, v] for w, row, v in zip(who, x.tolist(), passed, strict=True)], header)
+    return path
+
+
+def fit(folder, table, *options):
+    arguments = ["fit", str(folder / table), "--label", "score", "--group", "tree", "--quiet", "--folds", "3",
+                 "--lambdas", "1", "0.01", "0.0001", "--picture", str(folder / "pictures" / "c.png"), *options]  # fmt: skip
+    return main(arguments)
+
+
+@pytest.fixture(scope="module")
+def fitted(folder):
+    assert fit(folder, "school.csv", "--model", str(folder / "school.npz")) == 0
+    assert fit(folder, "school.csv", "--model", str(folder / "global.npz"), "--save", "global") == 0
+    return folder
+
+
+def test_fit_compares_and_saves(fitted, capsys):
+    assert fit(fitted, "passed.csv", "--model", str(fitted / "passed.npz"), "--standardize", "task") == 0
+    out = capsys.readouterr().out
+    assert "90 rows, 3 groups, 2 features; two classes to predict" in out
+    assert {line.split()[0] for line in out.splitlines() if line} >= {"global", "local", "related", "Model:"}
+    assert (fitted / "pictures" / "c.png").read_bytes().startswith(b"\x89PNG")
+    model = mj.load_model(fitted / "passed.npz")
+    assert model.names == mj.Names(tasks=tuple(GROUPS), features=("hours", "size"), classes=("no", "yes"))
+    assert model.trained["standardized"] == "task"
+
+
+def test_the_model_knows_the_table(fitted):
+    model = mj.load_model(fitted / "school.npz")
+    assert {k: model.trained[k] for k in ("label", "group")} == {"label": "score", "group": "tree"}
+    assert model.trained["kind"] in ("local", "related")
+    np.testing.assert_allclose(model.weights[:, 0], [1.0, 1.2, -1.0], atol=0.1)
+    np.testing.assert_allclose(model.weights[:, 1], 0.001, rtol=0.1)
+    np.testing.assert_allclose(model.intercept, [50.0, -20.0, 0.0], atol=0.2)  # which nothing draws to 0
+    text = json.loads(np.load(fitted / "school.npz")["about"].tobytes())
+    assert text["trained"]["lambda"] in (1.0, 0.01, 0.0001)
+
+
+def test_predict_writes_a_table_in_any_order_of_columns(fitted, capsys):
+    new = write(fitted / "new.csv", [[1000.0, "elm", 2.0], [0.0, "oak", 1.0]], ["size", "tree", "hours"])
+    assert main(["predict", str(fitted / "school.npz"), str(new)]) == 0
+    head, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert head == ["tree", "prediction"]
+    model = mj.load_model(fitted / "school.npz")
+    expected = model.predict([[2.0, 1000.0], [1.0, 0.0]], ["elm", "oak"])
+    assert [row[0] for row in rows] == ["elm", "oak"]
+    np.testing.assert_allclose([float(row[1]) for row in rows], expected)
+    assert main(["predict", str(fitted / "global.npz"), str(new), "--out", str(fitted / "out.csv")]) == 0
+    assert len((fitted / "out.csv").read_text().splitlines()) == 3
+
+
+def test_unknown_groups_are_an_error_or_the_mean(fitted, capsys):
+    new = write(fitted / "yew.csv", [["yew", 2.0, 0.0]], ["tree", "hours", "size"])
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(fitted / "school.npz"), str(new)])
+    assert stop.value.code == 2
+    assert "yew.csv, line 2, column 'tree': 'yew' is not among the 3 that are known" in capsys.readouterr().err
+    assert main(["predict", str(fitted / "school.npz"), str(new), "--unseen", "mean"]) == 0
+    model = mj.load_model(fitted / "school.npz")
+    mean = float(model.weights.mean(0) @ [2.0, 0.0] + model.intercept.mean())
+    assert float(capsys.readouterr().out.splitlines()[1].split(",")[1]) == pytest.approx(mean)
+
+
+def test_compare_scores_models_on_a_table(fitted, capsys):
+    paths = [str(fitted / "global.npz"), str(fitted / "school.npz")]
+    assert main(["compare", *paths, str(fitted / "school.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "root mean squared error" in out
+    model = mj.load_model(paths[1])
+    table = mj.datasets.read_table(fitted / "school.csv")
+    error = (model.predict(table.numbers(["hours", "size"]), table.names("tree")) - table.column("score")) ** 2
+    own = [np.sqrt(error[table.names("tree") == name].mean()) for name in GROUPS]
+    line = next(line for line in out.splitlines() if line.startswith(paths[1]))
+    assert float(line.split()[1]) == pytest.approx(np.mean(own), rel=0.01)
+    assert "100 %" in line or "100" in line  # of the groups are better than by one model for all
+
+
+def test_inspect_says_what_it_is(fitted, capsys):
+    assert main(["inspect", str(fitted / "school.npz"), "--task", "elm"]) == 0
+    out = capsys.readouterr().out
+    assert "groups (3): ash, elm, oak" in out
+    assert "label: score" in out
+    model = mj.load_model(fitted / "school.npz")
+    assert f"{model.weights[1, 0]: .6g}" in out
+    assert f"{model.intercept[1]: .6g}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fit", "{}/none.csv", "--label", "score", "--group", "tree"], "none.csv"),
+        (["fit", "{}/school.csv", "--label", "grade", "--group", "tree"], "'grade' is not among the 4 that are known"),
+        (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--folds", "1"], "folds must be an integer >= 2"),
+        (["fit", "{}/school.csv", "--label", "tree", "--group", "size"], "has 3 classes, and fit knows two"),
+        (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--lambdas", "-1"], "lam"),
+        (["predict", "{}/school.csv", "{}/school.csv"], "no file of a model"),
+        (["predict", "{}/school.npz", "{}/passed.csv", "--probabilities"], "has no probabilities"),
+        (["predict", "{}/school.npz", "{}/school.csv", "--group", "wood"], "'wood' is not among"),
+        (["inspect", "{}/school.npz", "--task", "fir"], "task must be one of the model's groups, got 'fir'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(fitted, capsys, arguments, sentence):
+    with pytest.raises(SystemExit) as stop:
+        main([each.format(fitted) for each in arguments])
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
