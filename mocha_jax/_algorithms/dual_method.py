@@ -112,7 +112,7 @@ class DualMethod(Algorithm[Problem]):
             raise ValueError(
                 f"{type(self).__name__}: the state has duals {state.beta.shape} and weights {state.v.shape}, but "
                 f"the problem's data needs {data.y.shape} and {(data.num_tasks, data.num_features)}; it belongs to "
-                f"other data."
+                f"other data. Where data.join(new) added samples or tasks, start from add_tasks(state, problem)."
             )
         beta = problem.node_loss.project(state.beta.astype(data.y.dtype), data.y)
         v = data.dual_vectors(beta)
@@ -154,10 +154,11 @@ class DualMethod(Algorithm[Problem]):
 
     @on_purpose
     def add_tasks(self, state: MochaState, problem: Problem) -> MochaState:
-        """Continue the state of a trained federation on a problem with new tasks after the old ones.
+        """Continue the state of a trained federation with more samples of old tasks, or with new tasks after them.
 
-        Old tasks keep their duals; new ones start from none, and from the average task: its weights with the
-        proximal server, its row of Omega with the dual one. Both are then re-estimated like all others.
+        The data is the old one, joined with what is new: `TaskData.join`, `TaskData.append`. Old samples keep their
+        duals; new ones start from none, and new tasks from the average task: its weights with the proximal server, its
+        row of Omega with the dual one. Both are then re-estimated like all others.
 
         Examples:
           >>> import numpy as np, mocha_jax as mj

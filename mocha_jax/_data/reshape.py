@@ -79,6 +79,60 @@ def append(data: TaskData, other: TaskData) -> TaskData:
     )
 
 
+def join(data: TaskData, other: TaskData) -> TaskData:
+    """See `TaskData.join`."""
+    owner = "TaskData.join"
+    check.instance(owner, "other", other, type(data), "pack_tasks(xs, ys, groups)")
+    for each, which in ((data, "this data"), (other, "other")):
+        if each.names.tasks is None or each.shared or each.num_nodes != each.num_tasks:
+            raise ValueError(f"{owner}: {which} must have names of tasks, and one node for each; pack it with groups.")
+    known = {name: t for t, name in enumerate(data.names.tasks or ())}
+    theirs = other.names.tasks or ()
+    new = [t for t, name in enumerate(theirs) if name not in known]
+    old = [t for t, name in enumerate(theirs) if name in known]
+    added = rows_of(other, new)
+    both = data if added is None else append(data, added)
+    if not old:
+        return both
+    # More rows of old tasks go after those that are there, which keep their places and so their duals.
+    more = rows_of(other, old)
+    assert more is not None
+    _names_of_both(data, more.replace(names=more.names.replace(tasks=None)))
+    if more.loss_scaling != data.loss_scaling or more.num_features != data.num_features:
+        raise ValueError(
+            f"{owner}: other must have {data.num_features} features and loss_scaling {data.loss_scaling!r}, as here."
+        )
+    if more.intercept != data.intercept or more.scaling != data.scaling:
+        raise ValueError(f"{owner}: other must have the intercept and the scaling of this data; pack it with like=.")
+    x, y, weight = (np.array(a) for a in (both.x, both.y, both.weight))
+    real = np.asarray(more.weight) > 0
+    # Behind the last real row: rows may have been left out in between.
+    ends = np.where((weight > 0).any(1), weight.shape[1] - np.argmax(weight[:, ::-1] > 0, axis=1), 0)
+    where = np.array([known[theirs[t]] for t in old])
+    rows = max(weight.shape[1], int((ends[where] + real.sum(1)).max()))
+    grow = [(0, 0), (0, rows - weight.shape[1])]
+    x, y, weight = np.pad(x, [*grow, (0, 0)]), np.pad(y, grow, mode="edge"), np.pad(weight, grow)
+    for k, t in enumerate(where):
+        at = slice(ends[t], ends[t] + int(real[k].sum()))
+        x[t, at], y[t, at] = np.asarray(more.x)[k][real[k]], np.asarray(more.y)[k][real[k]]
+        weight[t, at] = 1.0
+    marked = both.replace(x=jnp.asarray(x), y=jnp.asarray(y), weight=jnp.asarray(weight))
+    return marked.replace(weight=marked.base_weight())
+
+
+def rows_of(data: TaskData, tasks: list[int]) -> TaskData | None:
+    """The data of some tasks alone, one node each; None of none."""
+    if not tasks:
+        return None
+    at, names = np.array(tasks), data.names
+    chosen = None if names.tasks is None else tuple(names.tasks[t] for t in tasks)
+    scaling = None if data.scaling is None else data.scaling.of(at)
+    return data.replace(
+        x=data.x[at], y=data.y[at], weight=data.weight[at], task=jnp.arange(len(at), dtype=data.task.dtype),
+        num_tasks=len(at), shared=False, names=names.replace(tasks=chosen), scaling=scaling,
+    )  # fmt: skip
+
+
 def _names_of_both(data: TaskData, other: TaskData) -> Names:
     """The names of the tasks of both, where both have some."""
     one, two = data.names, other.names

@@ -81,6 +81,10 @@ class Scaling:
         """The arrays alone."""
         return Moments(self.mean, self.scale, self.level)  # type: ignore[arg-type]
 
+    def of(self, order: np.ndarray) -> Scaling:
+        """The scaling of some tasks, in that order."""
+        return Scaling(self.by, *(np.asarray(a) for a in self.rows(order)))
+
     def rows(self, order: np.ndarray) -> Moments:
         """The rows of some tasks, in that order; the one row of all tasks as it is."""
         return Moments(*(a if len(a) == 1 else a[order] for a in self.moments))

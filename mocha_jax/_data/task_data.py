@@ -332,6 +332,23 @@ class TaskData(Pytree):
         return reshape.append(self, other)
 
     @on_purpose
+    def join(self, other: TaskData) -> TaskData:
+        """Add samples that came later: rows of old tasks, found by their names, and new tasks after the old ones.
+
+        Samples that are there keep their places, so that a solve goes on from its state,
+        ``algorithm.add_tasks(solution.state, larger)``. Weights follow `loss_scaling`.
+
+        Examples:
+          >>> import numpy as np, mocha_jax as mj
+          >>> old = mj.pack_tasks(np.ones((3, 2), "f"), np.ones(3), ["oak", "oak", "elm"])
+          >>> new = mj.pack_tasks(np.zeros((3, 2), "f"), np.ones(3), ["elm", "elm", "yew"])
+          >>> both = old.join(new)
+          >>> both.names.tasks, both.sizes.tolist()
+          (('elm', 'oak', 'yew'), [3, 2, 1])
+        """
+        return reshape.join(self, other)
+
+    @on_purpose
     def standardized(self, by: str = "pooled", *, labels: bool = False, like: TaskData | None = None) -> TaskData:
         """Centre every feature and divide it by its standard deviation.
 

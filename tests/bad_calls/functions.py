@@ -294,6 +294,7 @@ def methods():
         "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
         "TaskData.pad": Call(data.pad, {"nodes": Arg(4, optional(count(3))), "rows": Arg(5, optional(count(4)))}),
         "TaskData.standardized": Call(data.standardized, {"by": Arg("pooled", word("pooled", "task", "within")), "labels": Arg(False, flag), "like": Arg(None, optional(lambda v: False))}),
+        "TaskData.join": Call(world.named().join, {"other": of(mj.TaskData, world.named())}),
         "TaskData.append": Call(data.append, {"other": of(mj.TaskData, data, lambda d: d.num_features == 2)}),
         "TaskData.keep": Call(data.keep, {"rows": Arg(np.ones((3, 4), bool), marks(3, 4))}),
         "TaskData.replace": Call(data.replace, {

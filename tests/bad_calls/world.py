@@ -38,6 +38,12 @@ def data():
 
 
 @functools.cache
+def named():
+    """The same with names of tasks."""
+    return data().replace(names=mj.Names(tasks=("a", "b", "c")))
+
+
+@functools.cache
 def classes():
     """The same with labels 0 and 1."""
     return data().replace(y=(data().y > 0).astype(jnp.float32))
