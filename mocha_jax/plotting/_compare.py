@@ -49,7 +49,7 @@ def compare(methods: Comparison | Mapping[str, ArrayLike], *, score: str = "scor
     grid[0, 0].set_xlabel(f"{score} ({'more' if methods.maximise else 'less'} is better)")
     if others:
         _differences(grid[0, 1], methods, others, colours)
-        grid[0, 1].set_xlabel(f"{score} minus that of {methods.baseline}, of every task")
+        grid[0, 1].set_xlabel(f"{score}\nminus that of {methods.baseline}, of every task")
     figure.suptitle(title)
     return figure
 

@@ -1,5 +1,6 @@
 """Data that came later: found by name, after the samples that are there, and a solve that goes on."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,8 +51,7 @@ def test_a_solve_goes_on_and_needs_fewer_rounds(regularizer):
     state = algorithm.add_tasks(solution.state, larger)
     for t, n in enumerate(old.data.sizes.tolist()):  # the old samples have their duals
         np.testing.assert_array_equal(state.beta[t, :n], solution.state.beta[t, :n])
-    options = {"tol": 1e-4, "max_rounds": 2000}
-    on, anew = mj.solve(larger, algorithm, state=state, **options), mj.solve(larger, algorithm, **options)
+    on, anew = (mj.solve(larger, algorithm, state=start, tol=1e-4, max_rounds=2000) for start in (state, None))
     assert on.status == anew.status == mj.Status.CONVERGED
     assert on.rounds <= anew.rounds
     np.testing.assert_allclose(on.primal, anew.primal, rtol=2e-4)
@@ -63,7 +63,7 @@ def test_a_task_that_left_weighs_nothing():
     solution = mj.solve(problem, algorithm, tol=1e-6)
     stays = np.asarray(problem.data.weight) > 0
     stays[1] = False
-    smaller = problem.replace(data=problem.data.keep(stays))
+    smaller = problem.replace(data=problem.data.keep(jnp.asarray(stays)))
     on = mj.solve(smaller, algorithm, tol=1e-6, state=algorithm.warm_start(solution.state, smaller))
     assert on.status == mj.Status.CONVERGED
     anew = mj.solve(smaller, algorithm, tol=1e-6)
