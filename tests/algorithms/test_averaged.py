@@ -83,6 +83,7 @@ def test_a_mean_begins_where_a_run_of_the_method_ended(key):
     assert int(mj.Averaged(method).warm_start(mean, other).count) == 0
 
 
+@pytest.mark.slow
 def test_theorem_2_holds_of_the_mean_it_speaks_of(key):
     p = make(low=6, high=6).replace(regularizer=mj.regularizers.MeanRegularized(3.0, 3.0))
     method, systems = METHODS["algorithm 1"], mj.systems.Dropout(0.3)

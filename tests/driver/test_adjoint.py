@@ -154,6 +154,7 @@ def test_a_gradient_after_too_few_rounds_is_right_or_no_number(name, server, exp
     assert re.fullmatch(expected, known)
 
 
+@pytest.mark.slow
 def test_what_comes_with_a_derivative_is_the_optimum_or_the_derivative_is_no_number():
     problem, exact = make(*CASES["svm, learned"]), solved(make(*CASES["svm, learned"]))
 

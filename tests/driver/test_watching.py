@@ -276,6 +276,7 @@ def test_no_other_solve_says_so(problem):
     assert "never answered" in message
 
 
+@pytest.mark.slow
 def test_searches_say_so_once(problem):
     candidates = mj.grid(mj.regularizers.Independent, lam=[2.0, 0.1])
     problem = problem.replace(loss=mj.losses.Logistic())

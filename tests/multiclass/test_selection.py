@@ -47,6 +47,7 @@ def test_scores_are_those_of_scikit_learns_models(key):
     assert f"lam={LAMS[found.best]:g}" in found.solution.model.trained["regularizer"]
 
 
+@pytest.mark.slow
 @edge
 def test_the_log_loss_is_that_of_the_models(key):
     data = packed()

@@ -24,10 +24,17 @@ def code(page):
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S))
 
 
-@pytest.mark.parametrize("folder", [".", "extending"])
-def test_pages_run(folder, tmp_path):
+# Pages whose programs take a minute to compile.
+LONG = {"classes.md"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "long"), [(".", False), ("extending", False), pytest.param(".", True, marks=pytest.mark.slow)],
+    ids=[".", "extending", "long"],
+)  # fmt: skip
+def test_pages_run(folder, long, tmp_path):
     """As a reader runs them: one after the other, in a process with JAX as it is."""
-    pages = [page for page in PAGES if page.parent == DOCS / folder]
+    pages = [page for page in PAGES if page.parent == DOCS / folder and (page.name in LONG) == long]
     assert pages
     source = "import traceback, sys\n" + "".join(
         f"try:\n    exec(compile({code(page)!r}, {page.name!r}, 'exec'), {{}})\n"

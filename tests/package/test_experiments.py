@@ -215,6 +215,7 @@ def test_roles_of_leaf_are_rows_of_all_symbols(experiments, tmp_path):
     assert lengths.tolist() == [10, 10]
 
 
+@pytest.mark.slow
 def test_the_language_model_is_trained_and_resumed(experiments, tmp_path, capsys, monkeypatch):
     def main(*more):
         monkeypatch.setattr(

@@ -63,6 +63,7 @@ def test_a_function_of_ones_own_does_the_same_as_the_name(key):
     np.testing.assert_allclose(own.task_scores, named.task_scores, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_paths_and_tuning_standardise_too(key):
     problem, *_ = federation()
     train, validation = problem.data.split(key, 0.7)

@@ -195,6 +195,7 @@ def test_new_tasks_join_a_run_that_began_with_omega_0(key):
     assert grown.w.shape == (6, 4)
 
 
+@pytest.mark.slow
 def test_the_optimum_has_derivatives_from_any_omega_0():
     p = make(R.Clustered(0.05, 0.3, 2))
 

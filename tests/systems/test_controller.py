@@ -78,6 +78,7 @@ def test_nodes_without_data_do_not_count(data):
     np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_is_ahead_of_fixed_work_on_a_slow_network_and_a_fast_one(key):
     data = zoo.data(m=8, d=6, low=30, high=60, loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(0.2, 0.05))
