@@ -36,7 +36,7 @@ def test_it_bounds_the_optimum_without_a_penalty(name, penalty):
     cost = sum(cp.sum(term(xs[t] @ w[t] + b[t], ys[t])) / len(ys[t]) for t in range(M)) + r(w)
     best = cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL")
     gaps = []
-    for size in (1.0, 10.0):
+    for size in (0.1, 10.0):
         problem = mj.Problem(
             mj.pack_tasks(xs, ys, loss_scaling="task_mean", intercept=size), loss, regularizer
         )  # fmt: skip
