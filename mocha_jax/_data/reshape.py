@@ -63,6 +63,10 @@ def append(data: TaskData, other: TaskData) -> TaskData:
             f"TaskData.append: loss_scaling is {data.loss_scaling!r} here and {other.loss_scaling!r} there; "
             f"pack both alike."
         )
+    if data.intercept != other.intercept:
+        raise ValueError(
+            f"TaskData.append: the intercept is {data.intercept:g} here and {other.intercept:g} there; pack both alike."
+        )
     if data.num_nodes > data.num_tasks and not data.shared:
         raise ValueError("TaskData.append: append before padding with inert nodes, not after.")
     rows = max(data.x.shape[1], other.x.shape[1])
@@ -102,22 +106,24 @@ def join(data: TaskData, other: TaskData) -> TaskData:
         raise ValueError(
             f"{owner}: other must have {data.num_features} features and loss_scaling {data.loss_scaling!r}, as here."
         )
-    if more.intercept != data.intercept or more.scaling != data.scaling:
+    where = np.array([known[theirs[t]] for t in old])
+    if more.intercept != data.intercept or more.scaling != (data.scaling and data.scaling.of(where)):
         raise ValueError(f"{owner}: other must have the intercept and the scaling of this data; pack it with like=.")
-    x, y, weight = (np.array(a) for a in (both.x, both.y, both.weight))
+    # Weights of a user's own stay in proportion to what `loss_scaling` gives.
+    relative, theirs_relative = (np.asarray(safe_ratio(d.weight, d.base_weight())) for d in (both, more))
+    x, y, weight = (np.array(a) for a in (both.x, both.y, relative))
     real = np.asarray(more.weight) > 0
     # Behind the last real row: rows may have been left out in between.
     ends = np.where((weight > 0).any(1), weight.shape[1] - np.argmax(weight[:, ::-1] > 0, axis=1), 0)
-    where = np.array([known[theirs[t]] for t in old])
     rows = max(weight.shape[1], int((ends[where] + real.sum(1)).max()))
     grow = [(0, 0), (0, rows - weight.shape[1])]
     x, y, weight = np.pad(x, [*grow, (0, 0)]), np.pad(y, grow, mode="edge"), np.pad(weight, grow)
     for k, t in enumerate(where):
         at = slice(ends[t], ends[t] + int(real[k].sum()))
         x[t, at], y[t, at] = np.asarray(more.x)[k][real[k]], np.asarray(more.y)[k][real[k]]
-        weight[t, at] = 1.0
+        weight[t, at] = theirs_relative[k][real[k]]
     marked = both.replace(x=jnp.asarray(x), y=jnp.asarray(y), weight=jnp.asarray(weight))
-    return marked.replace(weight=marked.base_weight())
+    return marked.replace(weight=marked.base_weight() * marked.weight)
 
 
 def rows_of(data: TaskData, tasks: list[int]) -> TaskData | None:

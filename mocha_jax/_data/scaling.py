@@ -96,24 +96,28 @@ class Scaling:
     def raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Weights ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]`` of scaled samples, as of the samples."""
         if len(self.mean) not in (1, weights.shape[-2]):
-            raise ValueError(
-                "model: tasks were standardised each in its own way and then put together, so that there are no "
-                'weights in the units of the samples; standardise with by="pooled", or after that.'
-            )
+            raise self._lost()
         w = np.asarray(weights, np.float64) / self.scale
         return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level
 
+    def of_raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and intercepts of samples as those of scaled ones, the inverse of `raw`.
 
-def of_raw(moments: Moments, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and intercepts of samples as those of scaled ones, the inverse of `Scaling.raw`.
+        An intercept that is no more than rounding of what it is the difference of is 0.
+        """
+        if not len(self.mean):
+            raise self._lost()
+        weights = np.asarray(weights, np.float64)
+        moved = weights * self.mean
+        b = np.asarray(intercept, np.float64) + np.sum(moved, axis=-1) - self.level
+        size = np.abs(intercept) + np.sum(np.abs(moved), axis=-1) + np.abs(self.level)
+        return weights * self.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
 
-    An intercept that is no more than rounding of what it is the difference of is 0.
-    """
-    weights = np.asarray(weights, np.float64)
-    moved = weights * moments.mean
-    b = np.asarray(intercept, np.float64) + np.sum(moved, axis=-1) - moments.level
-    size = np.abs(intercept) + np.sum(np.abs(moved), axis=-1) + np.abs(moments.level)
-    return weights * moments.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
+    def _lost(self) -> ValueError:
+        return ValueError(
+            "model: tasks were standardised each in its own way and then put together, so that there are no "
+            'weights in the units of the samples; standardise with by="pooled", or after that.'
+        )
 
 
 @dataclasses.dataclass(frozen=True)

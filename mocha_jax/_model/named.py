@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._data.dense import check_dense, check_frames, check_no_dates
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
-from mocha_jax._data.scaling import of_raw
 from mocha_jax._data.task_data import TaskData
 
 UNSEEN = ("error", "mean")
@@ -40,7 +39,7 @@ class NamedModel:
         order, columns = matched(self.names, self.num_tasks, self.weights.shape[-1], data)
         found, intercept = self.weights[..., order, :][..., columns], self.intercept[..., order]
         if data.scaling is not None:
-            found, intercept = of_raw(data.scaling.moments, found, intercept)
+            found, intercept = data.scaling.of_raw(found, intercept)
         if np.any(intercept) and not data.intercept:
             raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
         return np.concatenate([found, intercept[..., None] / data.intercept], axis=-1) if data.intercept else found

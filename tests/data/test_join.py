@@ -98,3 +98,20 @@ def test_mistakes_are_named(case):
     call, sentence = BAD[case]
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_weights_of_ones_own_stay():
+    data = packed(OLD)
+    data = data.replace(weight=data.weight * jnp.where(jnp.arange(data.y.shape[1])[None] == 0, 3.0, 1.0))
+    joined = data.join(packed(NEW))
+    for t, n in enumerate(joined.sizes.tolist()):
+        expected = np.ones(n)
+        if t < 3:
+            expected[0] = 3.0
+        np.testing.assert_allclose(joined.weight[t, :n], expected / n)
+
+
+def test_data_with_other_intercepts_are_not_put_together():
+    other = mj.pack_tasks(*table({"yew": 5}), loss_scaling="task_mean", intercept=10.0)
+    with pytest.raises(ValueError, match="the intercept is 1 here and 10 there"):
+        packed(OLD).join(other)

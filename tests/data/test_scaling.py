@@ -148,6 +148,9 @@ def test_tasks_put_together_afterwards_have_no_model():
     solution = mj.solve(mj.Problem(pooled, mj.losses.Squared(), mj.regularizers.Independent(1e-3)), tol=1e-3)
     with pytest.raises(ValueError, match="tasks were standardised each in its own way and then put together"):
         solution.model  # noqa: B018
+    raw = mj.solve(mj.Problem(packed(), mj.losses.Squared(), mj.regularizers.Independent(1e-3)), tol=None, max_rounds=2)
+    with pytest.raises(ValueError, match="standardised each in its own way and then put together"):
+        mj.metrics.rmse(mj.LinearModel(raw.model.weights[:1], raw.model.intercept[:1]), pooled)
     fine = packed().pooled().standardized("task", labels=True)
     solution = mj.solve(mj.Problem(fine, mj.losses.Squared(), mj.regularizers.Independent(1e-3)), tol=1e-3)
     assert mj.metrics.rmse(solution, packed()).shape == ()
