@@ -12,6 +12,9 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import jax
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,3 +29,10 @@ def on_purpose(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return with_leave
+
+
+def on_device(value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
+    """The value as an array of JAX. What is on the host is made there: `jnp.asarray` would compile a program for it."""
+    if isinstance(value, jax.Array):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+    return jax.device_put(np.asarray(value, dtype))

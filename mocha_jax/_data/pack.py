@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.placement import collect
 from mocha_jax._data.samples import check_unmasked
@@ -126,10 +126,11 @@ def pack_tasks(
     if task is not None:  # of nodes, not of tasks
         named = named.replace(tasks=tasks)
     data = TaskData(
-        x=collect(pieces(), (m, n, width), storage), y=jnp.asarray(y), weight=jnp.asarray(weight),
-        task=jnp.asarray(owner, jnp.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
+        x=collect(pieces(), (m, n, width), storage), y=on_device(y), weight=on_device(weight),
+        task=on_device(owner, np.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
     )  # fmt: skip
-    data = data.replace(weight=data.base_weight())
+    if loss_scaling != "sum":  # which is what they are
+        data = data.replace(weight=data.base_weight())
     return data if like is None or like.scaling is None else data.standardized(like=like)
 
 

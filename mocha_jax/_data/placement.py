@@ -74,7 +74,7 @@ def seen_by_rows(x: Any) -> Array | None:
 def collect(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Put pieces ``[k, n, d]`` of samples, one after the other, in order on the default device."""
     if np.prod(shape) * jnp.dtype(dtype).itemsize < _SMALL:
-        return jnp.asarray(np.concatenate(list(pieces)))
+        return jax.device_put(np.concatenate(list(pieces)))
     [device] = jnp.zeros(()).devices()
     wanted = format_of(SingleDeviceSharding(device))
     x = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=wanted)()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -21,7 +22,7 @@ from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.chunk import allocate, finalize, run_chunk
-from mocha_jax._driver.config import RunConfig
+from mocha_jax._driver.config import RunConfig, prepared
 from mocha_jax._driver.history import History, Progress, record
 from mocha_jax._driver.optimum import optimum, pulled_back, refine
 from mocha_jax._driver.plan import plan
@@ -160,14 +161,12 @@ class Implicit(Adjoint):
     ) -> Found:
         held, state = lax.stop_gradient((config, state))
         progress, room = allocate(key, held, state, records=1)
-        prepared, finished, history = held.prepared(), jnp.zeros((), bool), room
+        there, history, going = prepared(held), room, np.ones((), bool)
         whole, rest = divmod(max_rounds, record_every)
         for blocks, rounds in ((whole, record_every), (1, rest)):
             if blocks and rounds:
-                left = jnp.where(finished, 0, blocks)
-                progress, history, _ = run_chunk(key, prepared, progress, history, left, tol, rounds=rounds)
-                quality = jax.tree.map(lambda a: a[-1], history.quality)
-                finished = ~quality.finite | (quality.residual <= tol)
+                left = np.int32(blocks) * going
+                progress, history, _, going = run_chunk(key, there, progress, history, left, tol, rounds=rounds)
         state, certificate, relation = lax.stop_gradient(finalize(held, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         problem = config.problem

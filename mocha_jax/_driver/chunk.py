@@ -12,14 +12,13 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core.pytree import Relation
-from mocha_jax._driver.config import RunConfig
+from mocha_jax._driver.config import RunConfig, program
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.run import block
 from mocha_jax._problem.quality import Quality
 
 
-@partial(jax.jit, static_argnames="records")
-def allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
+def _allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
     """Nothing done yet, and room for the records of a stretch."""
     config = config.whole()
     progress = config.start(state)
@@ -36,11 +35,12 @@ def _run_chunk(
     tol: Array,
     *,
     rounds: int,
-) -> tuple[Progress, History, Array]:
+) -> tuple[Progress, History, Array, Array]:
     """Run so many blocks of rounds, or fewer: until the tolerance or numbers that are not finite.
 
     Returns:
-      Where the run stands; the records, the last ones in the last place where there is no more room; how many.
+      Where the run stands; the records, the last ones in the last place where there is no more room; how many; whether
+      there is a reason to go on.
     """
     config = config.whole()
 
@@ -51,11 +51,11 @@ def _run_chunk(
         progress, history, i, _ = carry
         progress, record = block(key, config, progress, rounds)
         at = jnp.minimum(i, len(history.round) - 1)
-        history = jax.tree.map(lambda h, r: h.at[at].set(r), history, record)
+        history = jax.tree.map(lambda h, r: lax.dynamic_update_index_in_dim(h, r, at, 0), history, record)
         return progress, history, i + 1, record.quality.finite & ~(record.residual <= tol)
 
     carry = progress, room, jnp.zeros((), jnp.int32), jnp.ones((), bool)
-    return lax.while_loop(unfinished, body, carry)[:3]
+    return lax.while_loop(unfinished, body, carry)
 
 
 def _resumed(config: RunConfig, state: State) -> State:
@@ -72,10 +72,11 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
 
 
 # A run goes on in the memory of where it stood, and so does its end; within a transformation nobody knows of memory.
-run_chunk = jax.jit(_run_chunk, static_argnames="rounds")
-run_chunk_in_place = jax.jit(_run_chunk, static_argnames="rounds", donate_argnames="progress")
-resumed, proven = jax.jit(_resumed), jax.jit(_proven)
-_resumed_in_place = jax.jit(_resumed, donate_argnames="state")
+allocate = program(_allocate, static_argnames="records")
+run_chunk = program(_run_chunk, static_argnames="rounds")
+run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")
+resumed, proven = program(_resumed), program(_proven)
+_resumed_in_place = program(_resumed, donate_argnames="state")
 
 
 def finalize(

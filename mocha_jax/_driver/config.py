@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -13,13 +15,15 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
+from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.transfers import on_device
 from mocha_jax._data.layout import AsStored, Layout
 from mocha_jax._data.placement import row_by_row, seen_by_rows
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
 from mocha_jax._node.layout import BucketSizes, bucket_sizes
-from mocha_jax._problem.problem import Federated
+from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
 
@@ -67,10 +71,22 @@ class RunConfig(Pytree):
         return start(self.algorithm, self.problem, state, self.watch)
 
 
-@jax.jit
-def _layout(config: RunConfig) -> Layout:
+def _numbers(*args: Any, **_: Any) -> float:
+    """Count the samples' numbers of a run. A network's work is more than its samples tell."""
+    [config] = (given for given in args if isinstance(given, RunConfig))
+    return config.problem.data.x.size if isinstance(config.problem, Problem) else math.inf
+
+
+# A program of a run: one of the arguments is its `RunConfig`.
+program = partial(Program, numbers=_numbers)
+
+
+def _slim_layout(config: RunConfig) -> Layout:
     """Lay out the data and leave out what they hold already."""
     return config.prepared().problem.data.layout.slim()
+
+
+_layout, prepared = program(_slim_layout), program(RunConfig.prepared)
 
 
 def make_config(
@@ -80,8 +96,8 @@ def make_config(
     """Defaults filled in and every float in the data's dtype, so that equal work compiles once."""
 
     def cast(leaf: ArrayLike) -> Array:
-        array = jnp.asarray(leaf)
-        return array.astype(problem.data.dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return on_device(leaf, problem.data.dtype) if floating else jnp.asarray(leaf)
 
     check.instance("solve or run", "algorithm", algorithm, Algorithm, "Mocha()")
     check.instance("solve or run", "problem", problem, Federated, "Problem(data, loss, regularizer)")

@@ -9,12 +9,13 @@ the point to the optimum, and the size of the last one says how far the point ma
 from __future__ import annotations
 
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._driver.sensitivity import Sensitivity, Unknowns, read, unknown_at
 from mocha_jax._numerics.minres import Solved
@@ -50,8 +51,7 @@ class Refined(Pytree):
     steps: Array  # [] int32
 
 
-@partial(jax.jit, static_argnames=("tol", "max_steps"))
-def refine(
+def _refine(
     problem: Problem, weights: Array, beta: Array, relation: Relation, *, tol: float | None, max_steps: int
 ) -> Refined:
     """Newton steps until the point stays where it is, but only so many."""
@@ -81,6 +81,13 @@ def refine(
     return lax.while_loop(unfinished, step, Refined(start, start, far, none))
 
 
+def _numbers(problem: Problem, *_: Any, **__: Any) -> int:
+    return problem.data.x.size
+
+
+refine = Program(_refine, _numbers, static_argnames=("tol", "max_steps"))
+
+
 def _point(problem: Problem, weights: Array, relation: Relation, beta: Array) -> Point:
     unknown = unknown_at(problem, weights, beta, relation)
     return Point(unknown, beta, read(problem, unknown)[0])
@@ -96,8 +103,7 @@ def _share(change: Array, old: Array, new: Array) -> Array:
     return jnp.where(moved == 0, 0.0, jnp.sqrt(moved / size))
 
 
-@partial(jax.jit, static_argnames=("tol", "max_steps"))
-def pulled_back(
+def _pulled_back(
     problem: Problem, point: Point, weights_bar: Array, *, tol: float | None, max_steps: int
 ) -> tuple[Problem, Solved[Unknowns], Array]:
     """The gradient with respect to the problem of something with this gradient with respect to the weights.
@@ -111,6 +117,9 @@ def pulled_back(
     through, found = system.cotangent(towards, jnp.zeros_like(point.beta))
     gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
     return gradient, found, jnp.sum(system.free, dtype=jnp.int32)
+
+
+pulled_back = Program(_pulled_back, _numbers, static_argnames=("tol", "max_steps"))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
@@ -142,15 +151,22 @@ def _filled(new: Array, old: Array) -> Array:
 
 
 @optimum.defjvp
-@partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
 def _optimum_jvp(
     tol: float | None, max_steps: int, worst: float, primals: Given, tangents: Given
 ) -> tuple[Reported, Reported]:
     problem, found, beta = _first_only(primals)
     at = refine(problem, found[0], beta, found[1], tol=tol, max_steps=max_steps)
+    return _moving(tol, max_steps, worst, problem, found, at, tangents[0])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
+def _moving(
+    tol: float | None, max_steps: int, worst: float, problem: Problem, found: Reported, at: Refined, change: Problem
+) -> tuple[Reported, Reported]:
+    """The optimum at a point, and how it moves with a change of the problem."""
     near = at.distance <= worst
     system = Sensitivity(problem, at.point.unknown, at.point.beta, tol=tol, max_steps=max_steps)
-    change = system.tangent(tangents[0], jnp.where(near, worst, -jnp.inf))[0]
+    moved = system.tangent(change, jnp.where(near, worst, -jnp.inf))[0]
 
     def reported(problem: Problem, unknown: Tree) -> Reported:
         weights, relation = read(problem, unknown)
@@ -158,5 +174,5 @@ def _optimum_jvp(
         # The best Omega for W may be left out: at an optimum its own change does not change the objective.
         return weights, relation, objective(problem, weights, None if problem.regularizer.jointly_convex else relation)
 
-    there, moving = jax.jvp(reported, (problem, at.point.unknown), (tangents[0], change))
+    there, moving = jax.jvp(reported, (problem, at.point.unknown), (change, moved))
     return jax.tree.map(lambda new, old: jnp.where(near, new, old), there, found), moving

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import jax
@@ -12,7 +11,7 @@ from jax import Array, lax
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._driver.config import RunConfig, check_state, make_config
+from mocha_jax._driver.config import RunConfig, check_state, make_config, program
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record
 from mocha_jax._driver.plan import Plan, at_once, plans
@@ -111,8 +110,7 @@ def run(
     return or_by_loops(config.problem, config.algorithm, work)
 
 
-@partial(jax.jit, static_argnames=("num_rounds", "record_every"))
-def _run(
+def _run_all(
     key: Array, config: RunConfig, state: State | None, *, num_rounds: int, record_every: int
 ) -> tuple[State, History]:
     config = config.prepared()
@@ -122,3 +120,6 @@ def _run(
         progress, last = block(key, config, progress, rest)
         history = jax.tree.map(lambda h, r: jnp.concatenate([h, r[None]]), history, last)
     return progress.state, history
+
+
+_run = program(_run_all, static_argnames=("num_rounds", "record_every"))

@@ -16,12 +16,12 @@ from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
 from mocha_jax._core.devices import fetched
 from mocha_jax._core.pytree import Tree
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
 from mocha_jax._driver.chunk import allocate, finalize_in_place, run_chunk_in_place
-from mocha_jax._driver.config import RunConfig, check_state, make_config
+from mocha_jax._driver.config import RunConfig, check_state, make_config, program
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
@@ -151,7 +151,7 @@ def solve(
     where, room = allocate(key, config, state, records=chunk // record_every)
     first = int(where.state.round)
     last = first + int(max_rounds)
-    within, stopped = _aim(problem, tol), False
+    (_, within), stopped = _aims(problem, tol), False
     with Saver(checkpoint, key, given, record_every, state) as save:
         where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
         if not _ended(history, where, within, last, stopped):
@@ -162,10 +162,10 @@ def solve(
 
                 def chunk_by(
                     by: Algorithm[Any], where: Progress = where, blocks: int = blocks, rounds: int = rounds
-                ) -> tuple[Progress, History, Array]:
+                ) -> tuple[Progress, History, Array, Array]:
                     return run_chunk_in_place(key, run_by(by, config), where, room, blocks, within, rounds=rounds)
 
-                where, records, count = or_by_loops(config.problem, config.algorithm, chunk_by)
+                where, records, count, _ = or_by_loops(config.problem, config.algorithm, chunk_by)
                 history = _extend(history, records, int(count))
                 save(where, history)
                 bar.show(int(where.state.round), float(history.residual[-1]))
@@ -198,7 +198,7 @@ def _extend(history: History, records: History, count: int) -> History:
     return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
 
 
-def _ended(history: History, where: Progress, within: Array, last: int, stopped: bool) -> bool:
+def _ended(history: History, where: Progress, within: np.ndarray, last: int, stopped: bool) -> bool:
     if len(history.round):
         quality = jax.tree.map(lambda a: a[-1], history.quality)
         if not bool(quality.finite) or bool(quality.residual <= within):
@@ -206,15 +206,27 @@ def _ended(history: History, where: Progress, within: Array, last: int, stopped:
     return stopped or int(where.state.round) >= last
 
 
-def _code(problem: Federated, recorded: Quality, found: Quality, tol: float | None, otherwise: Status) -> Array:
-    """The status as a number: of the last record, and of the answer with all that rounding may hide."""
-    wanted = jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype)
+def _read_ending(
+    config: RunConfig, where: Progress, recorded: Quality, residual: Array, tol: Array, within: Array,
+    *, otherwise: Status,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Read the end of a run, in one program.
+
+    Returns:
+      The status as a number: of the last record, and of the answer's residual with all that rounding may hide; which
+      nodes were silent ``[m]``; how busy each one was ``[m]``.
+    """
     cases = {
-        Status.NON_FINITE: ~jnp.asarray(recorded.finite) | jnp.isnan(found.residual),
-        Status.CONVERGED: found.residual <= wanted,
-        Status.PRECISION: jnp.asarray(recorded.residual) <= problem.aim(wanted),
+        Status.NON_FINITE: ~recorded.finite | jnp.isnan(residual),
+        Status.CONVERGED: residual <= tol,
+        Status.PRECISION: recorded.residual <= within,
     }
-    return jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
+    code = jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
+    busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
+    return code, (where.answered == 0) & (config.problem.data.sizes > 0), busy
+
+
+_ending = program(_read_ending, static_argnames="otherwise")
 
 
 def _traced(*given: Tree) -> bool:
@@ -230,22 +242,17 @@ def _solution(
     tol: float | None,
     rounds: int,
 ) -> Solution[Kind]:
-    # Brought together here, where all processes are: who reads a solution may be one of them alone.
-    silent, owner, busy = (fetched(a) for a in _of_nodes(where, problem))
-    state, certificate, relation = finalize_in_place(config, where.state, where.bound)
+    bound, progress = where.bound, where.replace(state=None)
+    state, certificate, relation = finalize_in_place(config, where.state, bound)
     recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
-    code = int(_code(problem, recorded, certificate, tol, Status.STOPPED if stopped else Status.MAX_ROUNDS))
+    otherwise = Status.STOPPED if stopped else Status.MAX_ROUNDS
+    ending = _ending(config, progress, recorded, certificate.residual, *_aims(problem, tol), otherwise=otherwise)
+    # Brought together here, where all processes are: who reads a solution may be one of them alone.
+    code, silent, busy, owner = (fetched(a) for a in (*ending, problem.data.task))
     return Solution(
-        problem, config.algorithm.weights(state), state, relation, certificate, history, code, rounds,
+        problem, config.algorithm.weights(state), state, relation, certificate, history, int(code), rounds,
         silent, owner, busy, tol,
     )  # fmt: skip
-
-
-def _of_nodes(where: Progress, problem: Federated) -> tuple[Array, Array, Array]:
-    """Return which nodes were silent, the task of each, and how busy it was."""
-    data = problem.data
-    busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
-    return (where.answered == 0) & (data.sizes > 0), data.task, busy
 
 
 def _within_a_transformation(
@@ -260,14 +267,20 @@ def _within_a_transformation(
 ) -> Solution[Kind]:
     """Solve under jit, vmap or grad: one compiled call without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
-    found = adjoint.solve(key, config, state, _aim(problem, tol), max_rounds, record_every)
-    code = _code(problem, found.history.quality, found.certificate, tol, Status.MAX_ROUNDS)
-    silent, owner, busy = _of_nodes(found.progress, problem)
+    wanted, within = _aims(problem, tol)
+    found = adjoint.solve(key, config, state, on_device(within), max_rounds, record_every)
+    code, silent, busy = _ending(
+        config, found.progress, found.history.quality, found.certificate.residual, wanted, within,
+        otherwise=Status.MAX_ROUNDS,
+    )  # fmt: skip
     return Solution(
         problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
-        found.state.round - first, silent, owner, busy, tol,
+        found.state.round - first, silent, problem.data.task, busy, tol,
     )  # fmt: skip
 
 
-def _aim(problem: Federated, tol: float | None) -> Array:
-    return problem.aim(jnp.asarray(-1.0 if tol is None else tol, problem.data.dtype))
+def _aims(problem: Federated, tol: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """The tolerance, -1 for none, and the recorded residual at which rounds end, in the data's dtype."""
+    wanted = -1.0 if tol is None else tol
+    dtype = problem.data.dtype
+    return np.asarray(wanted, dtype), np.asarray(problem.aim(wanted), dtype)

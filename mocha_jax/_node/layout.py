@@ -249,7 +249,10 @@ def _bucket(node: Array | None, *arrays: Array) -> Bucket:
 def extents(weight: Array) -> Array:
     """TimeMajor up to the last real one of each node: weights ``[m, n]`` to ``[m]`` int32."""
     n = weight.shape[1]
-    return jnp.max(jnp.where(weight > 0, jnp.arange(1, n + 1, dtype=jnp.int32), 0), axis=1, initial=0)
+    return jnp.max(jnp.where(weight > 0, np.arange(1, n + 1, dtype=np.int32), 0), axis=1, initial=0)
+
+
+_extents = jax.jit(extents)  # one program, where it is called from the host
 
 
 def bucket_sizes(data: TaskData) -> BucketSizes:
@@ -258,7 +261,7 @@ def bucket_sizes(data: TaskData) -> BucketSizes:
         return ()
     devices = 1 if data.sharding is None else data.sharding.devices
     with jax.ensure_compile_time_eval():
-        sizes = np.sort(fetched(extents(data.weight)).reshape(devices, -1), axis=1)
+        sizes = np.sort(fetched(_extents(data.weight)).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
     bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
     return bucketing if len(bucketing) > 1 else ()

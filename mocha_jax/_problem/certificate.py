@@ -43,7 +43,7 @@ class Certificate(Quality):
 
     @property
     def finite(self) -> Array:
-        return jnp.isfinite(self.gap)
+        return abs(self.gap) < math.inf
 
     @property
     def bound(self) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
@@ -14,7 +15,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
@@ -69,7 +70,7 @@ class Federated(Pytree):
         """Return what a solve's message adds about an answer; empty where there is nothing."""
         return ""
 
-    def aim(self, tol: Array) -> Array:
+    def aim(self, tol: float) -> float:
         """The recorded residual at which rounds end, so that the answer is within `tol` when everything is counted."""
         return tol
 
@@ -111,10 +112,10 @@ class Problem(Federated):
         return self.regularizer.jointly_convex
 
     def relationship(self, num_tasks: int, relation: Relation) -> Array:
-        return self.regularizer.relationship(num_tasks, relation)
+        return _relationship(self.regularizer, num_tasks, relation)
 
     def covariance(self, num_tasks: int, relation: Relation) -> Array:
-        return self.regularizer.covariance(num_tasks, relation)
+        return _covariance(self.regularizer, num_tasks, relation)
 
     def placement(self, sharding: NodeSharding) -> NodeSharding:
         # What couples all pairs of tasks is applied on every device; anything else where tasks can be dealt out evenly.
@@ -123,9 +124,9 @@ class Problem(Federated):
         coupling = jax.eval_shape(lambda r: r.coupling(m, r.initial_relation(m, d)), self.regularizer)
         return dataclasses.replace(sharding, split_tasks=not coupling.dense and m % sharding.devices == 0)
 
-    def aim(self, tol: Array) -> Array:
+    def aim(self, tol: float) -> float:
         # Some roundings of the objective may be hidden from a recorded gap; most of a tiny tolerance is not for them.
-        return jnp.maximum(tol - 32.0 * jnp.finfo(tol.dtype).eps, 0.5 * tol)
+        return max(tol - 32.0 * float(jnp.finfo(self.data.dtype).eps), 0.5 * tol)
 
     @property
     def admissible(self) -> Array:
@@ -141,7 +142,7 @@ class Problem(Federated):
         for name in ("loss", "regularizer"):
             given = getattr(self, name)
             check.representable(type(given).__name__, given, dtype)
-            object.__setattr__(self, name, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), given))
+            object.__setattr__(self, name, jax.tree.map(lambda leaf: on_device(leaf, dtype), given))
         self.loss.check_tasks(self.data.num_tasks)
         self.regularizer.check_tasks(self.data.num_tasks)
         if self.loss.label_rule:
@@ -153,12 +154,23 @@ class Problem(Federated):
         return self.loss.of_nodes(self.data.task)
 
 
+@partial(jax.jit, static_argnames="num_tasks")
+def _relationship(regularizer: Regularizer, num_tasks: int, relation: Relation) -> Array:
+    return regularizer.relationship(num_tasks, relation)
+
+
+@partial(jax.jit, static_argnames="num_tasks")
+def _covariance(regularizer: Regularizer, num_tasks: int, relation: Relation) -> Array:
+    return regularizer.covariance(num_tasks, relation)
+
+
 def _check_labels(data: TaskData, loss: Loss) -> None:
     y, weight, task = (check.of_this_process(a) for a in (data.y, data.weight, data.task))
     if y is None or weight is None or task is None or any(map(check.hidden, jax.tree.leaves(loss))):
         return
     with jax.ensure_compile_time_eval():
-        wrong = ~np.asarray(loss.of_nodes(jnp.asarray(task)).admits(jnp.asarray(y))) & (weight > 0)
+        of_nodes: Any = loss.of_nodes  # of NumPy's arrays too, for which nothing has to be compiled
+        wrong = ~np.asarray(of_nodes(task).admits(y)) & (weight > 0)
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
         here = loss.of_task(int(task[node]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -160,7 +161,11 @@ def correlation(covariance: Array) -> Array:
       >>> correlation(jnp.array([[4.0, 1.0], [1.0, 1.0]])).tolist()
       [[1.0, 0.5], [0.5, 1.0]]
     """
-    covariance = check.square("correlation", "covariance", covariance)
+    return _correlation(check.square("correlation", "covariance", covariance))
+
+
+@jax.jit
+def _correlation(covariance: Array) -> Array:
     scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0.0))
     related = safe_ratio(covariance, scale[:, None] * scale[None, :])
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))

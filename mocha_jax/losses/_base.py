@@ -158,7 +158,7 @@ class Loss(Pytree):
 
     def admits(self, y: Array) -> Array:
         """True where a label is one that it needs, bool."""
-        return jnp.abs(y) == 1 if self.binary else jnp.ones_like(y, bool)
+        return abs(y) == 1 if self.binary else jnp.ones_like(y, bool)
 
     def of_nodes(self, task: Array) -> Loss:
         """The loss of nodes that work on these tasks ``[m]``: what differs between them is an array ``[m, 1]``."""
