@@ -38,14 +38,16 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         thorough = self._by_most[math.inf]
-        if jax.default_backend() != "cpu" or any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args)):
+        if jax.default_backend() != "cpu":
             return thorough(*args, **kwargs)
         numbers = self._numbers(*args, **kwargs)
+        if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args)):  # mapped, over nobody knows how many
+            numbers = max(numbers, min(_HURRIES) + 1)
         chosen = self._by_most[min(most for most in self._by_most if numbers <= most)]
         try:
             return chosen(*args, **kwargs)
         except (ValueError, jax.errors.JaxRuntimeError) as refused:
-            # Part of another program, though nothing here says so; or an XLA without such an option.
+            # Part of a program that is compiled as a whole or differentiated; or an XLA without such an option.
             if "compiler_options" not in str(refused) and "compile option" not in str(refused):
                 raise
             return thorough(*args, **kwargs)

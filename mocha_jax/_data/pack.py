@@ -130,8 +130,11 @@ def pack_tasks(
         task=on_device(owner, np.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
     )  # fmt: skip
     if loss_scaling != "sum":  # which is what they are
-        data = data.replace(weight=data.base_weight())
+        data = data.replace(weight=_base_weight(data.unnamed()))
     return data if like is None or like.scaling is None else data.standardized(like=like)
+
+
+_base_weight = jax.jit(TaskData.base_weight)  # one program
 
 
 def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np.dtype]:

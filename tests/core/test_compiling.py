@@ -1,0 +1,84 @@
+"""Programs in a hurry: the same numbers, wherever they are called, and few of them."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from mocha_jax._core import compiling
+from mocha_jax._core.compiling import Program
+
+
+def lengths(x, y):
+    return jnp.sqrt(jnp.sum(x * x)) + y
+
+
+def program(**options):
+    return Program(lengths, lambda x, y: x.size, **options)
+
+
+@pytest.mark.parametrize("size", [10, 10_000, 2_000_000])
+def test_the_numbers_are_those_of_jit(size):
+    x, y = np.linspace(0.0, 1.0, size), np.float64(2.0)
+    np.testing.assert_allclose(program()(x, y), jax.jit(lengths)(x, y), rtol=1e-14)
+
+
+def test_it_composes_with_transformations():
+    f, x, y = program(), jnp.arange(1.0, 4.0), 1.0
+    wanted = lengths(x, y)
+    np.testing.assert_allclose(jax.jit(f)(x, y), wanted)
+    np.testing.assert_allclose(jax.jit(lambda: f(x, y))(), wanted)  # nothing that it is given is traced
+    np.testing.assert_allclose(jax.vmap(f, in_axes=(None, 0))(x, jnp.ones(3)), jnp.full(3, wanted))
+    np.testing.assert_allclose(jax.grad(f)(x, y), x / jnp.sqrt(14.0))
+
+
+def test_a_compiler_without_the_options_does_without(monkeypatch):
+    monkeypatch.setattr(compiling, "_HURRIES", {100: {"xla_no_such_option": 1}})
+    x = jnp.arange(1.0, 4.0)
+    assert float(program()(x, 1.0)) == float(lengths(x, 1.0))
+
+
+def test_errors_are_those_of_the_function():
+    def refuses(x):
+        raise ValueError(f"{x.shape} will not do")
+
+    with pytest.raises(ValueError, match="will not do"):
+        Program(refuses, lambda x: x.size)(jnp.ones(3))
+
+
+def test_options_are_those_of_jit():
+    x = jnp.ones(4)
+    assert float(program(static_argnames="y")(x, y=1.0)) == 3.0
+    kept = jnp.zeros(4)
+    Program(lambda x: x + 1.0, lambda x: x.size, donate_argnames="x")(kept)
+    assert kept.is_deleted()
+
+
+def small(regularizer):
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 3)) for n in (7, 9, 5)]
+    return mj.Problem(mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs]), mj.losses.Hinge(), regularizer)
+
+
+@pytest.mark.parametrize("regularizer", [mj.regularizers.Independent(0.1), mj.regularizers.Probabilistic(0.1)])
+def test_a_first_solve_compiles_few_programs(caplog, regularizer):
+    """From raw samples to a solution: the key's two, sizes, layout, start, rounds, and three that end it."""
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        problem = small(regularizer)
+        str(mj.solve(problem))
+        compiled = [m for m in caplog.messages if m.startswith("Finished XLA compilation")]
+        assert 5 < len(compiled) <= 9, "\n".join(compiled)
+        caplog.clear()
+        mj.solve(problem.replace(regularizer=jax.tree.map(lambda leaf: 0.5 * leaf, regularizer)))
+        assert not [m for m in caplog.messages if m.startswith("Finished XLA compilation")]
+
+
+def test_the_size_of_the_records_changes_no_number():
+    """Programs of a run hurry by its samples alone, so that other chunks are the same rounds to the bit."""
+    problem = small(mj.regularizers.MeanRegularized(0.1, 0.1))
+    one, other = (mj.solve(problem, tol=None, max_rounds=60, chunk=chunk) for chunk in (7, 6000))
+    np.testing.assert_array_equal(one.weights, other.weights)
