@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def on_purpose(function: Callable[P, R]) -> Callable[P, R]:
+def on_purpose(function: Function) -> Function:
     """The function, with leave to bring to the device what it needs there, and to look at what comes of it."""
 
     @functools.wraps(function)
-    def with_leave(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_leave(*args: Any, **kwargs: Any) -> Any:
         with jax.transfer_guard("allow"):
             return function(*args, **kwargs)
 
-    return with_leave
+    return cast(Function, with_leave)
 
 
 def on_device(value: ArrayLike, dtype: DTypeLike | None = None) -> Array:

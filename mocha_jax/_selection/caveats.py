@@ -19,8 +19,10 @@ def unfinished(
     max_rounds: int,
     advice: str = "",
     then: str = "are scored as far as they got",
+    of: str = "candidates",
+    names: Sequence[Hashable] | None = None,
 ) -> str | None:
-    """Candidates whose solves ended before they reached the tolerance.
+    """Candidates, or others, whose solves ended before they reached the tolerance.
 
     Args:
       residuals: ``[..., c]``; not finite where a method certifies nothing or came to nothing.
@@ -29,6 +31,8 @@ def unfinished(
       max_rounds: what they were given.
       advice: what else may help.
       then: what becomes of them.
+      of: what they are called.
+      names: of each ``[c]``; default their numbers.
     """
     count = residuals.shape[-1]
     worst = np.where(np.isfinite(residuals), residuals, 0.0).reshape(-1, count).max(0)
@@ -36,10 +40,10 @@ def unfinished(
     early = ((residuals > tol) & (rounds < max_rounds)).any()
     if not len(late):
         return None
-    named = ", ".join(f"{i} ({worst[i]:.1e})" for i in late[:_NAMED])
+    named = ", ".join(f"{i if names is None else names[i]} ({worst[i]:.1e})" for i in late[:_NAMED])
     more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
     return (
-        f"candidates {named}{more} did not reach tol={tol:g} in max_rounds={max_rounds} rounds, by the residual in "
+        f"{of} {named}{more} did not reach tol={tol:g} in max_rounds={max_rounds} rounds, by the residual in "
         f"brackets, and {then}; "
         + ("where fewer rounds were done, floats certify no more: scale the features or use float64" if early else "")
         + ("; else " if early else "")

@@ -14,35 +14,41 @@ from mocha_jax.losses import ResidualLoss
 Preparation = Callable[[TaskData], Callable[[TaskData], TaskData]]
 
 
-def preparation(owner: str, standardize: str | Preparation | None, problem: Problem) -> Preparation | None:
-    """The rule for samples that is asked for: by name, or a function of the user's own."""
+def preparation(owner: str, standardize: str | Preparation | None, labels: bool) -> Preparation | None:
+    """The rule for samples that is asked for: by name, or a function of the user's own.
+
+    Args:
+      owner: for messages.
+      standardize: as asked for.
+      labels: whether a rule by name centres labels too.
+    """
     if standardize is None:
         return None
     if not isinstance(standardize, str):
         check.function(owner, "standardize", standardize, "lambda training: lambda data: data")
         return standardize
     check.one_of(owner, "standardize", standardize, WAYS)
-    return Standardize(standardize, labels=_of_residuals(problem))
+    return Standardize(standardize, labels)
 
 
-def prepared(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, list[TaskData]]:
-    """The problem with its samples prepared, and other data in the same way."""
+def prepared(prepare: Preparation | None, data: TaskData, *others: TaskData) -> list[TaskData]:
+    """Samples for training, prepared, and other ones in the same way."""
     if not isinstance(prepare, Standardize):
-        return fitted(problem, prepare, *others)
-    data = problem.data.standardized(prepare.by, labels=prepare.labels)  # which remembers how
-    return problem.replace(data=data), [other.standardized(like=data) for other in others]
+        return prepared_within(prepare, data, *others)
+    standard = data.standardized(prepare.by, labels=prepare.labels)  # which remembers how
+    return [standard, *(other.standardized(like=standard) for other in others)]
 
 
-def fitted(problem: Problem, prepare: Preparation | None, *others: TaskData) -> tuple[Problem, list[TaskData]]:
+def prepared_within(prepare: Preparation | None, data: TaskData, *others: TaskData) -> list[TaskData]:
     """Prepare within compiled programs, where nothing is remembered."""
     if prepare is None:
-        return problem, list(others)
-    apply = prepare(problem.data)
+        return [data, *others]
+    apply = prepare(data)
     check.function("standardize", "what it returns", apply, "lambda data: data")
-    found = [apply(data) for data in (problem.data, *others)]
-    for data in found:
-        check.instance("standardize", "what is returned for data", data, TaskData, "data.replace(x=...)")
-    return problem.replace(data=found[0]), found[1:]
+    found = [apply(each) for each in (data, *others)]
+    for each in found:
+        check.instance("standardize", "what is returned for data", each, TaskData, "data.replace(x=...)")
+    return found
 
 
 def anonymous(data: TaskData, prepare: Preparation | None) -> TaskData:
@@ -50,6 +56,6 @@ def anonymous(data: TaskData, prepare: Preparation | None) -> TaskData:
     return data.unnamed() if prepare is None else data.unnamed().exchange(intercept=data.intercept)
 
 
-def _of_residuals(problem: Problem) -> bool:
+def of_residuals(problem: Problem) -> bool:
     """Tell whether the loss knows labels by their distance from predictions alone, so that both may be moved."""
     return all(isinstance(problem.loss.of_task(t), ResidualLoss) for t in range(problem.data.num_tasks))

@@ -26,8 +26,8 @@ from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.path import SolveOptions, warm_started
-from mocha_jax._selection.preparation import Preparation, preparation, prepared
+from mocha_jax._selection.preparation import Preparation, of_residuals, preparation, prepared
+from mocha_jax._selection.solves import SolveOptions, warm_started
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
 _RATE = 0.7
@@ -151,7 +151,9 @@ def tune(
     if standardize is not None:
         if make is not None:
             raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
-        problem, (validation,) = prepared(problem, preparation(name, standardize, problem), validation)
+        prepare = preparation(name, standardize, of_residuals(problem))
+        train, validation = prepared(prepare, problem.data, validation)
+        problem = problem.replace(data=train)
     if make is None:
         make, start = _of_regularizer(problem)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)

@@ -11,11 +11,12 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.path import SolveOptions, solve_options
+from mocha_jax._selection import caveats
+from mocha_jax._selection.solves import SolveOptions, solve_options
 from mocha_jax.multiclass._each_class import EachClass, Make, each_class
 from mocha_jax.multiclass._labels import count_classes
 from mocha_jax.multiclass._one_vs_rest import OneVsRest
@@ -83,18 +84,17 @@ def calibrated(
     each, first = each_class(owner, data, make, count)
     part = data.folds(key, folds, groups)
 
-    def work(by: Algorithm[Problem]) -> tuple[Array, Array]:
+    def work(by: Algorithm[Problem]) -> tuple[Array, Array, Array]:
         held = jnp.arange(folds, dtype=part.dtype)
         return _held_out(key, each, data.unnamed(), part, held, budget.replace(algorithm=by))
 
-    z, residuals = (np.asarray(a) for a in or_by_loops(first, budget.algorithm, work))
-    late = np.isfinite(residuals) & (residuals > budget.tol)
-    if late.any():
-        warn(
-            f"{owner}: {late.sum()} of {late.size} solves did not reach tol={budget.tol:g} in "
-            f"max_rounds={budget.max_rounds} rounds, by a residual of up to {residuals[late].max():.1e}; raise "
-            f"max_rounds."
-        )
+    z, residuals, rounds = (np.asarray(a) for a in or_by_loops(first, budget.algorithm, work))
+    caveat = caveats.unfinished(
+        residuals, rounds, budget.tol, budget.max_rounds, then="are asked as far as they got",
+        of="classes", names=model.names.classes,
+    )  # fmt: skip
+    if caveat is not None:
+        warn(f"{owner}: {caveat}", NotConverged)
     real, y = np.asarray(data.weight) > 0, np.asarray(data.y)
     fitted = [sigmoid_fit(own[real].astype(float), y[real] == k) for k, own in enumerate(z)]
     return model.exchange(calibration=jnp.asarray(fitted, data.dtype))
@@ -103,20 +103,24 @@ def calibrated(
 @jax.jit
 def _held_out(
     key: Array, each: EachClass, data: TaskData, part: Array, held: Array, budget: SolveOptions
-) -> tuple[Array, Array]:
-    """Ask about every sample the models that were trained without its fold: ``[classes, m, n]``, and residuals."""
+) -> tuple[Array, Array, Array]:
+    """Ask about every sample the models that were trained without its fold: ``[classes, m, n]``.
 
-    def one(fold: Array) -> tuple[Array, Array]:
-        def of_class(problem: Problem) -> tuple[Array, Array]:
+    Returns:
+      What they say, and the residuals and rounds of their solves ``[folds, classes]``.
+    """
+
+    def one(fold: Array) -> tuple[Array, Array, Array]:
+        def of_class(problem: Problem) -> tuple[Array, Array, Array]:
             training = Problem(problem.data.keep(part != fold), problem.loss, problem.regularizer)
             solution = budget.solve(key, training, None)
-            return solution.weights, solution.certificate.residual
+            return solution.weights, solution.certificate.residual, jnp.asarray(solution.rounds)
 
-        weights, residuals = each.map(of_class)
-        return jnp.where(part == fold, said(weights, data), 0.0), residuals
+        weights, residuals, rounds = each.map(of_class)
+        return jnp.where(part == fold, said(weights, data), 0.0), residuals, rounds
 
-    z, residuals = lax.map(one, held)
-    return jnp.sum(z, axis=0), residuals
+    z, residuals, rounds = lax.map(one, held)
+    return jnp.sum(z, axis=0), residuals, rounds
 
 
 def sigmoid_fit(z: np.ndarray, positive: np.ndarray) -> tuple[float, float]:

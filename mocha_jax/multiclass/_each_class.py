@@ -28,6 +28,11 @@ class EachClass(Pytree):
     own: list[Array | None] = tree()  # [classes, ...]; None where they do not
     structure: Any = static()  # of the problems
 
+    @property
+    def common(self) -> Problem:
+        """The problem with what all classes have; None in the place of what they have not."""
+        return cast(Problem, jax.tree.unflatten(self.structure, self.shared))
+
     def map(self, work: Callable[[Problem], Result]) -> Result:
         """Do something for one class after the other, ``[classes, ...]``."""
 

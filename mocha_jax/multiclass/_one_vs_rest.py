@@ -11,6 +11,7 @@ from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.task_data import TaskData
@@ -21,7 +22,8 @@ from mocha_jax._model.named import matched
 from mocha_jax._problem.answer import apart, how_trained
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.path import SolveOptions, solve_options
+from mocha_jax._selection import caveats
+from mocha_jax._selection.solves import SolveOptions, solve_options
 from mocha_jax.losses import Loss
 from mocha_jax.multiclass import _scores
 from mocha_jax.multiclass._each_class import EachClass, Make, each_class
@@ -126,6 +128,8 @@ def one_vs_rest(
 ) -> OneVsRest:
     """Train a model for each class against all others; one compiled call for all classes.
 
+    A warning, `NotConverged`, names classes whose models did not reach the tolerance.
+
     Args:
       data: samples with labels 0, 1, ..., classes - 1.
       make: the problem for labels -1 and +1.
@@ -154,7 +158,24 @@ def one_vs_rest(
     check.key(owner, key)
     each, first = each_class(owner, data, make, count)
     found = or_by_loops(first, budget.algorithm, lambda by: trained(key, each, budget.replace(algorithm=by)))
-    return described(found, first, data.names)
+    model = described(found, first, data.names)
+    warn_of_classes(owner, model, budget)
+    return model
+
+
+def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
+    """Warn of classes whose models did not reach the tolerance."""
+    if (caveat := unfinished_classes(model, budget)) is not None:
+        warn(f"{owner}: {caveat}", NotConverged)
+
+
+def unfinished_classes(model: OneVsRest, budget: SolveOptions) -> str | None:
+    """A sentence on classes whose models did not reach the tolerance; None where all did."""
+    residuals, rounds = np.asarray(model.certificate.residual), np.asarray(model.rounds)
+    return caveats.unfinished(
+        residuals, rounds, budget.tol, budget.max_rounds, then="are as far as they got",
+        of="classes", names=model.names.classes,
+    )  # fmt: skip
 
 
 @jax.jit

@@ -1,5 +1,7 @@
 """One class against the rest, beside scikit-learn."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,9 +44,7 @@ def test_a_class_that_a_task_has_not_seen_is_no_trouble():
 def test_a_model_that_is_not_a_number_has_no_error_rate():
     xs, ys = ragged()
     data = mj.pack_tasks(xs, ys)
-    found = mj.one_vs_rest(
-        data, lambda d: mj.Problem(d, mj.losses.Hinge(), mj.regularizers.Independent(1.0)), max_rounds=2
-    )
+    found = mj.one_vs_rest(data, lambda d: mj.Problem(d, mj.losses.Hinge(), mj.regularizers.Independent(1.0)), tol=1.0)
     spoilt = found.replace(weights=found.weights.at[2, 1].set(jnp.nan))
     assert np.isnan(spoilt.error_rate(data, per_task=True)).tolist() == [False, True, False]
     np.testing.assert_array_equal(
@@ -163,6 +163,24 @@ def test_a_global_model_predicts_for_every_task():
     assert found.weights.shape == (4, 1, 5)
     assert found.predict(data).shape == data.y.shape
     assert found.model.predict(data.x[0]).tolist() == found.predict(data)[0].tolist()
+
+
+def test_classes_that_did_not_converge_are_said_by_name():
+    data, *_ = named()
+
+    low = jnp.where(data.y == 1, 1.0, -1.0)
+
+    def make(d):  # without samples that count, the model of one class is there at once
+        return hinge(d.replace(weight=0.0 * d.weight) if (d.y == low).all() else d)
+
+    with pytest.warns(mj.NotConverged) as caught:
+        mj.one_vs_rest(data, make, tol=1e-9, max_rounds=3)
+    (warning,) = caught
+    assert re.match(
+        r"one_vs_rest: classes high \(.*\), mid \(.*\), none \(.*\) did not reach tol=1e-09 in max_rounds=3 rounds, by the "
+        r"residual in brackets, and are as far as they got; raise max_rounds.",
+        str(warning.message),
+    )
 
 
 def test_labels_of_several_classes_lead_to_it():

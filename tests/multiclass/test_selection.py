@@ -98,6 +98,17 @@ def test_a_path_has_the_models_of_every_candidate():
         assert float(chosen.lam) == pytest.approx(lam)
 
 
+def test_solves_that_did_not_converge_are_said(key):
+    data, short = packed(), dict[str, Any](tol=1e-12, max_rounds=1)
+    with pytest.warns(mj.NotConverged, match=r"lambda_path: candidates 0 \(.*, 1 \(.* did not reach tol=1e-12"):
+        mj.multiclass.lambda_path(data, hinge, GRID, **short)
+    with pytest.warns(mj.NotConverged) as caught:
+        mj.multiclass.cross_validate(data, hinge, mj.grid(R.Independent, lam=[0.3]), key=key, folds=2, **short)
+    fits, model = (str(warning.message) for warning in caught)
+    assert "candidates 0 (" in fits
+    assert model.startswith("cross_validate: classes 0 (")
+
+
 def test_rare_classes_stay_in_training_and_are_said(key):
     data = packed()
     y = np.array(data.y)
@@ -137,5 +148,9 @@ def test_what_has_no_score_is_said(key):
         mj.multiclass.cross_validate(data, hinge, GRID, metric=lambda w, d, per_task: jnp.zeros(2))
     with pytest.raises(ValueError, match="one leading axis"):
         mj.multiclass.lambda_path(data, hinge, R.Independent(1.0))
+    with pytest.raises(ValueError, match="make must leave the samples as they are"):
+        mj.multiclass.cross_validate(data, lambda d: hinge(d.standardized("task")), GRID)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fold'"):
+        mj.multiclass.cross_validate(data, hinge, GRID, fold=3)
     with pytest.warns(UserWarning, match=r"cross_validate: candidates 0 \(.*, 1 \(.* did not reach tol=1e-12"):
         mj.multiclass.cross_validate(data, hinge, GRID, key=key, folds=2, tol=1e-12, max_rounds=1, refit=False)

@@ -69,11 +69,32 @@ def test_a_problem_is_of_arrays(problem: mj.Problem) -> None:
     assert assert_type(regularizer.value(jnp.ones((4, 3))), Array).shape == ()
 
 
+@pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 def test_searches_return_records(problem: mj.Problem) -> None:
     candidates = assert_type(mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1]), mj.regularizers.Independent)
     path = assert_type(mj.lambda_path(problem, candidates, max_rounds=5), mj.Path)
     assert isinstance(assert_type(path.weights, Array), Array)
     assert isinstance(assert_type(path.certificate, mj.Certificate), mj.Certificate)
+    found = assert_type(
+        mj.cross_validate(problem, candidates, folds=2, tol=1.0), mj.CrossValidation[mj.Solution[mj.Problem]]
+    )
+    assert isinstance(assert_type(found.solution, mj.Solution[mj.Problem] | None), mj.Solution)
+    assert isinstance(assert_type(found.mean, np.ndarray), np.ndarray)
+
+
+@pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+def test_searches_of_several_classes_return_their_models(problem: mj.Problem) -> None:
+    def make(data: mj.TaskData) -> mj.Problem:
+        return problem.replace(data=data)
+
+    data = problem.data.replace(y=jnp.where(problem.data.y > 0, 1.0, 0.0))
+    candidates = mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1])
+    path = assert_type(mj.multiclass.lambda_path(data, make, candidates, tol=1.0), list[mj.OneVsRest])
+    assert isinstance(assert_type(path[0].weights, Array), Array)
+    found = assert_type(
+        mj.multiclass.cross_validate(data, make, candidates, folds=2, tol=1.0), mj.CrossValidation[mj.OneVsRest]
+    )
+    assert isinstance(assert_type(found.solution, mj.OneVsRest | None), mj.OneVsRest)
 
 
 def test_an_algorithm_of_another_kind_of_problem_is_refused(problem: mj.Problem) -> None:

@@ -1,0 +1,148 @@
+"""The problems of several classes as a search trains them: with one regularizer, and scored together."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.solution import Solution
+from mocha_jax._model.multiclass import require_probabilities
+from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.by_fold import Fitted
+from mocha_jax._selection.learner import Labels, Learner, Trainer, warn_of_candidates
+from mocha_jax._selection.preparation import Preparation, anonymous, prepared, prepared_within
+from mocha_jax._selection.scoring import Metric, Scoring, scoring
+from mocha_jax._selection.solves import SolveOptions, candidate, scan_candidates
+from mocha_jax.multiclass import _scores
+from mocha_jax.multiclass._each_class import EachClass, Make, each_class
+from mocha_jax.multiclass._labels import count_classes
+from mocha_jax.multiclass._one_vs_rest import OneVsRest, described, of_solution, warn_of_classes
+from mocha_jax.regularizers import Regularizer
+
+METRICS: dict[str, Metric] = {"error_rate": _scores.error_rate, "log_loss": _scores.log_loss}
+
+
+class _ClassesTrainer(Trainer):
+    each: EachClass
+    data: TaskData  # with labels 0, 1, ...
+
+    def fit(
+        self, key: Array, candidates: Regularizer, budget: SolveOptions, rows: Array, held_out: TaskData,
+        prepare: Preparation | None, metric: Metric,
+    ) -> Fitted:  # fmt: skip
+        # The samples of all classes are the same, and so is what is done with them.
+        training, seen = prepared_within(prepare, self.data.keep(rows), held_out)
+
+        def entry(_: Regularizer, s: Solution[Problem]) -> Fitted:
+            return s.weights, s.certificate.residual, jnp.asarray(s.rounds)
+
+        def of_class(problem: Problem) -> Fitted:
+            own = problem.data.keep(rows)
+            own = own if prepare is None else own.replace(x=training.x)
+            return scan_candidates(key, partial(Problem, own, problem.loss), candidates, budget, entry)
+
+        weights, residuals, rounds = self.each.map(of_class)  # [classes, c, ...]
+        scores = lax.map(lambda w: self.score(metric, w, seen), jnp.swapaxes(weights, 0, 1))
+        # Of the class that is furthest from its tolerance, as far as that is known.
+        last = jnp.argmax(jnp.where(jnp.isfinite(residuals), residuals, -1.0), axis=0)[None]
+        return scores, *(jnp.take_along_axis(a, last, axis=0)[0] for a in (residuals, rounds))
+
+    def score(self, metric: Metric, weights: Array, data: TaskData) -> Array:
+        return metric(weights, data, per_task=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes(Learner[OneVsRest, list[OneVsRest]]):
+    """A problem for each of several classes."""
+
+    data: TaskData  # with labels 0, 1, ...
+    make: Make
+    each: EachClass
+    problem: Problem  # of the first class
+
+    centres_labels = False
+
+    @property
+    def weights(self) -> jax.ShapeDtypeStruct:
+        data = self.problem.data
+        return jax.ShapeDtypeStruct((self._count, data.num_tasks, data.num_features), data.dtype)
+
+    def scoring(self, owner: str, metric: Metric | str | None) -> Scoring:
+        found = scoring(owner, "error_rate" if metric is None else metric, METRICS)
+        if found.metric is _scores.log_loss:
+            tasks = range(self.problem.data.num_tasks)
+            require_probabilities(owner, False, all(self.problem.loss.of_task(t).log_odds for t in tasks))
+        return found
+
+    def labels(self, data: TaskData) -> Labels:
+        names = data.names.classes
+        return Labels(np.asarray(data.y), range(self._count) if names is None else names)
+
+    def trainer(self, owner: str, prepare: Preparation | None) -> Trainer:
+        x = self.each.common.data.x
+        if x is None or not (x is self.data.x or np.array_equal(x, self.data.x)):
+            raise ValueError(
+                f"{owner}: make must leave the samples as they are, for its models are scored by those of data; pass "
+                f"standardize=..., or data with other samples."
+            )
+        return _ClassesTrainer(self.each, anonymous(self.data, prepare))
+
+    def answer(self, key: Array, way: Regularizer, budget: SolveOptions, prepare: Preparation | None) -> OneVsRest:
+        last = self._solved(key, way, budget, prepare)[-1]
+        warn_of_classes("cross_validate", last, budget)
+        return last
+
+    def path(
+        self, owner: str, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+    ) -> list[OneVsRest]:
+        path = self._solved(key, candidates, budget, prepare)
+        residuals, rounds = (
+            np.stack([np.asarray(a) for a in each], axis=1)
+            for each in ([model.certificate.residual for model in path], [model.rounds for model in path])
+        )
+        warn_of_candidates(owner, residuals, rounds, budget, self.data)
+        return path
+
+    @property
+    def _count(self) -> int:
+        return len(self.each.classes)
+
+    def _solved(
+        self, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+    ) -> list[OneVsRest]:
+        (data,), each, first = prepared(prepare, self.data), self.each, self.problem
+        if prepare is not None:
+            each, first = each_class("standardize", data, self.make, self._count)
+        found = or_by_loops(
+            first, budget.algorithm, lambda by: _solved(key, each, candidates, budget.replace(algorithm=by))
+        )
+
+        def model(i: int) -> OneVsRest:
+            own = first.replace(regularizer=candidate(candidates, i))
+            return described(jax.tree.map(lambda leaf: leaf[:, i], found), own, data.names)
+
+        return [model(i) for i in range(found.rounds.shape[1])]
+
+
+def classes_of(owner: str, data: TaskData, make: Make, classes: int | None) -> Classes:
+    """The problems of all classes."""
+    count = count_classes(owner, data, classes)
+    return Classes(data, make, *each_class(owner, data, make, count))
+
+
+@jax.jit
+def _solved(key: Array, each: EachClass, candidates: Regularizer, budget: SolveOptions) -> OneVsRest:
+    """Models of all classes and candidates, ``[classes, c, ...]``."""
+
+    def of_class(problem: Problem) -> OneVsRest:
+        with_regularizer = partial(Problem, problem.data, problem.loss)
+        return scan_candidates(key, with_regularizer, candidates, budget, lambda _, s: of_solution(s))
+
+    return each.map(of_class)
