@@ -50,7 +50,7 @@ def test_scores_are_scikit_learns_pipeline_per_group_and_fold(key):
                 np.testing.assert_allclose(found.task_scores[0, fold, c, t], want, rtol=2e-4)
     # And of all data: a model in the units that the samples had.
     assert found.solution is not None
-    assert found.solution.scaling.by == "task"
+    assert found.solution.scaling == data.standardized("task").scaling
     model = pipeline(LAMS[found.best], len(ys[1]), StandardScaler()).fit(xs[1], ys[1])
     np.testing.assert_allclose(
         found.solution.predict_proba(data)[1, : len(ys[1])], model.predict_proba(xs[1]), atol=1e-4
