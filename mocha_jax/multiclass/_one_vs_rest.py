@@ -165,16 +165,15 @@ def one_vs_rest(
 
 def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
     """Warn of classes whose models did not reach the tolerance."""
-    if (caveat := unfinished_classes(model, budget)) is not None:
+    if (caveat := unfinished_classes(model, budget.tol, budget.max_rounds)) is not None:
         warn(f"{owner}: {caveat}", NotConverged)
 
 
-def unfinished_classes(model: OneVsRest, budget: SolveOptions) -> str | None:
+def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | None:
     """A sentence on classes whose models did not reach the tolerance; None where all did."""
-    residuals, rounds = np.asarray(model.certificate.residual), np.asarray(model.rounds)
     return caveats.unfinished(
-        residuals, rounds, budget.tol, budget.max_rounds, then="are as far as they got",
-        of="classes", names=model.names.classes,
+        np.asarray(model.certificate.residual), np.asarray(model.rounds), tol, max_rounds,
+        then="are as far as they got", of="classes", names=model.names.classes,
     )  # fmt: skip
 
 

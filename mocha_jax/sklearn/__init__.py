@@ -2,7 +2,8 @@
 
 It needs scikit-learn 1.6 or newer: ``pip install mocha_jax[sklearn]``.
 
-It may import `_core`, `_data`, `_driver`, `_model`, `_problem`, `_selection`, `losses` and `regularizers`.
+It may import `_core`, `_data`, `_driver`, `_model`, `_problem`, `_selection`, `losses`, `multiclass` and
+`regularizers`.
 """
 
 try:

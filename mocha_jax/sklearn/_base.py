@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -17,22 +17,26 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Relation
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import warn
+from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.names import columns_of, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.samples import check_unmasked
 from mocha_jax._data.task_data import SCALINGS, TaskData
-from mocha_jax._driver.solution import Solution, Status
+from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
 from mocha_jax._model.named import UNSEEN
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.cross_validation import CrossValidation, cross_validate
+from mocha_jax._selection.cross_validation import cross_validate
+from mocha_jax._selection.records import CrossValidation
+from mocha_jax._selection.solves import candidate
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices
 
 # To choose among candidates no solve needs to be more exact.
 _CHOICE_TOL = 1e-3
+
+Choose = Callable[..., CrossValidation[Any]]  # choose(data, candidates, **options of cross_validate)
 
 
 class Estimator(BaseEstimator):
@@ -113,7 +117,7 @@ class Estimator(BaseEstimator):
             x = check_array(x, estimator=self)
         if self.groups_ is None and groups is not None:
             raise ValueError(f"{self._owner}: groups must be None, as they were in fit.")
-        model = self.model_[0] if isinstance(self.model_, tuple) else self.model_
+        model = self.model_
         if model.names.tasks is None:  # one for all
             return x, None
         if groups is None and model.num_tasks > 1:
@@ -174,41 +178,42 @@ class Estimator(BaseEstimator):
         where = names == self.groups if isinstance(self.groups, str) else self.groups
         return tuple(np.delete(names, where).tolist())
 
-    def _problem(self, data: TaskData, loss: Loss) -> Problem:
-        """The problem to solve, its regularizer chosen by cross-validation where that was asked for."""
+    def _chosen(self, data: TaskData, choose: Choose) -> tuple[TaskData, Regularizer]:
+        """The samples to train with and the regularizer, by cross-validation where that was asked for."""
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
         fitted = data.pooled() if pooled else data
         regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
         if hasattr(self, "cross_validation_"):  # of an earlier fit
             del self.cross_validation_
         if several:
-            first: Regularizer = jax.tree.map(lambda leaf: leaf[0], regularizer)
-            found = cross_validate(
-                Problem(fitted, loss, first), regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
+            found = choose(
+                fitted, regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
                 max_rounds=int(self.max_iter), scored_as=data, refit=False,
             )  # fmt: skip
             self.cross_validation_ = found
             regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
         self.regularizer_ = regularizer
-        return Problem(fitted, loss, regularizer)
+        return fitted, regularizer
 
-    def _solved(self, problem: Problem) -> Solution[Problem]:
-        """Solve one problem."""
-        solution = solve(problem, key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
+    def _solve(self, data: TaskData, loss: Loss) -> None:
+        """Solve one problem, and remember its model."""
+
+        def choose(data: TaskData, candidates: Regularizer, **options: Any) -> CrossValidation[Any]:
+            return cross_validate(Problem(data, loss, candidate(candidates, 0)), candidates, **options)
+
+        fitted, regularizer = self._chosen(data, choose)
+        problem = Problem(fitted, loss, regularizer)
+        with silenced(NotConverged):  # for scikit-learn's own category
+            solution = solve(problem, key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))
+        self._keep(solution.model, [solution.relation], int(solution.rounds), float(solution.quality.residual))
         if solution.status != Status.CONVERGED:
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
-        return solution
 
-    def _keep(self, solutions: list[Solution[Problem]]) -> None:
-        """Remember the models and how the solves ended, one or one a class, and nobody's samples."""
-        self.n_iter_ = max(int(solution.rounds) for solution in solutions)
-        self.dual_gap_ = max(float(solution.quality.residual) for solution in solutions)
-        self._relations: list[Relation] = [jax.tree.map(np.asarray, solution.relation) for solution in solutions]
-        models = tuple(solution.model for solution in solutions)
-        coef, intercept = (np.stack([getattr(each, name) for each in models]) for name in ("weights", "intercept"))
-        one = len(models) == 1
-        self.model_ = models[0] if one else models
-        self.coef_, self.intercept_ = (coef[0], intercept[0]) if one else (coef, intercept)
+    def _keep(self, model: Any, relations: list[Relation], rounds: int, gap: float) -> None:
+        """Remember the model and how the solve ended, and nobody's samples."""
+        self.model_, self.n_iter_, self.dual_gap_ = model, rounds, gap
+        self._relations: list[Relation] = [jax.tree.map(np.asarray, relation) for relation in relations]
+        self.coef_, self.intercept_ = model.weights, model.intercept
 
     def _key(self) -> jax.Array:
         """A random key of `random_state`."""

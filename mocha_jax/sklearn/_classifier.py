@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from mocha_jax._core import check
+from mocha_jax import multiclass
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.records import CrossValidation
+from mocha_jax._selection.solves import candidate
 from mocha_jax.losses import Loss
+from mocha_jax.multiclass import OneVsRest
+from mocha_jax.multiclass._one_vs_rest import unfinished_classes
+from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices
 from mocha_jax.sklearn._base import Estimator
 
@@ -34,7 +41,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
     Args:
       groups: the column of X that holds the group, see `MochaRegressor`.
       regularizer: a name, an object or a function, see `MochaRegressor`.
-      lam: the strength, several, or ``"cv"``, see `MochaRegressor`; of more than two classes a number.
+      lam: the strength, several, or ``"cv"``, see `MochaRegressor`; of more than two classes one for all.
       loss: ``"logistic"``, which has probabilities, ``"hinge"``, ``"smoothed_hinge"``, ``"squared_hinge"``, or an
         object of `mocha_jax.losses` for two classes.
       loss_scaling: ``"task_mean"``, every group counts the same, or ``"sum"``, every sample does, see `pack_tasks`.
@@ -54,7 +61,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
       regularizer_: the one that was used.
       task_covariance_: of the groups ``[m, m]``, where it is learned.
       cross_validation_: scores of all candidates, where there were several.
-      model_: the `LinearModel`, with names; of more than two classes a tuple, one of each against all others.
+      model_: the `LinearModel`, with names; of more than two classes the `MulticlassModel`.
 
     Examples:
       >>> import numpy as np
@@ -83,12 +90,11 @@ class MochaClassifier(ClassifierMixin, Estimator):
         self.classes_, code = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"{self._owner}: y must have two classes or more, got one class, {self.classes_[0]!r}.")
-        if len(self.classes_) == 2:
-            data = self._packed(x, 2.0 * code - 1.0, groups, tuple(self.classes_.tolist()))
-            self._keep([self._solved(self._problem(data, loss))])
+        names = tuple(self.classes_.tolist())
+        if len(names) == 2:
+            self._solve(self._packed(x, 2.0 * code - 1.0, groups, names), loss)
         else:
-            self._check_one_strength()
-            self._keep([self._solved(problem) for problem in self._problems(self._packed(x, code, groups), loss)])
+            self._solve_each(self._packed(x, code, groups, names), loss)
         return self
 
     def _loss(self) -> Loss:
@@ -96,21 +102,26 @@ class MochaClassifier(ClassifierMixin, Estimator):
             self._owner, "logistic" if self.loss is None else self.loss, _choices.CLASSIFICATION, True
         )
 
-    def _check_one_strength(self) -> None:
-        known = check.concrete(self.lam)
-        if isinstance(self.lam, str) or (known is not None and known.size > 1):
-            raise ValueError(
-                f"{self._owner}: lam must be one number for more than two classes, got {check.shown(self.lam)}; choose "
-                f"it with GridSearchCV."
-            )
+    def _solve_each(self, data: TaskData, loss: Loss) -> None:
+        """Solve the problem of each class against all others, and remember their model."""
 
-    def _problems(self, data: TaskData, loss: Loss) -> Iterator[Problem]:
-        """The problem of each class against all others, as `one_vs_rest` has them.
+        def choose(data: TaskData, candidates: Regularizer, **options: Any) -> CrossValidation[OneVsRest]:
+            return multiclass.cross_validate(data, with_regularizer(candidate(candidates, 0)), candidates, **options)
 
-        They share one compiled program, with one another and with those of other fits to data of this shape.
-        """
-        for k in range(len(self.classes_)):
-            yield self._problem(data.replace(y=jnp.where(data.y == k, jnp.ones((), data.dtype), -1.0)), loss)
+        def with_regularizer(regularizer: Regularizer) -> Callable[[TaskData], Problem]:
+            return lambda data: Problem(data, loss, regularizer)
+
+        fitted, regularizer = self._chosen(data, choose)
+        make, tol, rounds = with_regularizer(regularizer), float(self.tol), int(self.max_iter)
+        with silenced(NotConverged):  # for scikit-learn's own category
+            found = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
+        relations = [jax.tree.map(lambda leaf, k=k: leaf[k], found.relation) for k in range(len(self.classes_))]
+        self._keep(found.model, relations, int(found.rounds.max()), float(found.certificate.residual.max()))
+        caveat = unfinished_classes(found, tol, rounds)
+        if not np.isfinite(self.dual_gap_):
+            caveat = "the weights of a class are no longer finite numbers; scale the features"
+        if caveat is not None:
+            warn(f"{self._owner}: {caveat}", ConvergenceWarning)
 
     def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
         """The predictions w'x + b of the second class ``[k]``; of more than two, of each ``[k, classes]``.
@@ -120,9 +131,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
           groups: of every sample ``[k]``.
         """
         x, groups = self._asked(X, groups)
-        if len(self.classes_) == 2:
-            return self.model_.decision_function(x, groups, unseen=self.unseen)
-        return np.stack([each.decision_function(x, groups, unseen=self.unseen) for each in self.model_], axis=1)
+        return self.model_.decision_function(x, groups, unseen=self.unseen)
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
         """Predict classes ``[k]``.
@@ -144,11 +153,8 @@ class MochaClassifier(ClassifierMixin, Estimator):
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        z = self.decision_function(X, groups)
-        each = np.stack([-z, z], axis=1) if z.ndim == 1 else z
-        logarithm = -np.logaddexp(0.0, -each)
-        share = np.exp(logarithm - logarithm.max(axis=1, keepdims=True))
-        return share / share.sum(axis=1, keepdims=True)
+        x, groups = self._asked(X, groups)
+        return self.model_.predict_proba(x, groups, unseen=self.unseen)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
         """The share of right classes, of all samples together.

@@ -75,7 +75,7 @@ class MochaRegressor(RegressorMixin, Estimator):
         self._check_parameters()
         loss = _choices.loss_of(self._owner, "squared" if self.loss is None else self.loss, _choices.REGRESSION, False)
         x, y, groups = self._validated(X, y, groups, y_numeric=True)
-        self._keep([self._solved(self._problem(self._packed(x, y, groups), loss))])
+        self._solve(self._packed(x, y, groups), loss)
         return self
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:

@@ -177,13 +177,14 @@ def drivers():
             "data": of(mj.TaskData, world.classes(), lambda value: True, "labels"), "make": Arg(world.make_problem, function), "algorithm": algorithm_arg(), "classes": Arg(2, optional(count(2))), "key": optional_key(),
         }),
         "multiclass.lambda_path": Call(mj.multiclass.lambda_path, budget() | several() | {
+            "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))),
             "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
         }),
         "multiclass.cross_validate": Call(mj.multiclass.cross_validate, budget() | several() | {
             "candidates": Arg(world.candidates(), instance(r, lambda v: v is world.candidates())), "classes": Arg(2, optional(count(2))),
             "folds": Arg(2, count(2)), "trials": Arg(1, count(1)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),
-            "metric": Arg("error_rate", either(function, word("error_rate"))), "maximise": Arg(False, flag), "keep_rare": Arg(True, flag),
-            "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
+            "metric": Arg("error_rate", optional(either(function, word("error_rate")))), "maximise": Arg(None, optional(flag)), "keep_rare": Arg(True, flag),
+            "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
         }),
         "multiclass.calibrated": Call(mj.multiclass.calibrated, budget() | several() | {
             "model": of(mj.OneVsRest, world.rest), "folds": Arg(2, count(2)), "groups": Arg(None, optional(reals(world.M, world.N, whole=True))),

@@ -253,10 +253,24 @@ def test_strength_by_cross_validation_is_that_of_the_functions():
     assert found.regularizer_.lam == want.candidates.lam[want.best] == 0.01  # type: ignore[attr-defined]
     assert X[0].tobytes() not in pickle.dumps(found)
     assert not hasattr(found.set_params(lam=0.1).fit(X, Y, groups=SCHOOL), "cross_validation_")
-    with pytest.raises(
-        ValueError, match="lam must be one number for more than two classes, got 'cv'; choose it with Grid"
-    ):
-        MochaClassifier(lam="cv").fit(X, GRADE)
+
+
+@pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+@pytest.mark.parametrize("regularizer", ["independent", "pooled"])
+def test_strength_for_several_classes_is_that_of_the_functions(regularizer):
+    lams, grade = [1.0, 0.1, 0.01, 0.001], np.digitize(Y + np.random.default_rng(1).normal(size=len(Y)), [-0.5, 0.8])
+    data = mj.pack_tasks(X, grade, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
+    asked: dict[str, Any] = dict(refit=False, max_rounds=1000, scored_as=data)
+    want = mj.multiclass.cross_validate(
+        data.pooled() if regularizer == "pooled" else data,
+        lambda d: mj.Problem(d, mj.losses.Logistic(), R.Independent(1.0)),
+        mj.grid(R.Independent, lam=lams),
+        **asked,
+    )
+    found = MochaClassifier(regularizer=regularizer, lam=lams[::-1]).fit(X, grade, groups=SCHOOL)
+    np.testing.assert_allclose(found.cross_validation_.mean, want.mean, rtol=1e-9)
+    assert found.regularizer_.lam == want.candidates.lam[want.best]  # type: ignore[attr-defined]
+    assert found.coef_.shape == (3, 1 if regularizer == "pooled" else 3, 3)
 
 
 @pytest.mark.slow
@@ -281,10 +295,13 @@ def test_nobody_s_samples_are_kept(tmp_path):
 
 
 def test_who_stops_early_says_so():
-    with pytest.warns(ConvergenceWarning, match="MochaRegressor: stopped at max_rounds after 1 rounds"):
+    with pytest.warns(ConvergenceWarning, match="MochaRegressor: stopped at max_rounds after 1 rounds") as caught:
         MochaRegressor(max_iter=1).fit(X, Y, groups=SCHOOL)
-    with pytest.warns(ConvergenceWarning, match="MochaClassifier: stopped at max_rounds"):
+    assert len(caught) == 1
+    late = r"MochaClassifier: classes 0 \(.*\), 1 \(.*\), 2 \(.*\) did not reach tol=0.0001 in max_rounds=1 rounds"
+    with pytest.warns(ConvergenceWarning, match=late) as caught:
         MochaClassifier(max_iter=1).fit(X, GRADE, groups=SCHOOL)
+    assert len(caught) == 1
 
 
 def test_rows_are_padded_to_few_sizes():
