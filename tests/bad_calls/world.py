@@ -100,7 +100,7 @@ def class_model():
 
 @functools.cache
 def rest():
-    return mj.one_vs_rest(classes(), make_problem, max_rounds=2)
+    return mj.one_vs_rest(classes(), make_problem, tol=0.1)
 
 
 @functools.cache
