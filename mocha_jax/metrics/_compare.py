@@ -145,6 +145,8 @@ def compare(
                 f"{name}: methods must have scores of the same tasks, but task {named[apart[0]]!r} has one by "
                 f"{with_one!r} and none by {without!r}."
             )
+    if not has.any():
+        raise ValueError(f"{name}: methods must have scores, but all of them are NaN.")
     against = None if baseline is None else found[baseline]
     summaries = {
         key: over_tasks(
@@ -163,6 +165,10 @@ def _mapping(owner: str, methods: object) -> Mapping[str, ArrayLike]:
         raise ValueError(
             f"{owner}: methods must be a dictionary of scores by name, such as {{'local': scores}}, got "
             f"{check.shown(methods)}."
+        )
+    if repeated := duplicates([str(key) for key in methods]):
+        raise ValueError(
+            f"{owner}: methods must have names that differ as texts, but {listed(repeated)} occur more than once."
         )
     return methods
 
@@ -184,7 +190,7 @@ def _names(owner: str, tasks: object, count: int) -> tuple[Hashable, ...]:
     )
     given: list[Any] = list(tasks) if several else []  # type: ignore[call-overload]
     named = [one.item() if isinstance(one, np.generic) else one for one in given]
-    if len(named) != count or not all(isinstance(one, Hashable) for one in named):
+    if len(named) != count or not all(isinstance(one, Hashable) and one == one for one in named):
         raise ValueError(f"{owner}: tasks must be {count} names, one for each task; got {check.shown(tasks)}.")
     if repeated := duplicates(named):
         raise ValueError(f"{owner}: tasks must differ, but {listed(repeated)} occur more than once.")

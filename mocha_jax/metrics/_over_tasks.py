@@ -126,6 +126,8 @@ def by_seed(owner: str, name: str, values: ArrayLike) -> np.ndarray:
     array = check.concrete(values)
     if array is None or array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fiub":
         raise ValueError(f"{owner}: {name} must be [num_tasks] or [seeds, num_tasks], got {check.shown(values)}.")
+    if np.isinf(array).any():
+        raise ValueError(f"{owner}: {name} must be finite, or NaN where a task has no score, got an infinite one.")
     return np.atleast_2d(array.astype(float))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Relation
@@ -156,19 +156,54 @@ class Estimator(BaseEstimator):
             return X[:, others], X[:, place]
         return X[[X.columns[j] for j in others]], X[X.columns[place]]
 
-    def _packed(self, x: np.ndarray, y: np.ndarray, groups: Any, classes: tuple[Any, ...] | None = None) -> TaskData:
-        """The samples of every group, padded to one of few numbers of rows, with their names."""
-        how: dict[str, Any] = {
-            "loss_scaling": self.loss_scaling, "intercept": bool(self.intercept), "dtype": jnp.result_type(float),
-        }  # fmt: skip
+    def _packed(
+        self, x: np.ndarray, y: np.ndarray, groups: Any, sample_weight: Any, classes: tuple[Any, ...] | None = None
+    ) -> TaskData:
+        """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
+        how: dict[str, Any] = {"intercept": bool(self.intercept), "dtype": jnp.result_type(float)}
+        weight = self._weights(sample_weight, x)
+        counts = weight > 0  # the others are as if they were not there
+        x, y, weight = x[counts], y[counts], weight[counts]
         if groups is None:
-            self.groups_ = None
+            self.groups_, place = None, np.zeros(len(x), int)
             data = pack_tasks([x], [y], rows=room_for(len(x)), **how)
         else:
-            groups = _labels(self._owner, groups, len(x))
+            groups = _labels(self._owner, groups, len(counts))[counts]
             data = pack_tasks(x, y, groups, rows=room_for(max(Counter(groups.tolist()).values())), **how)
             self.groups_ = np.array(data.names.tasks)
-        return data.replace(names=data.names.replace(features=self._features(), classes=classes))
+            number = {name: t for t, name in enumerate(data.names.tasks or ())}
+            place = np.array([number[name] for name in groups.tolist()])
+        data = data.replace(names=data.names.replace(features=self._features(), classes=classes))
+        if sample_weight is None:
+            return data
+        own = np.zeros(data.y.shape)
+        for t in range(data.num_tasks):
+            theirs = weight[place == t]  # in the order of the samples, as `pack_tasks` keeps it
+            own[t, : len(theirs)] = theirs
+        return data.replace(weight=jnp.asarray(own, data.dtype))
+
+    def _weights(self, sample_weight: Any, x: np.ndarray) -> np.ndarray:
+        """The weight of every sample, none negative and not all 0."""
+        if sample_weight is None:
+            return np.ones(len(x))
+        if isinstance(sample_weight, str):
+            raise ValueError(
+                f"{self._owner}: sample_weight must be a number for each sample, got {check.shown(sample_weight)}."
+            )
+        weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
+        if not (weight >= 0).all() or not weight.any():
+            raise ValueError(
+                f"{self._owner}: sample_weight must be weights >= 0 that are not all zero, got "
+                f"{check.shown(sample_weight)}."
+            )
+        return weight
+
+    def _scaled(self, data: TaskData) -> TaskData:
+        """The weights of samples as `loss_scaling` has them: as they are, or of sum 1 in every task."""
+        if self.loss_scaling == "sum":
+            return data
+        total = data.to_tasks(jnp.sum(data.weight, axis=1))
+        return data.replace(loss_scaling=self.loss_scaling, weight=data.weight / data.to_nodes(total)[:, None])
 
     def _features(self) -> tuple[str, ...] | None:
         """The names of the columns that are features, where there are names."""
@@ -181,7 +216,7 @@ class Estimator(BaseEstimator):
     def _chosen(self, data: TaskData, choose: Choose) -> tuple[TaskData, Regularizer]:
         """The samples to train with and the regularizer, by cross-validation where that was asked for."""
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
-        fitted = data.pooled() if pooled else data
+        fitted = self._scaled(data.pooled() if pooled else data)
         regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
         if hasattr(self, "cross_validation_"):  # of an earlier fit
             del self.cross_validation_

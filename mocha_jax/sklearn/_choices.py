@@ -89,8 +89,7 @@ def regularizers(owner: str, regularizer: object, lam: object, num_tasks: int) -
       num_tasks: of the data.
     """
     make, tried = _maker(owner, regularizer, num_tasks)
-    if isinstance(lam, str):
-        check.one_of(owner, "lam", lam, ("cv",))
+    if isinstance(lam, str) and lam == "cv":
         return grid(make, lam=_TRIED, **tried), True
     if lam is None:
         return regularizer if isinstance(regularizer, Regularizer) else make(lam=_USUAL), False
@@ -132,7 +131,9 @@ def _made(owner: str, make: Callable[..., object], lam: float) -> Regularizer:
     try:
         found = make(lam=lam)
     except TypeError as error:
-        raise ValueError(f"{owner}: regularizer must be a function make(lam=...), got {check.shown(make)}.") from error
+        raise ValueError(
+            f"{owner}: regularizer must be a function make(lam=...), got {check.shown(make)}, which says: {error}."
+        ) from error
     if not isinstance(found, Regularizer):
         raise ValueError(
             f"{owner}: regularizer must make an object of mocha_jax.regularizers, but it made {check.shown(found)}."

@@ -95,6 +95,10 @@ BAD = {
     "another gap": (lambda: compare({"a": [1.0, np.nan], "b": [1.0, 2.0]}), "task 1 has one by 'b' and none by 'a'"),
     "baseline": (lambda: compare({"a": [1.0]}, baseline="b"), "baseline must be one of 'a'"),
     "names": (lambda: compare({"a": [1.0, 2.0]}, tasks=["oak"]), "tasks must be 2 names"),
+    "a name that is none": (lambda: compare({"a": [1.0, 2.0]}, tasks=["oak", np.nan]), "tasks must be 2 names"),
+    "methods twice": (lambda: compare({"1": [1.0], 1: [2.0]}), "differ as texts, but '1' occur"),  # type: ignore[dict-item]
+    "no score": (lambda: compare({"a": [np.nan], "b": [np.nan]}), "methods must have scores, but all of them are NaN"),
+    "infinity": (lambda: compare({"a": [1.0, np.inf]}), r"methods\['a'\] must be finite, or NaN where a task has no"),
     "names twice": (lambda: compare({"a": [1.0, 2.0]}, tasks=["oak", "oak"]), "tasks must differ"),
 }  # fmt: skip
 
