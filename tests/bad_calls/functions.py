@@ -151,6 +151,10 @@ def drivers():
         "free_intercept": Call(mj.free_intercept, {
             "problem": problem_arg(world.with_intercept(), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)), "relation": Arg(None, lambda v: v is None), "weights": weights_arg(),
         }),
+        "free_intercept, Omega learned": Call(mj.free_intercept, {
+            "problem": problem_arg(world.with_intercept().replace(regularizer=mj.regularizers.Probabilistic(0.5)), "beta"), "beta": Arg(np.zeros((world.M, world.N)), reals(world.M, world.N)),
+            "relation": Arg(coupling.LowRank(jnp.float32(0.25), jnp.zeros((3, 2), jnp.float32)), optional(instance(coupling.LowRank))), "weights": weights_arg(),
+        }),
         "objective": Call(mj.objective, {"problem": problem_arg(None, "weights"), "weights": weights_arg(), "relation": Arg(None, lambda v: v is None)}),
         "objective, Omega learned": Call(mj.objective, {
             "problem": problem_arg(world.learned(), "weights"), "weights": weights_arg(),
