@@ -61,7 +61,7 @@ def cross_validate(
     fewer samples than there are folds.
 
     Args:
-      problem: data and loss; its own regularizer does not matter.
+      problem: data and loss; its own regularizer does not matter. Of several classes see `multiclass.cross_validate`.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
       algorithm: default `Mocha()`.
       key: a JAX random key; default ``jax.random.key(0)``. The folds depend on it, on nodes and rows only: with

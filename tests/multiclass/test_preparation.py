@@ -57,7 +57,7 @@ def test_scores_are_scikit_learns_pipeline_per_group_and_fold(key):
     )
 
 
-@pytest.mark.parametrize("by", ["make", "data"])
+@pytest.mark.parametrize("by", ["make", pytest.param("data", marks=pytest.mark.slow)])
 def test_a_global_model_is_scored_on_the_tasks_of_others(key, by):
     xs, ys, data = uneven()
     how: dict[str, Any] = dict(key=key, **EXACT, refit=False)
@@ -77,6 +77,7 @@ def test_a_global_model_is_scored_on_the_tasks_of_others(key, by):
             np.testing.assert_allclose(found.task_scores[0, fold, 1, t], want, rtol=5e-4)
 
 
+@pytest.mark.slow
 def test_paths_standardise_too():
     _, _, data = uneven()
     path = mj.multiclass.lambda_path(data, logistic, GRID, standardize="within", tol=1e-6)
@@ -87,6 +88,7 @@ def test_paths_standardise_too():
     assert path[0].scaling == data.standardized("within").scaling
 
 
+@pytest.mark.slow
 def test_labels_are_never_centred_and_a_function_does_as_the_name(key):
     data = packed()
 

@@ -32,7 +32,7 @@ def test_a_regressor_is_ridge_with_weights(regularizer, scaling):
         np.testing.assert_allclose(np.r_[found.coef_[t], found.intercept_[t]], want.coef_, atol=1e-5)
 
 
-@pytest.mark.parametrize("regularizer", ["independent", "pooled"])
+@pytest.mark.parametrize("regularizer", ["pooled", pytest.param("independent", marks=pytest.mark.slow)])
 def test_a_classifier_is_logistic_regression_with_weights(regularizer):
     lam = 0.05
     two, several = (
@@ -63,6 +63,7 @@ def test_a_weight_says_how_often_a_sample_is_there():
     np.testing.assert_allclose(same.coef_, MochaRegressor(lam=0.02).fit(X, Y, groups=SCHOOL).coef_, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 def test_cross_validation_trains_with_weights():
     lams, far = [1.0, 0.001], np.arange(len(Y)) % 10 == 0
