@@ -73,7 +73,7 @@ class Trainer(Pytree):
 
 
 class Learner(ABC, Generic[Answer, Way]):
-    """What a search trains."""
+    """The contract of what a search trains."""
 
     problem: Problem  # that is asked for what all problems have in common
     data: TaskData  # whose samples are dealt to folds
@@ -81,7 +81,7 @@ class Learner(ABC, Generic[Answer, Way]):
     @property
     @abstractmethod
     def centres_labels(self) -> bool:
-        """Whether labels are centred where samples are standardised."""
+        """Tell whether labels are centred where samples are standardised."""
 
     @property
     @abstractmethod

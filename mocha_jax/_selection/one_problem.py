@@ -100,7 +100,7 @@ class OneProblem(Learner[Solution[Problem], Path]):
 
 
 def learner_of(owner: str, given: Problem | Learner[Answer, Way]) -> Learner[Answer, Way]:
-    """What is given, or a problem as a learner."""
+    """Return the learner that is given, or that of a problem."""
     if isinstance(given, Learner):
         return given
     check.instance(owner, "problem", given, Problem, "Problem(data, loss, regularizer)")
