@@ -89,7 +89,7 @@ def drawn():
     mj.datasets.sample_weights(KEY, covariance, 3)
     mj.datasets.low_rank(KEY, 6, 2)
     mj.graphical_lasso(np.asarray(mj.datasets.sparse_graph(KEY, 6)[1]), 0.1)
-    mj.one_vs_rest(CLASSES, lambda data: problem().replace(data=data), max_rounds=3)
+    mj.one_vs_rest(CLASSES, lambda data: problem().replace(data=data), tol=1.0)
 
 
 def tuned():

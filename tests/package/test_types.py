@@ -69,12 +69,17 @@ def test_a_problem_is_of_arrays(problem: mj.Problem) -> None:
     assert assert_type(regularizer.value(jnp.ones((4, 3))), Array).shape == ()
 
 
-@pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 def test_searches_return_records(problem: mj.Problem) -> None:
     candidates = assert_type(mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1]), mj.regularizers.Independent)
     path = assert_type(mj.lambda_path(problem, candidates, max_rounds=5), mj.Path)
     assert isinstance(assert_type(path.weights, Array), Array)
     assert isinstance(assert_type(path.certificate, mj.Certificate), mj.Certificate)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+def test_a_cross_validation_returns_the_solution_of_a_problem(problem: mj.Problem) -> None:
+    candidates = mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1])
     found = assert_type(
         mj.cross_validate(problem, candidates, folds=2, tol=1.0), mj.CrossValidation[mj.Solution[mj.Problem]]
     )
@@ -82,6 +87,7 @@ def test_searches_return_records(problem: mj.Problem) -> None:
     assert isinstance(assert_type(found.mean, np.ndarray), np.ndarray)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 def test_searches_of_several_classes_return_their_models(problem: mj.Problem) -> None:
     def make(data: mj.TaskData) -> mj.Problem:
