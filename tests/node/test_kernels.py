@@ -389,7 +389,7 @@ SEARCHES = {
     ).scores,
     "descent": lambda p, a: mj.tune(p, p.data, algorithm=a, steps=1, tol=1e-2).value,
     "classes": lambda p, a: mj.one_vs_rest(
-        p.data.replace(y=(p.data.y > 0).astype(p.data.dtype)), lambda data: p.replace(data=data), a, max_rounds=2
+        p.data.replace(y=(p.data.y > 0).astype(p.data.dtype)), lambda data: p.replace(data=data), a, tol=0.1
     ).weights,
 }  # fmt: skip
 
