@@ -157,11 +157,11 @@ class Estimator(BaseEstimator):
         return X[[X.columns[j] for j in others]], X[X.columns[place]]
 
     def _packed(
-        self, x: np.ndarray, y: np.ndarray, groups: Any, sample_weight: Any, classes: tuple[Any, ...] | None = None
+        self, x: np.ndarray, y: np.ndarray, groups: Any, weights: Any, classes: tuple[Any, ...] | None = None
     ) -> TaskData:
         """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
         how: dict[str, Any] = {"intercept": bool(self.intercept), "dtype": jnp.result_type(float)}
-        weight = self._weights(sample_weight, x)
+        weight = self._weights(weights, x)
         counts = weight > 0  # the others are as if they were not there
         x, y, weight = x[counts], y[counts], weight[counts]
         if groups is None:
@@ -174,7 +174,7 @@ class Estimator(BaseEstimator):
             number = {name: t for t, name in enumerate(data.names.tasks or ())}
             place = np.array([number[name] for name in groups.tolist()])
         data = data.replace(names=data.names.replace(features=self._features(), classes=classes))
-        if sample_weight is None:
+        if weights is None:
             return data
         own = np.zeros(data.y.shape)
         for t in range(data.num_tasks):
@@ -182,19 +182,16 @@ class Estimator(BaseEstimator):
             own[t, : len(theirs)] = theirs
         return data.replace(weight=jnp.asarray(own, data.dtype))
 
-    def _weights(self, sample_weight: Any, x: np.ndarray) -> np.ndarray:
+    def _weights(self, weights: Any, x: np.ndarray) -> np.ndarray:
         """The weight of every sample, none negative and not all 0."""
-        if sample_weight is None:
+        if weights is None:
             return np.ones(len(x))
-        if isinstance(sample_weight, str):
-            raise ValueError(
-                f"{self._owner}: sample_weight must be a number for each sample, got {check.shown(sample_weight)}."
-            )
-        weight = _check_sample_weight(sample_weight, x, dtype=np.float64)
+        if isinstance(weights, str):
+            raise ValueError(f"{self._owner}: weights must be a number for each sample, got {check.shown(weights)}.")
+        weight = _check_sample_weight(weights, x, dtype=np.float64)
         if not (weight >= 0).all() or not weight.any():
             raise ValueError(
-                f"{self._owner}: sample_weight must be weights >= 0 that are not all zero, got "
-                f"{check.shown(sample_weight)}."
+                f"{self._owner}: weights must be weights >= 0 that are not all zero, got {check.shown(weights)}."
             )
         return weight
 

@@ -75,14 +75,14 @@ class MochaClassifier(ClassifierMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, weights: Any = None) -> Self:
         """Train the models of all groups.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           y: labels ``[k]``.
           groups: of every sample ``[k]``.
-          sample_weight: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
+          weights: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
             and scores every sample alike.
         """
         self._check_parameters()
@@ -94,9 +94,9 @@ class MochaClassifier(ClassifierMixin, Estimator):
             raise ValueError(f"{self._owner}: y must have two classes or more, got one class, {self.classes_[0]!r}.")
         names = tuple(self.classes_.tolist())
         if len(names) == 2:
-            self._solve(self._packed(x, 2.0 * code - 1.0, groups, sample_weight, names), loss)
+            self._solve(self._packed(x, 2.0 * code - 1.0, groups, weights, names), loss)
         else:
-            self._solve_each(self._packed(x, code, groups, sample_weight, names), loss)
+            self._solve_each(self._packed(x, code, groups, weights, names), loss)
         return self
 
     def _loss(self) -> Loss:

@@ -64,20 +64,20 @@ class MochaRegressor(RegressorMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, weights: Any = None) -> Self:
         """Train the models of all groups.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           y: numbers ``[k]``.
           groups: of every sample ``[k]``.
-          sample_weight: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
+          weights: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
             and scores every sample alike.
         """
         self._check_parameters()
         loss = _choices.loss_of(self._owner, "squared" if self.loss is None else self.loss, _choices.REGRESSION, False)
         x, y, groups = self._validated(X, y, groups, y_numeric=True)
-        self._solve(self._packed(x, y, groups, sample_weight), loss)
+        self._solve(self._packed(x, y, groups, weights), loss)
         return self
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
