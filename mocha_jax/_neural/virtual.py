@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
@@ -30,13 +31,13 @@ from mocha_jax._neural.trainer import (
     failures,
     known_client,
     mean_loss,
-    outputs,
     samples,
 )
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params, Parts
+from mocha_jax.networks._base import outputs
 from mocha_jax.systems._work import Info, Request, Work
 
 # Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
@@ -219,10 +220,10 @@ class Virtual(Trainer):
         return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
 
     def _apart(
-        self, problem: Prediction
+        self, dtype: DTypeLike
     ) -> tuple[Callable[[Array], Params], Callable[[Array], Params], Callable[[Params, Params], Params]]:
         """Return functions from vectors to shared and private parameters, and from both to the model's."""
-        shapes = jax.eval_shape(lambda: self.start(problem))
+        shapes = jax.eval_shape(lambda: self.begin(dtype))
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
         shared, private = (ravel_pytree(part)[1] for part in _parts(zeros))
         return shared, private, Parts if isinstance(shapes, Parts) else lambda shared, private: shared
@@ -236,7 +237,7 @@ class Virtual(Trainer):
 
     def _noisy(self, problem: Prediction) -> Params:
         """A draw of the first parameters, to try the model on."""
-        *apart, join = self._apart(problem)
+        *apart, join = self._apart(problem.data.dtype)
         key = jax.random.key(0)
         return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
 
@@ -287,7 +288,7 @@ class Virtual(Trainer):
         share = self._each(problem) if self.prior == "once" else jnp.ones((), dtype)
         shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
         private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
-        to_shared, to_private, join = self._apart(problem)
+        to_shared, to_private, join = self._apart(problem.data.dtype)
         first = self._each(problem) * jnp.asarray(self.first_scale, dtype) ** -2
         damping = self.damping
         if damping is None:
@@ -372,7 +373,7 @@ class Virtual(Trainer):
         if key is None:
             key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _PREDICTING)
         own = _row(state.private, node)
-        to_shared, to_private, join = self._apart(problem)
+        to_shared, to_private, join = self._apart(problem.data.dtype)
 
         def one(i: Array) -> Array:
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), node))
@@ -388,13 +389,17 @@ class Virtual(Trainer):
 
         return judged
 
-    def weights(self, state: VirtualState) -> Parts:
-        """Means of the shared parameters ``[p]`` and of every client's own ``[m, q]``, see `parameters`."""
-        return Parts(state.posterior.mean, state.private.mean)
+    def weights(self, state: VirtualState) -> Any:
+        """The means as the model wants them, arrays of clients' own parts with a leading axis of clients, ``[m, ...]``.
+
+        Of one client they are `parameters`.
+        """
+        to_shared, to_private, join = self._apart(state.first.dtype)
+        return join(to_shared(state.mean), jax.vmap(to_private)(state.private.mean))
 
     def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Any:
         """The means as the model wants them, for one client."""
-        to_shared, to_private, join = self._apart(problem)
+        to_shared, to_private, join = self._apart(problem.data.dtype)
         own = _row(state.private, known_client(self, problem, node))
         return join(to_shared(state.mean), to_private(own.mean))
 
