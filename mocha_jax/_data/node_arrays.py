@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -39,6 +40,10 @@ class NodeArrays(Pytree):
     intercept: float = static(default=0.0)  # the last feature of every sample, where one was appended; else 0
     scaling: Scaling | None = static(default=None)  # what was taken from the samples; from `standardized`
     sharding: NodeSharding | None = static(default=None)  # on which devices the nodes are, from `shard`
+
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Check the fields, and derive those that are left open."""
 
     @property
     def num_nodes(self) -> int:
