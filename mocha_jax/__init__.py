@@ -58,6 +58,7 @@ from mocha_jax._driver.solve import solve as solve
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model
 from mocha_jax._model.multiclass import MulticlassModel as MulticlassModel
+from mocha_jax._model.network import NetworkModel as NetworkModel
 from mocha_jax._neural.fedavg import FedAvg as FedAvg
 from mocha_jax._neural.fedavg import Local as Local
 from mocha_jax._neural.prediction import Evaluation as Evaluation
@@ -136,6 +137,7 @@ __all__ = [
     "multiclass",
     "MulticlassModel",
     "Names",
+    "NetworkModel",
     "networks",
     "NodeUpdate",
     "NotConverged",

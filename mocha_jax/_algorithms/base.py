@@ -134,6 +134,11 @@ class Algorithm(Pytree, Generic[Kind]):
     def weights(self, state: Any) -> Any:
         """The model, ``[num_tasks, d]``; a network's parameters."""
 
+    @property
+    def network(self) -> Any:
+        """The network whose parameters `weights` are; None of a linear model."""
+        return None
+
     def relation(self, state: Any, problem: Kind) -> Relation:
         """The regularizer's record of Omega; None where Omega is given."""
         return None

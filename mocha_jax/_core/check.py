@@ -6,14 +6,22 @@ one; of large arrays on a device, where a check says no more than "numbers", typ
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
-from typing import SupportsIndex, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
+
+from mocha_jax._core.values import as_array, cut, is_real, shape_of
+from mocha_jax._core.values import concrete as concrete
+from mocha_jax._core.values import fixed as fixed
+from mocha_jax._core.values import hidden as hidden
+from mocha_jax._core.values import leaf as leaf
+from mocha_jax._core.values import of_this_process as of_this_process
+from mocha_jax._core.values import shown as shown
+from mocha_jax._core.values import whole as whole
 
 Value = TypeVar("Value")
 
@@ -21,102 +29,15 @@ Value = TypeVar("Value")
 _MOST = 2**31 - 1
 
 
-def concrete(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
-    return None if hidden(value) else _array(value)
-
-
-def of_this_process(value: object) -> np.ndarray | None:
-    """The value as a NumPy array; of one that processes share the rows that lie here; None as of `concrete`."""
-    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or not hidden(value):
-        return concrete(value)
-    rows = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
-    return np.concatenate([np.asarray(rows[start]) for start in sorted(rows)])
-
-
-def hidden(value: object) -> bool:
-    """Tell whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
-    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
-        return True
-    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
-
-
-def _array(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked, sparse."""
-    if type(value).__module__.startswith("jax.experimental.sparse"):  # NumPy would read it number by number
-        return None
-    if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
-        return None
-    if isinstance(value, int) and value.bit_length() > 63:  # more than NumPy's integers hold
-        value = float(value) if value.bit_length() < 1024 else np.inf if value > 0 else -np.inf
-    try:
-        array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
-        return None
-    return None if array.dtype == object else array
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    """The shape of an array or of what makes one; None where nothing does."""
-    if isinstance(shape := getattr(value, "shape", None), tuple):
-        return shape
-    return getattr(_array(value), "shape", None)
-
-
-def _real(dtype: DTypeLike) -> bool:
-    """Tell whether a type is one of real numbers, bfloat16 and its like included."""
-    return getattr(dtype, "kind", "?") in "fiu" or jnp.issubdtype(dtype, jnp.floating)
-
-
 def _numbers(owner: str, name: str, value: object) -> np.ndarray | None:
     """The value as an array of numbers, or None where it cannot be looked at."""
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
         return None
-    array = None if abstract else _array(value)
-    if array is None or not _real(array.dtype) or not array.size:
+    array = None if abstract else as_array(value)
+    if array is None or not is_real(array.dtype) or not array.size:
         raise ValueError(f"{owner}: {name} must be a number or an array of numbers, got {shown(value)}.")
     return array if array.dtype.kind in "fiu" else array.astype(np.float64)
-
-
-def shown(value: object) -> str:
-    """Describe what was given, in a few words on one line."""
-    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
-    if dtype is not None and shape != () and isinstance(shape, tuple):
-        return f"an array {dtype}{list(shape)}"
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # whatever somebody's `__repr__` raises
-        text = f"a {type(value).__name__}"
-    return _cut(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:100]}..."
-
-
-def leaf(owner: str, name: str, value: Value) -> Value | np.ndarray | float:
-    """A list, tuple or range of numbers as the array that it stands for, an array as JAX takes it; else as it is."""
-    given: object = value
-    if (type(given) is tuple or type(given) is range) and all(
-        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in given
-    ):
-        found = _array(value)
-        return found if found is not None and found.size else value
-    if isinstance(value, list) and _array(value) is None:
-        raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
-    odd = isinstance(value, np.ndarray) and not (type(value) is np.ndarray and value.dtype.isnative)
-    wide = type(given) is int and given.bit_length() > 31
-    if not (isinstance(value, list) or odd or wide) or (found := _array(value)) is None:
-        return value
-    return float(found) if wide else found.astype(found.dtype.newbyteorder("="))
-
-
-def fixed(value: Value) -> Value | float:
-    """An array without axes as the number that it is, which can be hashed; anything else as it is."""
-    if not isinstance(value, np.ndarray | jax.Array) or hidden(value) or value.shape != ():
-        return value
-    return value.item() if getattr(value.dtype, "kind", "?") in "biuf" else value
 
 
 def number(owner: str, name: str, value: Value) -> Value:
@@ -133,12 +54,12 @@ def _as_jax_takes_it(owner: str, name: str, value: Value, kinds: str) -> Value:
     _not_abstract(owner, name, value)
     _of_kinds(owner, name, value, kinds)
     plain = isinstance(value, jax.Array | np.ndarray | np.number | int | float)
-    return cast(Value, leaf(owner, name, value if plain else _array(value)))
+    return cast(Value, leaf(owner, name, value if plain else as_array(value)))
 
 
 def array(owner: str, name: str, value: object, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
     """An array of that shape; an axis of any length from 1 has a letter. Of numbers, or of other `kinds` of NumPy."""
-    found = _shape(value)
+    found = shape_of(value)
     fits = found is not None and len(found) == len(shape)
     if not fits or any(k != n if isinstance(n, int) else k == 0 for n, k in zip(shape, found or (), strict=True)):
         wanted = ", ".join(map(str, shape))
@@ -155,9 +76,9 @@ def _not_abstract(owner: str, name: str, value: object) -> None:
 def _of_kinds(owner: str, name: str, value: object, kinds: str) -> None:
     """The values of some kinds; of an array no more is looked at than its type."""
     plain = isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-    known = value if plain and not isinstance(value, np.ma.MaskedArray) else _array(value)
+    known = value if plain and not isinstance(value, np.ma.MaskedArray) else as_array(value)
     dtype = getattr(known, "dtype", None)
-    if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and _real(dtype))):
+    if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and is_real(dtype))):
         words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
         raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
 
@@ -165,7 +86,7 @@ def _of_kinds(owner: str, name: str, value: object, kinds: str) -> None:
 def arrays(owner: str, name: str, values: object) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
     given = sequence(owner, name, values)
-    found = [array for value in given if (array := _array(value)) is not None]
+    found = [array for value in given if (array := as_array(value)) is not None]
     if not found or len(found) < len(given):
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
     return found
@@ -196,19 +117,11 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: object) ->
             raise ValueError(f"{owner}: {name} must be an integer >= {least} and below 2**31, got {number}.")
 
 
-def whole(value: object) -> int | None:
-    """The whole number that a value is; None where it is none."""
-    try:
-        return None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
-    except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
-        return None
-
-
 def integers(owner: str, least: int, /, **values: object) -> None:
     """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
     for name, value in values.items():
         if isinstance(value, jax.ShapeDtypeStruct) or not hidden(value):
-            a = _array(value)
+            a = as_array(value)
             if a is None or a.dtype.kind not in "iu" or not a.size or not least <= a.min() <= a.max() <= _MOST:
                 raise ValueError(
                     f"{owner}: {name} must be an integer >= {least}, or an array of such, got {shown(value)}."
@@ -243,14 +156,14 @@ def seed(owner: str, value: object) -> None:
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
         return
-    known = None if abstract else _array(value)
+    known = None if abstract else as_array(value)
     if known is None or known.dtype.kind not in "iu" or not known.size or not 0 <= known.min() <= known.max() <= _MOST:
         raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 
 def widths(owner: str, name: str, value: object, example: str) -> tuple[int, ...]:
     """A sequence of integers from 1, as a tuple."""
-    if not isinstance(value, tuple | list | np.ndarray) or len(_shape(value) or ()) != 1:
+    if not isinstance(value, tuple | list | np.ndarray) or len(shape_of(value) or ()) != 1:
         raise ValueError(f"{owner}: {name} must be a tuple such as {example}, got {shown(value)}.")
     for one in value:
         integer(owner, 1, **{name: one})
@@ -260,7 +173,7 @@ def widths(owner: str, name: str, value: object, example: str) -> tuple[int, ...
 def scalar(owner: str, **values: object) -> None:
     """Every value a single number."""
     for name, value in values.items():
-        if (shape := _shape(value)) != ():
+        if (shape := shape_of(value)) != ():
             got = shown(value) if shape is None else f"shape {shape}"
             raise ValueError(f"{owner}: {name} must be a single number, got {got}.")
 
@@ -274,7 +187,7 @@ def instance(owner: str, name: str, value: object, kind: type, example: str) -> 
 def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> None:
     if not ok:
         got = str(value.item()) if value.size == 1 else " ".join(str(value).split())
-        raise ValueError(f"{owner}: {name} must be {rule}, got {_cut(got)}.")
+        raise ValueError(f"{owner}: {name} must be {rule}, got {cut(got)}.")
 
 
 def positive(owner: str, **values: object) -> None:
@@ -309,7 +222,7 @@ def representable(owner: str, tree: object, dtype: DTypeLike) -> None:
             name = jax.tree_util.keystr(path).lstrip(".")
             raise ValueError(
                 f"{owner}: {name} must be from {least:.2g} to {most:.2g}, as numbers of {np.dtype(dtype)} "
-                f"are, got {_cut(str(v.item()) if v.size == 1 else ' '.join(str(v).split()))}."
+                f"are, got {cut(str(v.item()) if v.size == 1 else ' '.join(str(v).split()))}."
             )
 
 
@@ -349,7 +262,7 @@ def square(owner: str, name: str, value: ArrayLike) -> jax.Array:
 
 def positive_semidefinite(owner: str, name: str, matrix: object) -> None:
     """Square, finite, symmetric and without an eigenvalue below rounding."""
-    shape = _shape(matrix)
+    shape = shape_of(matrix)
     if shape is None or len(shape) != 2 or shape[0] != shape[1]:
         got = shown(matrix) if shape is None else f"shape {shape}"
         raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got {got}.")

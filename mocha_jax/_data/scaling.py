@@ -96,7 +96,7 @@ class Scaling:
     def raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Weights ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]`` of scaled samples, as of the samples."""
         if len(self.mean) not in (1, weights.shape[-2]):
-            raise self._lost()
+            raise self.lost()
         w = np.asarray(weights, np.float64) / self.scale
         return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level
 
@@ -106,14 +106,15 @@ class Scaling:
         An intercept that is no more than rounding of what it is the difference of is 0.
         """
         if not len(self.mean):
-            raise self._lost()
+            raise self.lost()
         weights = np.asarray(weights, np.float64)
         moved = weights * self.mean
         b = np.asarray(intercept, np.float64) + np.sum(moved, axis=-1) - self.level
         size = np.abs(intercept) + np.sum(np.abs(moved), axis=-1) + np.abs(self.level)
         return weights * self.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
 
-    def _lost(self) -> ValueError:
+    def lost(self) -> ValueError:
+        """The error of a scaling that is not known any more."""
         return ValueError(
             "model: tasks were standardised each in its own way and then put together, so that there are no "
             'weights in the units of the samples; standardise with by="pooled", or after that.'

@@ -128,8 +128,8 @@ def _opened(writer: Any) -> Any:
         return writer
     try:
         tensorboard = importlib.import_module("tensorboardX")
-    except ImportError as error:
+    except ImportError:
         raise ImportError(
             "TensorBoard: a folder needs tensorboardX (pip install tensorboardX); any other writer can be handed in."
-        ) from error
+        ) from None
     return tensorboard.SummaryWriter(os.fspath(writer))

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mocha_jax import networks
 from mocha_jax._algorithms.base import Kind
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.scaling import advice
 from mocha_jax._driver.history import History
-from mocha_jax._model.linear import LinearModel
+from mocha_jax._model.network import NetworkModel
+from mocha_jax._model.record import described
 from mocha_jax._problem.answer import linear_model
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
@@ -59,6 +61,7 @@ class Solution(Pytree, Generic[Kind]):
     silent: Array | np.ndarray  # [m] bool nodes with data that never did any work
     owner: Array | np.ndarray  # [m] the task of each node
     utilisation: Array | np.ndarray  # [m] share of the simulated time in which each node was busy
+    network: Any = tree(default=None)  # whose parameters the weights are; None of a linear model
     tol: float | None = static(default=None)
 
     @property
@@ -102,17 +105,30 @@ class Solution(Pytree, Generic[Kind]):
 
     @property
     @on_purpose
-    def model(self) -> LinearModel:
-        """The weights with the names of tasks, features and classes: what predicts, without anybody's samples."""
+    def model(self) -> Any:
+        """The model that predicts by name, without anybody's samples: a `LinearModel` or a `NetworkModel`."""
         self._expect_one()
         if not isinstance(self.problem, Problem):
-            raise AttributeError(
-                f"the model of a {type(self.problem).__name__} is a network: its parameters are solution.weights, and "
-                f"algorithm.predict(solution.state, ...) predicts"
-            )
+            return self._network_model()
         gaps = {"relative_gap": self.relative_gap, "relative_joint_gap": self.relative_joint_gap}
         known = {name: float(gap) for name, gap in gaps.items() if gap is not None and np.isfinite(gap)}
         return linear_model(self.problem, self.weights, {"message": self.message, "rounds": int(self.rounds), **known})
+
+    def _network_model(self) -> NetworkModel:
+        if self.network is None:
+            raise AttributeError(
+                "this solution was pickled without its network, which is none of mocha_jax.networks; give it to "
+                "solution.problem.network_model(network, solution.weights, {})"
+            )
+        error = float(self.quality.residual)
+        known = {self.problem.criterion_name: error} if np.isfinite(error) else {}
+        trained = {"message": self.message, "rounds": int(self.rounds), **known}
+        return self.problem.network_model(self.network, self.weights, trained)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out a network that a person wrote: its functions may have no name to find them by."""
+        known = self.network is None or described(self.network, networks) is not None
+        return {**super().__getstate__(), **({} if known else {"network": None})}
 
     @property
     def silent_nodes(self) -> tuple[int, ...]:

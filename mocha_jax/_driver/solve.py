@@ -251,7 +251,7 @@ def _solution(
     code, silent, busy, owner = (fetched(a) for a in (*ending, problem.data.task))
     return Solution(
         problem, config.algorithm.weights(state), state, relation, certificate, history, int(code), rounds,
-        silent, owner, busy, tol,
+        silent, owner, busy, config.algorithm.network, tol,
     )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def _within_a_transformation(
     )  # fmt: skip
     return Solution(
         problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
-        found.state.round - first, silent, problem.data.task, busy, tol,
+        found.state.round - first, silent, problem.data.task, busy, config.algorithm.network, tol,
     )  # fmt: skip
 
 

@@ -13,14 +13,15 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._model.file import write
-from mocha_jax._model.named import NamedModel, numbers
+from mocha_jax._model.named import numbers
+from mocha_jax._model.weights import WeightsModel
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
 DECISIONS = ("value", "sign", "level")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class LinearModel(NamedModel):
+class LinearModel(WeightsModel):
     r"""Weights of every task, with the names of tasks, features and classes; from ``solution.model``.
 
     It holds NumPy arrays and plain values, and none of the samples that it was trained on.

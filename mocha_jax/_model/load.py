@@ -5,14 +5,33 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
+from mocha_jax import likelihoods, networks
+from mocha_jax._core import check
 from mocha_jax._data.names import Names
+from mocha_jax._data.scaling import Moments, Scaling
 from mocha_jax._model.file import read
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel
+from mocha_jax._model.network import NetworkModel
+from mocha_jax._model.parameters import of_paths
+from mocha_jax._model.record import rebuilt
+from mocha_jax.likelihoods import Likelihood
+from mocha_jax.networks import Network
+
+Arrays = dict[str, np.ndarray]
 
 
-def load_model(path: str | os.PathLike[str]) -> LinearModel | MulticlassModel:
-    """Read a model that `LinearModel.save` or `MulticlassModel.save` wrote.
+def load_model(
+    path: str | os.PathLike[str], *, network: Network | None = None, likelihood: Likelihood | None = None
+) -> Any:
+    """Read a model that was saved: a `LinearModel`, a `MulticlassModel` or a `NetworkModel`.
+
+    Args:
+      path: of the file.
+      network: of a `NetworkModel` whose network is none of `mocha_jax.networks`: the network, as it was in training.
+      likelihood: the same of a likelihood that is none of `mocha_jax.likelihoods`.
 
     Examples:
       >>> import pathlib, tempfile, numpy as np, mocha_jax as mj
@@ -21,22 +40,82 @@ def load_model(path: str | os.PathLike[str]) -> LinearModel | MulticlassModel:
       >>> mj.load_model(path).predict([[3.0, 4.0]], task=1).tolist()
       [4.0]
     """
+    for name, given, kind, example in (
+        ("network", network, Network, "networks.MLP(784, 10, (200, 200))"),
+        ("likelihood", likelihood, Likelihood, "likelihoods.Categorical()"),
+    ):
+        if given is not None:
+            check.instance("load_model", name, given, kind, example)
     arrays, about = read(path)
     try:
         names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
-        if (kind := about["kind"]) in METHODS:
-            return MulticlassModel(
-                arrays["weights"], arrays["intercept"], names, bool(about["logistic"]), arrays.get("calibration"), kind,
-                about["trained"],
-            )  # fmt: skip
-        decides = about["decides"]
-        many = len(arrays["weights"])
-        return LinearModel(
-            arrays["weights"], arrays["intercept"], names, (decides,) * many if isinstance(decides, str) else decides,
-            arrays.get("thresholds"), bool(about["logistic"]), about["trained"],
-        )  # fmt: skip
+        kind = about["kind"]
+        if kind == "network":
+            own = {"network": network, "likelihood": likelihood}
+            made = {name: _record(path, name, about[name], given) for name, given in own.items()}
+            return _network_model(arrays, about, names, **made)
+        if network is not None or likelihood is not None:
+            raise ValueError("it is a linear model, which has no network and no likelihood")
+        if kind in METHODS:
+            return _multiclass_model(arrays, about, names)
+        if kind == "linear":
+            return _linear_model(arrays, about, names)
+        raise ValueError(f"this library knows no models of the kind {kind!r}")
+    except _Missing as error:
+        raise ValueError(str(error)) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"load_model: {path} lacks a part of a model, or it is damaged: {error}.") from error
+        reason = str(error).rstrip(".")
+        raise ValueError(f"load_model: {path} lacks a part of a model, or it is damaged: {reason}.") from error
+
+
+def _linear_model(arrays: Arrays, about: dict[str, Any], names: Names) -> LinearModel:
+    decides = about["decides"]
+    if isinstance(decides, str):
+        decides = (decides,) * len(arrays["weights"])
+    return LinearModel(
+        arrays["weights"], arrays["intercept"], names, decides, arrays.get("thresholds"), bool(about["logistic"]),
+        about["trained"],
+    )  # fmt: skip
+
+
+def _multiclass_model(arrays: Arrays, about: dict[str, Any], names: Names) -> MulticlassModel:
+    return MulticlassModel(
+        arrays["weights"], arrays["intercept"], names, bool(about["logistic"]), arrays.get("calibration"),
+        about["kind"], about["trained"],
+    )  # fmt: skip
+
+
+def _network_model(
+    arrays: Arrays, about: dict[str, Any], names: Names, network: Network, likelihood: Likelihood
+) -> NetworkModel:
+    moments = [arrays.pop(f"scaling/{name}", None) for name in Moments._fields]
+    scaling = None if about["scaled"] is None else Scaling(about["scaled"], *_all(moments))
+    parameters = of_paths(network, {name.removeprefix("parameters/"): array for name, array in arrays.items()})
+    return NetworkModel(
+        network, parameters, about["num_features"], likelihood, names, about["appended"], scaling, about["trained"]
+    )
+
+
+class _Missing(Exception):
+    """The file needs something that a person wrote."""
+
+
+def _record(path: object, name: str, about: dict[str, Any], given: Any) -> Any:
+    """The network or likelihood that a file describes, or the one that a person gives."""
+    if given is not None:
+        return given
+    if about.get("own"):
+        raise _Missing(
+            f"load_model: {path} has a {name} of your own, {about['class']}, and a file holds no functions; pass it, "
+            f"load_model(path, {name}=...)."
+        )
+    return rebuilt(about, networks if name == "network" else likelihoods)
+
+
+def _all(arrays: list[np.ndarray | None]) -> list[np.ndarray]:
+    if any(array is None for array in arrays):
+        raise KeyError("scaling")
+    return arrays  # type: ignore[return-value]
 
 
 def _tuple(names: list[Any] | None) -> tuple[Any, ...] | None:

@@ -13,14 +13,15 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._model.file import write
-from mocha_jax._model.named import NamedModel, numbers
+from mocha_jax._model.named import numbers
+from mocha_jax._model.weights import WeightsModel
 
 # Ways to train it, which are the kinds of its files: a model for each class, or one for all pairs of classes.
 METHODS = ("one_vs_rest", "by_pair")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class MulticlassModel(NamedModel):
+class MulticlassModel(WeightsModel):
     """Weights of every class and task, with names; the class whose weights say most is predicted.
 
     From ``one_vs_rest(...).model``, or `multiclass.pair_model`. It holds NumPy arrays and plain values, and none of the

@@ -1,7 +1,8 @@
-"""Finding tasks and features by their names: what all linear models share."""
+"""Finding tasks and features by their names: what all models share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Set
 from typing import Any
 
@@ -16,45 +17,27 @@ from mocha_jax._data.task_data import TaskData
 UNSEEN = ("error", "mean")
 
 
-class NamedModel:
-    """Base class of models with weights of every task, ``[..., num_tasks, d]``, which are found by name."""
+class NamedModel(ABC):
+    """Base class of models of several tasks, which are found by name."""
 
-    weights: np.ndarray
-    intercept: np.ndarray  # [..., num_tasks]
+    num_features: int  # length of a sample, without the intercept
     names: Names
     trained: Mapping[str, Any]
 
     @property
+    @abstractmethod
     def num_tasks(self) -> int:
         """The number of tasks; 1 of a global model."""
-        return self.weights.shape[-2]
 
     @property
     def tasks(self) -> tuple[Hashable, ...]:
         """The names of the tasks, or their numbers where they have none."""
         return tuple(range(self.num_tasks)) if self.names.tasks is None else self.names.tasks
 
-    def weights_for(self, data: TaskData) -> np.ndarray:
-        """The weights of the tasks of a data set, found by their names ``[..., tasks of the data, d + intercept]``."""
-        order, columns = matched(self.names, self.num_tasks, self.weights.shape[-1], data)
-        found, intercept = self.weights[..., order, :][..., columns], self.intercept[..., order]
-        if data.scaling is not None:
-            found, intercept = data.scaling.of_raw(found, intercept)
-        if np.any(intercept) and not data.intercept:
-            raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
-        return np.concatenate([found, intercept[..., None] / data.intercept], axis=-1) if data.intercept else found
-
-    def _scored(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:
-        """Predictions ``[..., k]``, and the task of each sample; -1 of one that is new."""
-        check.one_of("predict", "unseen", unseen, UNSEEN)
-        samples = self._samples(x)
-        where = self._places(task, len(samples), unseen)
-        weights, intercept = self.weights, self.intercept
-        if (where < 0).any():
-            weights = np.concatenate([weights, weights.mean(axis=-2, keepdims=True)], axis=-2)
-            intercept = np.concatenate([intercept, intercept.mean(axis=-1, keepdims=True)], axis=-1)
-        z = [np.einsum("kd,kd->k", samples, each[where]) for each in weights.reshape(-1, *weights.shape[-2:])]
-        return np.reshape(z, (*weights.shape[:-2], len(samples))) + intercept[..., where], where
+    @property
+    def _for_everybody(self) -> bool:
+        """Tell whether it predicts samples of whatever task alike."""
+        return self.num_tasks == 1 and self.names.tasks is None
 
     def _samples(self, x: ArrayLike) -> np.ndarray:
         check_dense("predict", "x", x)
@@ -65,19 +48,21 @@ class NamedModel:
             order = columns_in_order("predict: x", columns, known)
             x = frame[[frame.columns[i] for i in order]]
             check_no_dates("predict", x)
-        samples, width = check.concrete(x), self.weights.shape[-1]
+        samples, width = check.concrete(x), self.num_features
         if samples is None or samples.ndim != 2 or samples.shape[1] != width or samples.dtype.kind not in "fiub":
             raise ValueError(f"predict: x must be samples [k, {width}] of numbers, got {check.shown(x)}.")
-        return samples.astype(self.weights.dtype)
+        return samples
 
     def _places(self, task: object, count: int, unseen: str) -> np.ndarray:
+        """The task of each sample; -1 of one that is new."""
+        check.one_of("predict", "unseen", unseen, UNSEEN)
+        if self._for_everybody:
+            return np.zeros(count, int)
         if task is None:
             if self.num_tasks > 1:
                 raise ValueError(
                     f"predict: say whose samples they are: task is one of {listed(self.tasks)}, or one for each sample."
                 )
-            return np.zeros(count, int)
-        if self.num_tasks == 1 and self.names.tasks is None:  # a global model
             return np.zeros(count, int)
         wanted = _names_of("predict", task, count)
         if unseen == "error":
@@ -90,7 +75,7 @@ class NamedModel:
         return f"{type(self).__name__}({self._size()}{how})"
 
     def _size(self) -> str:
-        return f"{self.num_tasks} tasks, {self.weights.shape[-1]} features"
+        return f"{self.num_tasks} tasks, {self.num_features} features"
 
 
 def matched(names: Names, num_tasks: int, num_features: int, data: TaskData) -> tuple[np.ndarray, np.ndarray]:

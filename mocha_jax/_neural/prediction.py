@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,14 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.network import NetworkModel
+from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.answer import how_trained
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
-from mocha_jax.likelihoods import Categorical, Likelihood
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
+from mocha_jax.networks import Params
 
 # Samples that are predicted at once: a network's activations of all test samples may not fit into memory.
 _ROWS = 512
@@ -81,6 +86,32 @@ class Prediction(Federated):
         dtype, d = self.data.dtype, self.data.num_features
         rows = jax.ShapeDtypeStruct((int(samples), d), dtype), jax.ShapeDtypeStruct((int(samples),), dtype)
         return jax.eval_shape(self.likelihood.parts, *rows)
+
+    def network_model(self, network: Any, parameters: Params, trained: Mapping[str, Any]) -> NetworkModel:
+        """The model of trained parameters, with the names of the data.
+
+        Args:
+          network: whose parameters they are.
+          parameters: as `NetworkModel` has them, of all clients.
+          trained: what else to say of the training.
+        """
+        data, sequences = self.data, isinstance(self.likelihood, Positions)
+        if any(owned(network, parameters)):
+            if data.shared:
+                raise ValueError(
+                    "model: several clients share a task and have networks of their own, so that which of them is to "
+                    "predict its samples is open; give every client a task."
+                )
+            parameters = rows(parameters, owned(network, parameters), slice(data.num_tasks))  # others hold no data
+        names = data.names.replace(
+            features=None if sequences else data.names.features,
+            classes=data.names.classes if self.likelihood.classes else None,
+        )
+        return NetworkModel(
+            network, parameters, data.num_slopes if not sequences else self.seen(1)[0].shape[1], self.likelihood, names,
+            0.0 if sequences else data.intercept, data.scaling,
+            {**how_trained(None, None, likelihood=self.likelihood), "network": named(network), **trained},
+        )  # fmt: skip
 
     def merged(self) -> Prediction:
         """All training samples with one client: what a centralised baseline sees."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
@@ -35,6 +35,7 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
+from mocha_jax.networks._base import outputs
 from mocha_jax.systems._work import Request
 
 
@@ -77,14 +78,21 @@ class Trainer(Algorithm[Prediction]):
         check.seed(name, self.seed)
 
     @property
+    def network(self) -> Network:
+        return self.model
+
+    @property
     def schedule(self) -> Schedule:
         """The schedule of a client's epochs."""
         return Schedule(self.local_epochs, self.batch_size)
 
     def start(self, problem: Prediction, node: Array | int = 0) -> Params:
         """The first parameters, in the data's precision; other ones for every node."""
+        return self.begin(problem.data.dtype, node)
+
+    def begin(self, dtype: DTypeLike, node: Array | int = 0) -> Params:
+        """The first parameters in that precision."""
         key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), node)
-        dtype = problem.data.dtype
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             params = self.model.init(key)
         return jax.tree.map(lambda a: jnp.asarray(a).astype(dtype), params)
@@ -226,20 +234,6 @@ def of_optax(owner: str, name: str, value: object, example: str) -> None:
     """An optimizer."""
     if not isinstance(value, optax.GradientTransformation):
         raise ValueError(f"{owner}: {name} must be of optax, e.g. {example}; got {check.shown(value)}.")
-
-
-def outputs(model: Network, params: Params, x: Array, labels: tuple[int, ...], key: Array | None = None) -> Array:
-    """Return the model's outputs for labels of that shape, one row ``[c]`` for each.
-
-    With JAX's usual promotion, which models of other libraries take for granted.
-    """
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        said = model.apply(params, x, key)
-    shape = getattr(said, "shape", f"a {type(said).__name__}")
-    if not isinstance(shape, tuple) or not shape or shape[:-1] != labels:
-        wanted = ", ".join(map(str, (*labels, "c")))
-        raise ValueError(f"outputs of {type(model).__name__} for samples {x.shape} must be [{wanted}], got {shape}.")
-    return said
 
 
 def mean_loss(model: Network, likelihood: Likelihood, params: Params, batch: Batch, key: Array | None) -> Array:

@@ -3,54 +3,38 @@ r"""VIRTUAL: variational inference over a server's network and the clients' own 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
-from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.bayesian import BayesianTrainer
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
 from mocha_jax._neural.fedavg import info, resumed
 from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
 from mocha_jax._neural.posterior import VirtualState
-from mocha_jax._neural.prediction import Judge, Prediction
+from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import Refinement, Trained, most_of
-from mocha_jax._neural.trainer import (
-    Trainer,
-    all_finite,
-    failures,
-    known_client,
-    mean_loss,
-    outputs,
-    samples,
-)
+from mocha_jax._neural.trainer import all_finite, failures, mean_loss
 from mocha_jax._neural.training import Batch, train
-from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax.likelihoods import Likelihood
-from mocha_jax.networks import Network, Params, Parts
+from mocha_jax.networks import Network, Params
 from mocha_jax.systems._work import Info, Request, Work
 
 # Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
 _REFRESH_EVERY = 64
 
-# Folded into the key of the draws that predictions average over.
-_PREDICTING = np.uint32(2**32 - 1)
-
-
 # As `Virtual.step` names them.
 Given = tuple[Array, Gaussian, Array, Likelihood, Gaussian, Gaussian, tuple[Array, ...]]
 
 
-class Virtual(Trainer):
+class Virtual(BayesianTrainer):
     r"""VIRTUAL: Algorithm 1 and proposition 1 of the paper, for networks of which one part is shared.
 
     The posterior over shared parameters is approximated by a product of one factor for each client,
@@ -134,8 +118,6 @@ class Virtual(Trainer):
       (True, True)
     """
 
-    carries = VirtualState
-
     prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     first_scale: Hyperparameter = dataclasses.field(default=0.05, kw_only=True)
     temperature: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
@@ -147,7 +129,6 @@ class Virtual(Trainer):
     order: tuple[int, ...] | str | None = static(default=None, kw_only=True)
     prior: str = static(default="once", kw_only=True)
     factors: str = static(default="prior", kw_only=True)
-    draws: int = static(default=10, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,20 +194,6 @@ class Virtual(Trainer):
             batch_size=batch_size, seed=seed, temperature=1.0, prior="each", factors="start",
         )  # fmt: skip
 
-    def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
-        """The first parameters, shared ``[p]`` and private ``[q]``."""
-        shared, private = _parts(self.start(problem))
-        return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
-
-    def _apart(
-        self, problem: Prediction
-    ) -> tuple[Callable[[Array], Params], Callable[[Array], Params], Callable[[Params, Params], Params]]:
-        """Return functions from vectors to shared and private parameters, and from both to the model's."""
-        shapes = jax.eval_shape(lambda: self.start(problem))
-        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
-        shared, private = (ravel_pytree(part)[1] for part in _parts(zeros))
-        return shared, private, Parts if isinstance(shapes, Parts) else lambda shared, private: shared
-
     def check(self, problem: Prediction) -> None:
         super().check(problem)
         if problem.data.loss_scaling != "sum":
@@ -236,7 +203,7 @@ class Virtual(Trainer):
 
     def _noisy(self, problem: Prediction) -> Params:
         """A draw of the first parameters, to try the model on."""
-        *apart, join = self._apart(problem)
+        *apart, join = self._apart(problem.data.dtype)
         key = jax.random.key(0)
         return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
 
@@ -287,7 +254,7 @@ class Virtual(Trainer):
         share = self._each(problem) if self.prior == "once" else jnp.ones((), dtype)
         shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
         private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
-        to_shared, to_private, join = self._apart(problem)
+        to_shared, to_private, join = self._apart(problem.data.dtype)
         first = self._each(problem) * jnp.asarray(self.first_scale, dtype) ** -2
         damping = self.damping
         if damping is None:
@@ -347,69 +314,10 @@ class Virtual(Trainer):
         after = VirtualState(round, posterior, factors, private, state.first, losses, state.diverged + bad, failed)
         return after, info(self, problem, budget)
 
-    @on_purpose
-    def predict(
-        self, state: VirtualState, problem: Prediction, node: Array | int, x: Array, key: Array | None = None
-    ) -> Predicted:
-        """A client's predictions, averaged over draws of its network, and their uncertainty.
-
-        Args:
-          state: e.g. ``solution.state``.
-          problem: of the solve.
-          node: which client.
-          x: samples ``[b, d]``, as the network sees them: of sequences the inputs ``[b, T]``.
-          key: of the draws; default one that depends on `seed`.
-        """
-        self.expect_both(state, problem)
-        if key is not None:
-            check.key("Virtual", key)
-        values = self._draws(state, problem, known_client(self, problem, node), samples(self, problem, x), key)
-        return Predicted.of(problem.likelihood, values)
-
-    def _draws(self, state: VirtualState, problem: Prediction, node: Array, x: Array, key: Array | None) -> Array:
-        """Return the predictions of every draw that may be averaged, ``[draws, b, c]``."""
-        labels = problem.seen(len(x))[1].shape
-        if key is None:
-            key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _PREDICTING)
-        own = _row(state.private, node)
-        to_shared, to_private, join = self._apart(problem)
-
-        def one(i: Array) -> Array:
-            keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), node))
-            shared = draw(keys[0], state.mean, state.posterior.scale, to_shared)
-            params = join(shared, draw(keys[1], own.mean, own.scale, to_private))
-            return problem.likelihood.predictive(outputs(self.model, params, x, labels))
-
-        return jax.vmap(one)(jnp.arange(self.draws, dtype=jnp.uint32))
-
-    def judge(self, state: VirtualState, problem: Prediction) -> Judge:
-        def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            return problem.likelihood.mixed(jnp.mean(self._draws(state, problem, client, x, None), axis=0), y)
-
-        return judged
-
-    def weights(self, state: VirtualState) -> Parts:
-        """Means of the shared parameters ``[p]`` and of every client's own ``[m, q]``, see `parameters`."""
-        return Parts(state.posterior.mean, state.private.mean)
-
-    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Any:
-        """The means as the model wants them, for one client."""
-        to_shared, to_private, join = self._apart(problem)
-        own = _row(state.private, known_client(self, problem, node))
-        return join(to_shared(state.mean), to_private(own.mean))
-
     def _each(self, problem: Prediction) -> Array:
         """1 / K."""
         count = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32).astype(problem.data.dtype)
         return 1.0 / jnp.maximum(count, 1.0)
-
-
-def _row(gaussian: Gaussian, client: Array) -> Gaussian:
-    return Gaussian(gaussian.precision[client], gaussian.shift[client])
-
-
-def _parts(params: Params) -> Parts:
-    return params if isinstance(params, Parts) else Parts(params, ())
 
 
 def _product(factors: Gaussian) -> Gaussian:

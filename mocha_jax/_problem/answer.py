@@ -60,9 +60,9 @@ def apart(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:
     return (slopes, intercept) if data.scaling is None else data.scaling.raw(slopes, intercept)
 
 
-def how_trained(loss: Loss | None, regularizer: Regularizer | None) -> dict[str, str]:
-    """Describe what trained a model, in texts."""
-    records = {"loss": loss, "regularizer": regularizer}
+def how_trained(loss: Loss | None, regularizer: Regularizer | None, **more: Any) -> dict[str, str]:
+    """Describe what trained a model, in texts; `more` are other records."""
+    records = {"loss": loss, "regularizer": regularizer, **more}
     library = f"mocha_jax {importlib.import_module('mocha_jax').__version__}"
     return {"library": library, **{name: _described(each) for name, each in records.items() if each is not None}}
 

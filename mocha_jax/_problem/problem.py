@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.network import NetworkModel
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -65,6 +67,10 @@ class Federated(Pytree):
         """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""
         data = self.data.unnamed()
         return self if data is self.data else self.exchange(data=data)
+
+    def network_model(self, network: Any, parameters: Any, trained: Mapping[str, Any]) -> NetworkModel:
+        """The model of trained parameters with the names of this problem's data, where a network is what is trained."""
+        raise AttributeError(f"a {type(self).__name__} has no model with names")
 
     def remarks(self, quality: Any) -> str:
         """Return what a solve's message adds about an answer; empty where there is nothing."""

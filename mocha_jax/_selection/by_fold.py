@@ -56,7 +56,7 @@ def fold_by_fold(
       progress: whether to show a bar.
     """
     found = []
-    with Bar(progress, total=trials * folds, done=0) as bar:
+    with Bar(progress, total=trials * folds, done=0, unit="training") as bar:
         for trial, fold in _chunks(trials * folds, folds, size):
             found.append(jax.tree.map(np.asarray, fit(trial, fold)))
             bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))

@@ -58,22 +58,23 @@ def fit_table(options: argparse.Namespace) -> int:
         f"{'two classes' if binary else 'numbers'} to predict. {options.folds}-fold cross-validation within groups."
     )
     found: dict[str, mj.CrossValidation] = {}
+    notes: list[str] = []
     for name, (own, regularizer) in _models(data).items():
         if not options.quiet:
             print(f"{name}:")
-        with warnings.catch_warnings(record=True) as notes:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", UserWarning)
             found[name] = mj.cross_validate(
                 mj.Problem(own, loss, regularizer(lambdas[0])), mj.grid(regularizer, lam=lambdas),
                 key=jax.random.key(options.seed), folds=options.folds, scored_as=data, max_rounds=500,
                 standardize=None if standardize == "none" else standardize, progress=not options.quiet,
             )  # fmt: skip
-        for note in notes:
-            print(f"  note, {name}: {note.message}")
+        notes += dict.fromkeys(f"{name}: {each.message}" for each in warned)
     scores = {name: each.task_scores[:, :, each.best].reshape(-1, data.num_tasks) for name, each in found.items()}
     compared = mj.metrics.compare(
         scores, np.asarray(data.to_tasks(data.sizes)), baseline="local", tasks=data.names.tasks
     )
+    compared = dataclasses.replace(compared, notes=tuple(notes))
     print(f"\n{'Share of wrong classes' if binary else 'Root mean squared error'} of held-out rows:\n\n{compared}\n")
     best = min(found, key=lambda name: compared.summaries[name].mean) if options.save == "best" else options.save
     _save(best, found[best], options)

@@ -42,6 +42,8 @@ def predict_table(options: argparse.Namespace) -> int:
     table, x, groups = _rows(model, options, None if options.unseen == "mean" else model.names.tasks)
     task = None if model.names.tasks is None else groups
     if options.probabilities:
+        if not model.logistic:
+            raise ValueError(f"predict: --probabilities needs a model of two classes, and {options.model} is none.")
         found = model.predict_proba(x, task, unseen=options.unseen)
         classes = model.names.classes or (-1, 1)
         heads, columns = [f"probability of {name}" for name in classes], [found[:, k] for k in range(found.shape[1])]
@@ -62,6 +64,8 @@ def compare_models(options: argparse.Namespace) -> int:
     """Score every model on every group."""
     scores, kinds, tasks, sizes = {}, set(), None, None
     for path in options.models:
+        if str(path) in scores:
+            raise ValueError(f"compare: {path} is named twice.")
         model = _load(path)
         label = options.label or model.trained.get("label")
         if label is None:

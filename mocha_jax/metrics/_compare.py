@@ -26,6 +26,7 @@ class Comparison:
     baseline: str | None
     maximise: bool
     level: float
+    notes: tuple[str, ...] = ()  # what else to say below the table
 
     @property
     def wins(self) -> np.ndarray:
@@ -53,13 +54,15 @@ class Comparison:
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(k) for cell, k in zip(row[1:], widths[1:], strict=True))])
             for row in rows
         ]
-        return "\n".join([*(line.rstrip() for line in (lines[0], "-" * len(lines[0]), *lines[1:])), self.caption])
+        table = [line.rstrip() for line in (lines[0], "-" * len(lines[0]), *lines[1:])]
+        return "\n".join([*table, self.caption, *self.notes])
 
     @property
     def caption(self) -> str:
         """Say in a line what the numbers are."""
         better = "more" if self.maximise else "less"
-        return f"{len(self.tasks)} tasks; {better} is better; intervals of {100 * self.level:g} % over tasks and seeds"
+        count = f"{len(self.tasks)} task{'s' if len(self.tasks) != 1 else ''}"
+        return f"{count}; {better} is better; intervals of {100 * self.level:g} % over tasks and seeds"
 
     @property
     def places(self) -> int:

@@ -28,6 +28,20 @@ class Network(Pytree):
         """Outputs ``[b, c]`` for samples ``[b, d]``; with a key as in training, e.g. with dropout."""
 
 
+def outputs(network: Network, params: Params, x: Array, labels: tuple[int, ...], key: Array | None = None) -> Array:
+    """Return the model's outputs for labels of that shape, one row ``[c]`` for each.
+
+    With JAX's usual promotion, which models of other libraries take for granted.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        said = network.apply(params, x, key)
+    shape = getattr(said, "shape", f"a {type(said).__name__}")
+    if not isinstance(shape, tuple) or not shape or shape[:-1] != labels:
+        wanted = ", ".join(map(str, (*labels, "c")))
+        raise ValueError(f"outputs of {type(network).__name__} for samples {x.shape} must be [{wanted}], got {shape}.")
+    return said
+
+
 class Model(Network):
     """The functions of another library.
 

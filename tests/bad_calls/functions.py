@@ -337,7 +337,9 @@ def methods():
         "callbacks.TensorBoard": Call(mj.callbacks.TensorBoard, {
             "writer": Arg(world.Writer(), instance(world.Writer)), "prefix": Arg("", lambda v: isinstance(v, str)), "after": Arg(0, count(0)),
         }),
-        "load_model": Call(mj.load_model, {"path": Arg(world.saved, lambda v: v == world.saved())}),
+        "load_model": Call(mj.load_model, {
+            "path": Arg(world.saved, lambda v: v == world.saved()), "network": Arg(None, lambda v: v is None), "likelihood": Arg(None, lambda v: v is None),
+        }),
         "OneVsRest.predict": Call(rest.predict, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         **{f"OneVsRest.{name}": Call(getattr(rest, name), {"data": of(mj.TaskData, classes, same_shape, "weights"), "per_task": Arg(False, flag)})
            for name in ("error_rate", "confusion", "scores")},
@@ -345,6 +347,7 @@ def methods():
         "OneVsRest.predict_proba": Call(rest.replace(loss=mj.losses.Logistic()).predict_proba, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         "OneVsRest.weights_for": Call(rest.weights_for, {"data": of(mj.TaskData, classes, same_shape, "weights")}),
         **{f"MulticlassModel.{name}": Call(getattr(world.class_model(), name), asked) for name in ("predict", "decision_function", "predict_proba")},
+        **{f"NetworkModel.{name}": Call(getattr(world.network_model(), name), asked) for name in ("predict", "predict_proba")},
         "Prediction.seen": Call(world.prediction().seen, {"samples": Arg(3, count(1))}),
         "FedAvg.predict": Call(fedavg.predict, predict | {"state": Arg(world.trained, lambda v: v is world.trained())}),
         "FedAvg.scores": Call(fedavg.scores, {"state": Arg(world.trained, lambda v: v is world.trained()), "problem": of(mj.Prediction, world.prediction())}),

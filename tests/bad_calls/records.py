@@ -107,6 +107,12 @@ def constructors():
             "names": Arg(mj.Names(), instance(mj.Names)), "logistic": Arg(False, flag), "calibration": Arg(np.ones((2, 2)), optional(reals(2, 2))),
             "method": Arg("one_vs_rest", word("one_vs_rest", "by_pair")),
         }),
+        "NetworkModel": Call(mj.NetworkModel, {
+            "network": Arg(world.network(), lambda v: v is world.network()), "parameters": Arg(world.parameters(), lambda v: v is world.parameters()),
+            "num_features": Arg(world.D, lambda v: count(1)(v) and v == world.D), "likelihood": Arg(mj.likelihoods.Categorical(), instance(mj.likelihoods.Categorical)),
+            "names": Arg(mj.Names(), instance(mj.Names)), "appended": Arg(0.0, lambda v: number(0, shapes=[()])(v) and float(v) == 0.0),
+            "scaling": Arg(None, optional(lambda v: False)),
+        }),
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
         "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
         "coupling.Exchangeable": Call(c.Exchangeable, {

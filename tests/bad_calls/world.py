@@ -99,6 +99,18 @@ def class_model():
 
 
 @functools.cache
+def network_model():
+    """A network for every task, with probabilities."""
+    return mj.NetworkModel(network(), parameters(M), D)
+
+
+@functools.cache
+def parameters(*rows):
+    """Those of the network, of so many tasks."""
+    return jax.tree.map(lambda a: np.broadcast_to(a, rows + a.shape), network().init(key()))
+
+
+@functools.cache
 def rest():
     return mj.one_vs_rest(classes(), make_problem, tol=0.1)
 

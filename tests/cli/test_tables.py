@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import mocha_jax as mj
 from mocha_jax.cli import main
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 GROUPS = {"ash": 30, "elm": 24, "oak": 36}
 
@@ -61,6 +65,33 @@ def test_fit_compares_and_saves(fitted, capsys):
     model = mj.load_model(fitted / "passed.npz")
     assert model.names == mj.Names(tasks=tuple(GROUPS), features=("hours", "size"), classes=("no", "yes"))
     assert model.trained["standardized"] == "task"
+
+
+def test_what_there_is_to_say_of_a_search_stands_below_the_table(folder, capsys):
+    arguments = ["--lambdas", "1000", "100", "--model", str(folder / "edge.npz")]
+    assert fit(folder, "school.csv", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    caption = next(i for i, line in enumerate(lines) if line.startswith("3 tasks; less is better"))
+    said = [
+        i for i, line in enumerate(lines) if "lam" in line and line.startswith(("global: ", "local: ", "related: "))
+    ]
+    assert said == list(range(caption + 1, caption + 1 + len(said)))
+    assert said
+
+
+def words(text):
+    """The lines that are there, numbers and rulers aside, without what is said of a search."""
+    masked = (re.sub(r"[-+]?\d[\d.e+-]*", "#", re.sub(r"--+", "--", line)).split() for line in text.splitlines())
+    return [" ".join(line) for line in masked if line and line[0] not in ("global:", "local:", "related:")]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the tests are running away from the repository")
+def test_the_picture_of_the_docs_has_the_words_of_a_run(folder, capsys):
+    (block,) = re.findall(r"^```text\n\$ (.*?)\n(.*?)^```\n", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert block[0].split()[:2] == ["mocha-jax", "fit"]
+    assert fit(folder, "school.csv", "--model", str(folder / "model.npz"), "--save", "related") == 0
+    out = capsys.readouterr().out.replace(f"{folder}/pictures/c.png", "comparison.png").replace(f"{folder}/", "")
+    assert words(out) == words(block[1])
 
 
 def test_the_model_knows_the_table(fitted):
@@ -132,8 +163,9 @@ def test_inspect_says_what_it_is(fitted, capsys):
         (["fit", "{}/school.csv", "--label", "tree", "--group", "size"], "has 3 classes, and fit knows two"),
         (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--lambdas", "-1"], "lam"),
         (["predict", "{}/school.csv", "{}/school.csv"], "no file of a model"),
-        (["predict", "{}/school.npz", "{}/passed.csv", "--probabilities"], "has no probabilities"),
+        (["predict", "{}/school.npz", "{}/passed.csv", "--probabilities"], "needs a model of two classes"),
         (["predict", "{}/school.npz", "{}/school.csv", "--group", "wood"], "'wood' is not among"),
+        (["compare", "{}/school.npz", "{}/school.npz", "{}/school.csv"], "school.npz is named twice"),
         (["inspect", "{}/school.npz", "--task", "fir"], "task must be one of the model's groups, got 'fir'"),
     ],
 )  # fmt: skip

@@ -122,8 +122,11 @@ def test_a_writer_may_be_called_like_that_of_flax_and_what_is_not_finite_any_mor
 
 def test_a_folder_needs_tensorboardx_and_a_writer_its_method(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ImportError, match=r"TensorBoard: a folder needs tensorboardX \(pip install tensorboardX\)"):
+    with pytest.raises(
+        ImportError, match=r"TensorBoard: a folder needs tensorboardX \(pip install tensorboardX\)"
+    ) as raised:
         TensorBoard(tmp_path)
+    assert raised.value.__suppress_context__  # one sentence, without the one that tensorboardX is missing
     for writer in (None, object(), Writer, ""):
         with pytest.raises(ValueError, match=r"TensorBoard: writer must have add_scalar\(tag, value, step\)"):
             TensorBoard(writer)

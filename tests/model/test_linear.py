@@ -199,15 +199,6 @@ def test_broken_files_are_refused_in_a_sentence(tmp_path):
         odd.save(path)
 
 
-def test_a_network_has_no_linear_model():
-    problem = mj.Prediction(mj.pack_tasks([np.ones((2, 2))], [np.array([0, 1])], dtype=np.float64))
-    import optax
-
-    solution = mj.solve(problem, mj.FedAvg(mj.networks.MLP(2, 2), optax.sgd(0.1)), max_rounds=1)
-    with pytest.raises(AttributeError, match="is a network: its parameters are solution.weights"):
-        solution.model  # noqa: B018
-
-
 BAD = {
     "no task": (lambda m: m.predict(np.ones((1, 4))), "say whose samples they are: task is one of 'fir'"),
     "too few": (lambda m: m.predict(np.ones((2, 4)), ["fir"]), "one for each of the 2 samples; got"),

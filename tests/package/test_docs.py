@@ -2,9 +2,11 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
@@ -63,6 +65,18 @@ def test_links_between_pages_lead_somewhere():
     for page in DOCS.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+\.(?:md|png|py))", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_what_a_program_prints_is_drawn_letter_by_letter():
+    terminal = runpy.run_path(str(DOCS / "terminal.py"))
+    page = (DOCS / "commands.md").read_text()
+    (text,) = terminal["blocks"](page)
+    drawn = terminal["on_page_markdown"](page)
+    assert text not in drawn
+    assert drawn.count("```text") == page.count("```text") - 1
+    (picture,) = re.findall(r"<svg.*</svg>", drawn)
+    rows = ["".join(row.itertext()) for row in ElementTree.fromstring(picture).iter() if row.tag.endswith("tspan")]
+    assert [row.rstrip() for row in rows] == text.rstrip("\n").split("\n")
 
 
 def provoked():
