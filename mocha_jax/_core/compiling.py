@@ -28,20 +28,24 @@ class Program:
     Args:
       function: to compile.
       numbers: of the same arguments, how many numbers the work is on. Calls that must agree to the bit agree in it.
+      often: whether the work is done many times over: then it is worth more than the first hurry.
       options: of `jax.jit`.
     """
 
-    def __init__(self, function: Callable[..., Any], numbers: Callable[..., float], **options: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], numbers: Callable[..., float], *, often: bool = False, **options: Any
+    ) -> None:
         hurries: dict[float, Any] = {most: dict(compiler_options=how) for most, how in _HURRIES.items()}
-        self._numbers = numbers
+        self._numbers, self._often = numbers, often
         self._by_most = {m: jax.jit(function, **how, **options) for m, how in (hurries | {math.inf: {}}).items()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         thorough = self._by_most[math.inf]
-        if jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
         numbers = self._numbers(*args, **kwargs)
-        if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args)):  # mapped, over nobody knows how many
+        # A tracer is mapped, over nobody knows how many.
+        if self._often or any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)
         chosen = self._by_most[min(most for most in self._by_most if numbers <= most)]
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +10,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
+from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import NodeSharding, on_all
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
@@ -191,8 +190,7 @@ def _chosen(
 Given = tuple[Array, Trainer, Regularizer, SolveOptions, Array, TaskData]
 
 
-@partial(jax.jit, static_argnames=("metric", "sharding", "prepare"))
-def _fitted(
+def _fit_folds(
     given: Given, parts: Array, fold: Array, *, metric: Metric, sharding: NodeSharding | None,
     prepare: Preparation | None,
 ) -> Fitted:  # fmt: skip
@@ -204,3 +202,11 @@ def _fitted(
         return trainer.fit(key, candidates, budget, rows, held_out, prepare, metric)
 
     return several(one, given, parts, fold, sharding)
+
+
+_fitted = Program(
+    _fit_folds,
+    lambda given, parts, fold, **_: max(fold.size, 1) * given[-1].x.size,
+    often=True,
+    static_argnames=("metric", "sharding", "prepare"),
+)

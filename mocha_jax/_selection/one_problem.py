@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.compiling import Program
 from mocha_jax._core.warnings import NotConverged, silenced
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -107,9 +108,11 @@ def learner_of(owner: str, given: Problem | Learner[Answer, Way]) -> Learner[Ans
     return cast(Learner[Answer, Way], OneProblem(given))
 
 
-@jax.jit
-def _path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions) -> Path:
+def _fit_path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions) -> Path:
     def entry(regularizer: Regularizer, s: Solution[Problem]) -> Path:
         return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
 
     return scan_candidates(key, partial(Problem, problem.data, problem.loss), candidates, budget, entry)
+
+
+_path = Program(_fit_path, lambda key, problem, *_: problem.data.x.size, often=True)

@@ -33,6 +33,11 @@ class EachClass(Pytree):
         """The problem with what all classes have; None in the place of what they have not."""
         return cast(Problem, jax.tree.unflatten(self.structure, self.shared))
 
+    @property
+    def size(self) -> int:
+        """Count its numbers."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self))
+
     def map(self, work: Callable[[Problem], Result]) -> Result:
         """Do something for one class after the other, ``[classes, ...]``."""
 

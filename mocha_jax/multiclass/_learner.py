@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from mocha_jax._core.compiling import Program
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
@@ -137,8 +138,7 @@ def classes_of(owner: str, data: TaskData, make: Make, classes: int | None) -> C
     return Classes(data, make, *each_class(owner, data, make, count))
 
 
-@jax.jit
-def _solved(key: Array, each: EachClass, candidates: Regularizer, budget: SolveOptions) -> OneVsRest:
+def _solve_each(key: Array, each: EachClass, candidates: Regularizer, budget: SolveOptions) -> OneVsRest:
     """Models of all classes and candidates, ``[classes, c, ...]``."""
 
     def of_class(problem: Problem) -> OneVsRest:
@@ -146,3 +146,6 @@ def _solved(key: Array, each: EachClass, candidates: Regularizer, budget: SolveO
         return scan_candidates(key, with_regularizer, candidates, budget, lambda _, s: of_solution(s))
 
     return each.map(of_class)
+
+
+_solved = Program(_solve_each, lambda key, each, *_: each.size, often=True)

@@ -9,6 +9,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
+from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
@@ -177,10 +178,12 @@ def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | N
     )  # fmt: skip
 
 
-@jax.jit
-def trained(key: Array, each: EachClass, budget: SolveOptions) -> OneVsRest:
+def _train(key: Array, each: EachClass, budget: SolveOptions) -> OneVsRest:
     """Solve for every class."""
     return each.map(lambda problem: of_solution(budget.solve(key, problem, None)))
+
+
+trained = Program(_train, lambda key, each, *_: each.size, often=True)
 
 
 def of_solution(s: Solution[Problem]) -> OneVsRest:

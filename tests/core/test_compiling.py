@@ -12,6 +12,15 @@ from mocha_jax._core import compiling
 from mocha_jax._core.compiling import Program
 
 
+@pytest.fixture(autouse=True)
+def thoroughly():
+    """Compile as users do: the suite asks JAX to leave most optimisations out, which Program does not meddle with."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def lengths(x, y):
     return jnp.sqrt(jnp.sum(x * x)) + y
 
@@ -39,6 +48,25 @@ def test_a_compiler_without_the_options_does_without(monkeypatch):
     monkeypatch.setattr(compiling, "_HURRIES", {100: {"xla_no_such_option": 1}})
     x = jnp.arange(1.0, 4.0)
     assert float(program()(x, 1.0)) == float(lengths(x, 1.0))
+
+
+def levels(program):
+    """How many versions of the programs were compiled, by the numbers up to which they are chosen."""
+    return {most: compiled._cache_size() for most, compiled in program._by_most.items()}
+
+
+def test_little_work_is_compiled_in_a_hurry():
+    # Of functions of their own: JAX keeps what was compiled by function and options.
+    once = Program(lambda x, y: jnp.sum(x) + y, lambda x, y: x.size)
+    again = Program(lambda x, y: jnp.sum(x) - y, lambda x, y: x.size, often=True)
+    for f in (once, again):
+        f(jnp.ones(10), 1.0)
+        f(jnp.ones(100_000), 1.0)
+    assert list(levels(once).values()) == [1, 1, 0]
+    assert list(levels(again).values()) == [0, 2, 0]
+    jax.config.update("jax_disable_most_optimizations", True)
+    once(jnp.ones(11), 1.0)
+    assert list(levels(once).values()) == [1, 1, 1]
 
 
 def test_errors_are_those_of_the_function():
