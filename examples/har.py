@@ -58,7 +58,8 @@ candidates = mj.grid(mj.regularizers.MeanRegularized, lam1=[0.1], lam2=lams)
 data = pack(training)
 scaled = train(data.standardized("pooled"), candidates)
 chosen = int(np.argmin([error(model, validation) for model in scaled]))
-print(f"{len(x)} windows of {x.shape[1]} features; lam2 {lams[chosen]:g} by persons 21 to 25")
+print(f"{len(x)} windows of {x.shape[1]} features; lam2 {lams[chosen]:g} by persons 21 to 25,", end=" ")
+print(f"{error(scaled[chosen], validation):.1f} % of whose windows are wrong")
 print(f"persons 26 to 30: {error(scaled[chosen], new):.1f} % wrong")
 
 # A file that knows persons and activities by name.
@@ -84,7 +85,7 @@ for label, models in {"standardised": scaled, "as they are": raw}.items():
     said = ", ".join(f"{error(model, new):.1f} at {lam:g}" for lam, model in zip(lams, models, strict=True))
     print(f"features {label}: % wrong of new persons {said}")
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for label, models in {"standardised": scaled, "as they are": raw}.items():
     for rows, style in ((validation, "o--"), (new, "o-")):
         whom = "validation" if rows is validation else "new"

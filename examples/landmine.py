@@ -74,15 +74,15 @@ for name, one in {"standardised": scaled, "as they are": problem}.items():
     for each in (one for one in said if issubclass(one.category, mj.NotConverged)):
         print(f"  {each.message}")
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
 for name, areas in curves.items():
     left.plot(lams, areas, "o-", label=f"columns {name}")
 left.axvline(float(found["learned"].regularizer.lam), color="0.5", ls=":", label="chosen by cross-validation")
 left.set(xscale="log", xlabel="lambda", ylabel="AUC of test places, mean of fields", title="A learned relationship")
 left.legend()
-picture = right.imshow(found["learned"].solution.correlation, vmin=-1, vmax=1, cmap="RdBu_r")
+picture = right.imshow(found["learned"].solution.correlation, vmin=0, vmax=1, cmap="viridis")
 order = [name.removeprefix("field_") for name in data.names.tasks]
-right.set_xticks(range(len(order)), order, fontsize=6)
+right.set_xticks(range(len(order)), order, fontsize=6, rotation=90)
 right.set_yticks(range(len(order)), order, fontsize=6)
 right.set_title("Which fields are alike, as learned")
 figure.colorbar(picture, ax=right)
