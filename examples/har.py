@@ -21,10 +21,10 @@ if len(sys.argv) > 2:
     x, activity, number = table["X"][every].astype("float32"), names[table["y"][every] - 1], table["subject"][every]
 else:
     rng = np.random.default_rng(0)
-    number = np.repeat(np.arange(1, 31), 40)
+    number = np.repeat(np.arange(1, 31), 80)
     which = rng.integers(6, size=len(number))
-    middle = 1.2 * rng.normal(size=(6, 30)) + 1.2 * rng.normal(size=(31, 6, 30)) * (rng.random((31, 6, 1)) < 0.3)
-    x = (middle[number, which] + 2.0 * rng.normal(size=(len(number), 30))) * np.geomspace(0.03, 3.0, 30)
+    middle = 0.7 * rng.normal(size=(6, 30)) + 0.7 * rng.normal(size=(31, 6, 30))
+    x = (middle[number, which] + 1.5 * rng.normal(size=(len(number), 30))) * np.geomspace(0.03, 3.0, 30)
     x, activity = x.astype("float32"), names[which]
 person = np.array([f"person_{k:02}" for k in number])
 
