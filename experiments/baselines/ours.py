@@ -60,8 +60,8 @@ def _fit(model: str, cell: Cell) -> Fitted:
         found, chosen = (_of_classes if cell.kind == "classes" else _of_numbers)(model, cell, of_all)
 
     def predict(x: np.ndarray, group: np.ndarray) -> np.ndarray:
-        where = {} if of_all else {"task": group, "unseen": "mean"}
-        return (found.decision_function if cell.kind == "rare" else found.predict)(x, **where)
+        said = found.decision_function if cell.kind == "rare" else found.predict
+        return said(x) if of_all else said(x, task=group, unseen="mean")
 
     return Fitted(predict, chosen)
 
@@ -96,9 +96,9 @@ def _of_classes(model: str, cell: Cell, of_all: bool) -> tuple[mj.MulticlassMode
 
     for training, held_out in folds(cell.kind, cell.train, _FOLDS["classes"], cell.seed):
         rest = cell.train.take(held_out)
-        where = {} if of_all else {"task": rest.group, "unseen": "mean"}
         models = path(cell._replace(train=cell.train.take(training)), candidates)
-        errors.append([np.mean(found.predict(rest.x, **where) != rest.y) for found in models])
+        whose = None if of_all else rest.group
+        errors.append([np.mean(found.predict(rest.x, whose, unseen="mean") != rest.y) for found in models])
     best = int(np.argmin(np.mean(errors, axis=0)))
     way = jax.tree.map(lambda leaf: leaf[: best + 1], candidates)
     return path(cell, way)[-1], _words(jax.tree.map(lambda leaf: leaf[best], candidates))

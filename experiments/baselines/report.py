@@ -83,7 +83,7 @@ def markdown(rows: list[Row], table: str, kind: str, methods: list[str], missing
             spread = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
             cells.append(f"{np.mean(values):.2f} ± {spread:.2f}" if values else "")
         summary = compared.summaries[method] if compared is not None and method in per_task else None
-        if summary is not None and summary.difference is not None:
+        if summary is not None and summary.difference_interval is not None and summary.better is not None:
             low, high = summary.difference_interval
             cells += [f"{summary.difference:+.2f} [{low:+.2f}, {high:+.2f}]", f"{100 * summary.better:.0f} %"]
         else:
