@@ -104,7 +104,7 @@ def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, pa
     """
     check.function("spectral_map", "fn", fn, "lambda s, params: ...")
     w, params = _checked("spectral_map", fn, w, params)
-    mapped = _spectral_map(fn, _upright(w), params)
+    mapped = _mapped(fn, _upright(w), params)
     return mapped if mapped.shape == w.shape else mapped.T
 
 
@@ -158,7 +158,7 @@ def contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, bas
     rounding (see `mocha_jax._numerics.tall`). Of what it returns the matrix alone has a derivative.
     """
     upright = _upright(w)
-    found = _contract(fn, upright, params, jax.lax.stop_gradient(basis))
+    found = _contracted(fn, upright, params, jax.lax.stop_gradient(basis))
     return found if upright is w else found._replace(matrix=found.matrix.T)
 
 
@@ -191,7 +191,7 @@ def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Pa
     w, params = _checked("left_spectral_map", fn, w, params)
     if w.shape[0] > w.shape[1]:
         raise ValueError(f"left_spectral_map: w must have at most as many rows as columns, got shape {w.shape}.")
-    return _right_spectral_map(fn, w.T, params)
+    return _mapped_right(fn, w.T, params)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -303,3 +303,9 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
     level = jnp.where(span > 0, safe_ratio(missing, span), at[index])
     filling = jnp.where(full, 1.0, jnp.where(rising, jnp.clip(level * s - floor, 0.0, 1.0), 0.0))
     return jnp.where(enough, filling, jnp.where(positive, 1.0, 0.0))
+
+
+# A program within a program is traced, and differentiated, once for the many places that call it.
+_mapped, _contracted, _mapped_right = (
+    jax.jit(f, static_argnums=0) for f in (_spectral_map, _contract, _right_spectral_map)
+)
