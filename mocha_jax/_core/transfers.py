@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
@@ -33,5 +34,7 @@ def on_purpose(function: Function) -> Function:
 def on_device(value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
     """The value as an array of JAX. What is on the host is made there: `jnp.asarray` would compile a program for it."""
     if isinstance(value, jax.Array):
-        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+        # In that dtype and not weakly so: programs are compiled for one or the other.
+        same = dtype is None or (value.dtype == dtype and not value.weak_type)
+        return value if same else jnp.asarray(value, dtype)
     return jax.device_put(np.asarray(value, dtype))
