@@ -161,11 +161,11 @@ class Implicit(Adjoint):
     ) -> Found:
         held, state = lax.stop_gradient((config, state))
         progress, room = allocate(key, held, state, records=1)
-        there, history, going = prepared(held), room, np.ones((), bool)
+        there, history, going = prepared(held), room, None
         whole, rest = divmod(max_rounds, record_every)
         for blocks, rounds in ((whole, record_every), (1, rest)):
             if blocks and rounds:
-                left = np.int32(blocks) * going
+                left = np.int32(blocks) if going is None else jnp.where(going, blocks, 0)
                 progress, history, _, going = run_chunk(key, there, progress, history, left, tol, rounds=rounds)
         state, certificate, relation = lax.stop_gradient(finalize(held, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)

@@ -88,7 +88,7 @@ def owned(network: Network, params: Params) -> tuple[bool, ...]:
 
 
 def rows(params: Params, own: tuple[bool, ...], which: int | slice) -> Params:
-    """Those rows of the arrays that have one for each task; the others as they are."""
+    """Take rows of the arrays that have one for each task, and keep the other arrays."""
     leaves, structure = jax.tree.flatten(params)
     pairs = zip(leaves, own, strict=True)
     return jax.tree.unflatten(structure, [leaf[which] if mine else leaf for leaf, mine in pairs])

@@ -87,7 +87,7 @@ def of_candidates(task_scores: np.ndarray) -> np.ndarray:
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """NaN where nothing is divided by."""
+    """Divide; NaN where the divisor is 0."""
     return np.where(b > 0, a / np.maximum(b, 1), np.nan)
 
 

@@ -10,6 +10,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax._core import compiling
 from mocha_jax._core.compiling import Program
+from mocha_jax._driver.chunk import run_chunk_in_place
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +106,12 @@ def test_a_first_solve_compiles_few_programs(caplog, regularizer):
         assert not [m for m in caplog.messages if m.startswith("Finished XLA compilation")]
 
 
-def test_the_size_of_the_records_changes_no_number():
-    """Programs of a run hurry by its samples alone, so that other chunks are the same rounds to the bit."""
+def test_the_samples_alone_say_how_programs_of_a_run_are_compiled():
+    """Not the room for records: other chunks are the same rounds to the bit."""
     problem = small(mj.regularizers.MeanRegularized(0.1, 0.1))
+    jax.clear_caches()
     one, other = (mj.solve(problem, tol=None, max_rounds=60, chunk=chunk) for chunk in (7, 6000))
+    quick, *others = levels(run_chunk_in_place).values()
+    assert quick > 1
+    assert others == [0, 0]
     np.testing.assert_array_equal(one.weights, other.weights)

@@ -401,3 +401,19 @@ def test_what_is_no_number_never_becomes_a_zero():
     small = mj.hypergradient(lambda w: 1e-200 * (w**2).sum(), solution)
     plain = mj.hypergradient(lambda w: (w**2).sum(), solution)
     np.testing.assert_allclose(1e200 * small.gradient.regularizer.lam1, plain.gradient.regularizer.lam1, rtol=1e-6)
+
+
+def test_rounds_need_be_no_whole_number_of_records():
+    """Within a transformation the rounds after the last whole record are a second stretch, where the first left some."""
+    rng = np.random.default_rng(3)
+    xs = [rng.normal(size=(n, D)) for n in (7, 9, 5)]
+    data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
+
+    def solved(lam, tol=None):
+        problem = mj.Problem(data, mj.losses.SmoothedHinge(), R.Independent(lam))
+        return mj.solve(problem, tol=tol, max_rounds=11, record_every=4)
+
+    for tol, rounds in ((None, 11), (0.9, 4)):
+        within, outside = jax.jit(partial(solved, tol=tol))(0.1), solved(0.1, tol)
+        assert int(within.rounds) == int(outside.rounds) == rounds
+        np.testing.assert_allclose(within.weights, outside.weights, rtol=1e-9, atol=1e-12)
