@@ -110,7 +110,7 @@ def test_the_samples_alone_say_how_programs_of_a_run_are_compiled():
     """Not the room for records: other chunks are the same rounds to the bit."""
     problem = small(mj.regularizers.MeanRegularized(0.1, 0.1))
     jax.clear_caches()
-    one, other = (mj.solve(problem, tol=None, max_rounds=60, chunk=chunk) for chunk in (7, 6000))
+    one, other = (mj.solve(problem, tol=None, max_rounds=600, chunk=chunk) for chunk in (50, 600))
     quick, *others = levels(run_chunk_in_place).values()
     assert quick > 1
     assert others == [0, 0]
