@@ -13,12 +13,10 @@ from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets
 from mocha_jax import features as features
-from mocha_jax import likelihoods as likelihoods
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
 from mocha_jax import multiclass as multiclass
 from mocha_jax import networks as networks
-from mocha_jax import partition as partition
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers
 from mocha_jax import systems as systems
@@ -38,6 +36,7 @@ from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
 from mocha_jax._core.warnings import NotConverged as NotConverged
+from mocha_jax._data import partition as partition
 from mocha_jax._data.names import Names as Names
 from mocha_jax._data.pack import pack_tasks as pack_tasks
 from mocha_jax._data.task_data import TaskData as TaskData
@@ -55,6 +54,7 @@ from mocha_jax._driver.run import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
+from mocha_jax._model import likelihoods as likelihoods
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model
 from mocha_jax._model.multiclass import MulticlassModel as MulticlassModel

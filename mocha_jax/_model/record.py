@@ -32,7 +32,7 @@ def rebuilt(about: dict[str, Any], home: ModuleType) -> Any:
     """Make a record of what `described` wrote."""
     kind = getattr(home, str(about["class"]), None)
     if not (inspect.isclass(kind) and issubclass(kind, Pytree)):
-        raise ValueError(f"this library has no {home.__name__.partition('.')[2]}.{about['class']}")
+        raise ValueError(f"this library has no {home.__name__.rpartition('.')[2]}.{about['class']}")
     return kind(**{name: _value(value, home) for name, value in about.items() if name != "class"})
 
 

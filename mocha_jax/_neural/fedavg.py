@@ -16,12 +16,12 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, mean_loss, mean_of_known, of_optax
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems import Sampled, System
 from mocha_jax.systems._work import Info, Work

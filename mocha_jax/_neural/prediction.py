@@ -14,13 +14,13 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.answer import how_trained
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
-from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Params
 
 # Samples that are predicted at once: a network's activations of all test samples may not fit into memory.

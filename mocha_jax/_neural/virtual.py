@@ -14,6 +14,7 @@ from jax import Array, lax
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.bayesian import BayesianTrainer
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
 from mocha_jax._neural.fedavg import info, resumed
@@ -23,7 +24,6 @@ from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import Refinement, Trained, most_of
 from mocha_jax._neural.trainer import all_finite, failures, mean_loss
 from mocha_jax._neural.training import Batch, train
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
 from mocha_jax.systems._work import Info, Request, Work
 

@@ -27,7 +27,7 @@ from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.certificate import conjugates
+from mocha_jax._problem.terms import conjugates
 from mocha_jax.losses import Loss
 
 # An improvement below so many roundings of its terms cannot be told from none.

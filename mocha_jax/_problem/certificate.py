@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,8 +15,8 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.terms import DualTerms
 from mocha_jax.coupling import Coupling
-from mocha_jax.losses import Loss
 
 
 class Certificate(Quality):
@@ -90,11 +92,6 @@ def objective(problem: Problem, weights: Array, relation: Relation = None) -> Ar
     return jnp.sum(data.weighted(losses)) + problem.regularizer.value(weights, relation)
 
 
-def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
-    r"""$\sum_i c_{ki}\,\ell^*(-\beta_{ki})$ of every node: duals ``[m, n]`` to ``[m]``."""
-    return jnp.sum(data.weighted(loss.conjugate(beta, data.y)), axis=1)
-
-
 def jointly_bounded(problem: Problem) -> bool:
     """Tell whether every dual point bounds the optimum over W and a learned Omega."""
     return problem.regularizer.learned and problem.regularizer.jointly_convex
@@ -152,13 +149,14 @@ def certify(
       gap_before: the gap just before that.
     """
     data, regularizer = problem.data, problem.regularizer
-    node_gaps, values = data.sum_over_rows(_gap_and_value, problem.node_loss, data.to_nodes(w), beta)
+    node_gaps, values = problem.gap_terms(beta, w)
     task_gaps, joint = data.to_tasks(node_gaps), None
     if jointly_bounded(problem):
         least, conjugate = regularizer.value(w), regularizer.conjugate(v)
         # In exact arithmetic never below the bracket for one Omega.
         bracket = jnp.maximum(fenchel_young(least, conjugate, v, w), slack)
-        joint = least, bracket, _lower_bound(problem, beta, conjugate)
+        of_error = partial(regularizer.conjugate_bound, num_tasks=data.num_tasks, num_features=data.num_features)
+        joint = least, bracket, lower_bound(data, problem.dual_terms(beta), conjugate, of_error)
     return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
 
 
@@ -211,25 +209,21 @@ def assembled(
     )  # fmt: skip
 
 
-def _lower_bound(problem: Problem, beta: Array, conjugate: Array) -> Array:
-    r"""A lower bound on the joint optimum, $-\sum c\,\ell^*(-\beta) - R^*(V)$, less what rounding may have added.
+def lower_bound(data: TaskData, terms: DualTerms, conjugate: Array, of_error: Callable[[Array], Array]) -> Array:
+    r"""A lower bound on an optimum, $-\sum c\,\ell^*(-\beta) - R^*(V)$, less what rounding may have added.
 
-    It is kept for later rounds, so that it must hold by itself: each entry of V may have n roundings.
+    It is kept for later rounds, so that it must hold by itself.
+
+    Args:
+      data: for tasks and features.
+      terms: what the nodes know of it.
+      conjugate: R*(V), [].
+      of_error: from the Frobenius norm of any error of V to its R*, at most.
     """
-    data, regularizer = problem.data, problem.regularizer
-    eps, terms = jnp.finfo(beta.dtype).eps, data.weighted(problem.node_loss.conjugate_bound(beta, data.y))
-    size = data.to_tasks(data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1))
-    norm = 0.5 * eps * (2.0 + beta.shape[1]) * jnp.sqrt(jnp.sum(size**2))
-    of_error = regularizer.conjugate_bound(norm, data.num_tasks, data.num_features)
-    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error
-    roundings = 8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features))
-    return -jnp.sum(terms) - conjugate - moved - eps * roundings * (jnp.sum(jnp.abs(terms)) + conjugate)
-
-
-def _gap_and_value(loss: Loss, z: Array, y: Array, beta: Array) -> tuple[Array, Array]:
-    """Return the Fenchel-Young term and the loss of every sample."""
-    feasible = loss.project(beta, y) == beta
-    return jnp.where(feasible, loss.fenchel_young(z, beta, y), jnp.inf), loss.value(z, y)
+    missed = of_error(jnp.sqrt(jnp.sum(data.to_tasks(terms.error) ** 2)))
+    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(missed) + missed
+    roundings = jnp.finfo(conjugate.dtype).eps * (8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features)))
+    return -jnp.sum(terms.conjugate) - conjugate - moved - roundings * (jnp.sum(terms.size) + conjugate)
 
 
 def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:

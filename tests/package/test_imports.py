@@ -13,9 +13,9 @@ ROOT = Path(mocha_jax.__file__).parent
 # From what all stand on to what stands on all: a room imports rooms of earlier lines only.
 ORDER = """
 _core
-_numerics costs likelihoods
+_numerics costs
 _data losses networks
-coupling datasets partition systems
+coupling datasets systems
 features regularizers _model
 _problem
 _node servers metrics
