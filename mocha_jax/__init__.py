@@ -13,6 +13,7 @@ from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets
 from mocha_jax import features as features
+from mocha_jax import federated as federated
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
 from mocha_jax import multiclass as multiclass
@@ -112,6 +113,7 @@ __all__ = [
     "features",
     "FedAvg",
     "Federated",
+    "federated",
     "free_intercept",
     "from_process_local",
     "graphical_lasso",

@@ -7,14 +7,13 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.dual_method import MochaState
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.ascent import STEP_FLOPS, part_way
-from mocha_jax._node.subproblem import solve_to
+from mocha_jax._node.subproblem import Subproblems, solve_to
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import NodeUpdate, Server
+from mocha_jax.servers._base import NodeUpdate
 from mocha_jax.systems._work import Info, Work
 
 
@@ -81,16 +80,18 @@ class Cocoa(SubproblemMethod):
         # A gap before the first pass, and after the last one a whole one though it may have been cut short.
         return 2.0 * self._gap_flops(problem) + super().fixed_flops(problem)
 
-    def local_update(self, drawn: Array, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
-        sub, budget = self._subproblems(server, state, problem), work.budget(self.full_work(problem))
+    def improve(
+        self, drawn: Array, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+    ) -> NodeUpdate:
+        budget = work.budget(self.full_work(problem))
         check.scalar("Cocoa", theta=self.theta)
-        theta = jnp.asarray(self.theta, sub.w.dtype)
-        found = solve_to(drawn, sub, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
+        theta = jnp.asarray(self.theta, given.w.dtype)
+        found = solve_to(drawn, given, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
         took_part = (budget > 0) & (problem.data.sizes > 0)
-        checks, steps = (a.astype(sub.w.dtype) for a in (found.checks, found.steps))
+        checks, steps = (a.astype(given.w.dtype) for a in (found.checks, found.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)
-        flops = flops + jnp.where(took_part, server.node_flops(problem), 0.0)
+        flops = flops + jnp.where(took_part, extra_flops, 0.0)
         info = Info(found.steps, flops, took_part & ~found.reached(theta))
         gamma = self._gamma(problem)
-        beta = part_way(sub.loss, gamma, sub.beta, found.beta, sub.data.y)
-        return NodeUpdate(beta, gamma * found.u, gamma * took_part.astype(sub.w.dtype), info)
+        beta = part_way(given.loss, gamma, given.beta, found.beta, given.data.y)
+        return NodeUpdate(beta, gamma * found.u, gamma * took_part.astype(given.w.dtype), info)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Draws
-from mocha_jax._algorithms.dual_method import OMEGA_EVERY, MochaState
+from mocha_jax._algorithms.dual_method import OMEGA_EVERY
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.ascent import STEP_FLOPS, ascend, visiting_orders
+from mocha_jax._node.subproblem import Subproblems
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES
@@ -120,13 +121,15 @@ class Mocha(SubproblemMethod):
             return key
         return Draws(visiting_orders(key, self._laid_out(problem).data, math.ceil(self.local_epochs)))
 
-    def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
-        sub, full, gamma = self._subproblems(server, state, problem), self.full_work(problem), self._gamma(problem)
+    def improve(
+        self, drawn: Draws, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+    ) -> NodeUpdate:
+        full, gamma = self.full_work(problem), self._gamma(problem)
         beta, u, steps = ascend(
-            drawn.orders, sub.loss, sub.data, sub.beta, sub.w, sub.q, work.budget(full), share=gamma
+            drawn.orders, given.loss, given.data, given.beta, given.w, given.q, work.budget(full), share=gamma
         )
         done = steps.astype(u.dtype)
-        flops = done * self.step_flops(problem) + jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
+        flops = done * self.step_flops(problem) + jnp.where(steps > 0, extra_flops, 0.0)
         info = Info(steps, flops, jnp.zeros_like(work.active))
         return NodeUpdate(beta, u, gamma * safe_ratio(done, full.astype(u.dtype)), info)
 

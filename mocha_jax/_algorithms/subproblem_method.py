@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from typing import Any, Self
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from mocha_jax._node.subproblem import Subproblems, theta_of
 from mocha_jax._problem.certificate import jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES
-from mocha_jax.servers._base import Server
+from mocha_jax.servers._base import NodeUpdate, Server
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._proximal import ProximalServer
 from mocha_jax.systems._work import Info, Work
@@ -80,6 +81,24 @@ class SubproblemMethod(DualMethod):
 
     def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         return super().step(key, state, self._laid_out(problem), work)
+
+    def local_update(self, drawn: Any, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+        given = self._subproblems(server, state, problem)
+        return self.improve(drawn, given, problem, work, server.node_flops(problem))
+
+    @abstractmethod
+    def improve(
+        self, drawn: Any, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+    ) -> NodeUpdate:
+        """Do every node's work of a round on these subproblems.
+
+        Args:
+          drawn: from `draw`.
+          given: the subproblems.
+          problem: for its samples, which are those of `given`.
+          work: how much each node does.
+          extra_flops: what a round costs a node for the server's sake, [] or ``[m]``.
+        """
 
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         return problem.replace(data=time_major(problem.data, bucketing, self.backend))

@@ -15,7 +15,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.quality import Quality
-from mocha_jax._problem.terms import DualTerms
+from mocha_jax._problem.terms import Duals, DualTerms, dual_terms, gap_terms
 from mocha_jax.coupling import Coupling
 
 
@@ -99,7 +99,7 @@ def jointly_bounded(problem: Problem) -> bool:
 
 def certify_implied(
     problem: Problem,
-    beta: Array,
+    beta: Duals,
     v: Array,
     relation: Relation,
     coupling: Coupling,
@@ -114,7 +114,7 @@ def certify_implied(
 
 def certify(
     problem: Problem,
-    beta: Array,
+    beta: Duals,
     v: Array,
     w: Array,
     value: Array,
@@ -139,7 +139,7 @@ def certify(
 
     Args:
       problem: the problem.
-      beta: dual variables ``[m, n]``.
+      beta: dual variables ``[m, n]``, or what nodes have reported of them.
       v: the dual vectors of `beta` ``[num_tasks, d]``.
       w: the weights ``[num_tasks, d]``.
       value: R(W, Omega), without `offset`.
@@ -149,14 +149,14 @@ def certify(
       gap_before: the gap just before that.
     """
     data, regularizer = problem.data, problem.regularizer
-    node_gaps, values = problem.gap_terms(beta, w)
+    node_gaps, values = gap_terms(data, problem.node_loss, beta, data.to_nodes(w))
     task_gaps, joint = data.to_tasks(node_gaps), None
     if jointly_bounded(problem):
         least, conjugate = regularizer.value(w), regularizer.conjugate(v)
         # In exact arithmetic never below the bracket for one Omega.
         bracket = jnp.maximum(fenchel_young(least, conjugate, v, w), slack)
         of_error = partial(regularizer.conjugate_bound, num_tasks=data.num_tasks, num_features=data.num_features)
-        joint = least, bracket, lower_bound(data, problem.dual_terms(beta), conjugate, of_error)
+        joint = least, bracket, lower_bound(data, dual_terms(data, problem.node_loss, beta), conjugate, of_error)
     return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
 
 

@@ -19,7 +19,6 @@ from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.network import NetworkModel
-from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
@@ -159,19 +158,6 @@ class Problem(Federated):
     def node_loss(self) -> Loss:
         """The loss of every node: what differs between tasks is an array ``[m, 1]``."""
         return self.loss.of_nodes(self.data.task)
-
-    def gap_terms(self, beta: Array, weights: Array) -> tuple[Array, Array]:
-        """The nodes' data terms of the gap and of the objective, each ``[m]``.
-
-        Args:
-          beta: dual variables ``[m, n]``.
-          weights: ``[num_tasks, d]``.
-        """
-        return gap_terms(self.data, self.node_loss, beta, self.data.to_nodes(weights))
-
-    def dual_terms(self, beta: Array) -> DualTerms:
-        """The nodes' share of a lower bound on the optimum, of dual variables ``[m, n]``."""
-        return dual_terms(self.data, self.node_loss, beta)
 
 
 @partial(jax.jit, static_argnames="num_tasks")

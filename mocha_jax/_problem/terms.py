@@ -18,21 +18,36 @@ class DualTerms(Pytree):
     error: Array  # [m] bound on the norm of what is lost of the node's dual vector
 
 
+class Reported(Pytree):
+    """The terms that nodes have reported, in place of their dual variables, where these are elsewhere."""
+
+    gap: Array  # [m] data terms of the gap; infinite where they are not known
+    value: Array  # [m] losses
+    terms: DualTerms
+
+
+Duals = Array | Reported  # dual variables [m, n], or what is known of them
+
+
 def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
     r"""$\sum_i c_{ki}\,\ell^*(-\beta_{ki})$ of every node: duals ``[m, n]`` to ``[m]``."""
     return jnp.sum(data.weighted(loss.conjugate(beta, data.y)), axis=1)
 
 
-def dual_terms(data: TaskData, loss: Loss, beta: Array) -> DualTerms:
-    """The terms of the dual objective at duals ``[m, n]``; each entry of V may have n roundings."""
+def dual_terms(data: TaskData, loss: Loss, beta: Duals) -> DualTerms:
+    """The terms of the dual objective; each entry of V may have n roundings."""
+    if isinstance(beta, Reported):
+        return beta.terms
     terms = data.weighted(loss.conjugate_bound(beta, data.y))
     length = data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1)
     error = 0.5 * jnp.finfo(beta.dtype).eps * (2.0 + beta.shape[1]) * length
     return DualTerms(jnp.sum(terms, axis=1), jnp.sum(jnp.abs(terms), axis=1), error)
 
 
-def gap_terms(data: TaskData, loss: Loss, beta: Array, w: Array) -> tuple[Array, Array]:
-    """The data terms of the gap and of the objective, each ``[m]``, at duals ``[m, n]`` and weights ``[m, d]``."""
+def gap_terms(data: TaskData, loss: Loss, beta: Duals, w: Array) -> tuple[Array, Array]:
+    """The data terms of the gap and of the objective, each ``[m]``, at weights ``[m, d]``."""
+    if isinstance(beta, Reported):
+        return beta.gap, beta.value
     gaps, values = data.sum_over_rows(_gap_and_value, loss, w, beta)
     return gaps, values
 

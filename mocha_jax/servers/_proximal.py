@@ -92,6 +92,7 @@ class ProximalServer(Server):
         """Tell what is known before the first proximal step, at Y."""
         data = problem.data
         of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
+        of_v = jnp.where(of_v > 0, of_v, 1.0)  # of labels that are 0, or samples elsewhere, that tells nothing
         return lax.stop_gradient(problem.regularizer.prox_start(y, of_v / rho))
 
     def _nothing(self, v: Array) -> Since | None:

@@ -21,7 +21,7 @@ _problem
 _node servers metrics
 _algorithms
 _driver _neural theory
-_selection
+_selection federated
 multiclass
 plotting sklearn
 cli

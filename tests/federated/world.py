@@ -1,0 +1,56 @@
+"""Federations in one process, as the tests run them: messages are handed over, with or without an accident."""
+
+import jax
+import numpy as np
+
+import mocha_jax as mj
+from tests import zoo
+
+M, D = 5, 4
+SCALING = "task_mean"
+
+
+def tables(regression=False, seed=3, dtype=np.float64):
+    return zoo.ragged(seed=seed, m=M, d=D, regression=regression, dtype=dtype)
+
+
+def problem_of(xs, ys, loss, regularizer):
+    data = mj.pack_tasks(xs, ys, dtype=xs[0].dtype, loss_scaling=SCALING)
+    return mj.Problem(data, loss, regularizer)
+
+
+def nodes_of(xs, ys, loss, algorithm, rows=None):
+    rows = max(map(len, xs)) if rows is None else rows
+    return [
+        mj.federated.Node(x, y, loss, algorithm, rows=rows, dtype=x.dtype, loss_scaling=SCALING)
+        for x, y in zip(xs, ys, strict=True)
+    ]
+
+
+def server_of(algorithm, regularizer, dtype=np.float64, **options):
+    return mj.federated.Server(algorithm, regularizer, M, D, dtype=dtype, loss_scaling=SCALING, **options)
+
+
+def works(problem, algorithm, key, systems, rounds):
+    """The steps of every node in every round, None where it does not answer: as `run` plans them."""
+    systems = mj.systems.Full() if systems is None else systems
+    for done in range(rounds):
+        request = algorithm.request(problem, np.int32(done))
+        work = systems.work(jax.random.fold_in(key, np.uint32(2**32 - 1)), problem.data, request)
+        steps = np.asarray(work.budget(request.steps))
+        yield [int(s) if s > 0 else None for s in steps]
+
+
+def deployed(server, nodes, key, rounds, plan=None):
+    """Run so many rounds, and report after each what the answers of the next one say of its model."""
+    state, mine, reports = server.init(), [node.init() for node in nodes], []
+    for steps in plan or [[-1] * len(nodes)] * rounds:
+        ups = {}
+        for task, node in enumerate(nodes):
+            if steps[task] is not None:
+                down = server.down(state, task, steps=None if steps[task] < 0 else steps[task])
+                mine[task], ups[task] = node.step(key, mine[task], down)
+        state, report = server.step(state, ups)
+        assert not report.refused, report.refused
+        reports.append(report)
+    return state, mine, reports
