@@ -7,6 +7,7 @@ It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`
 `_algorithms`.
 """
 
+import mocha_jax.federated._adaptive_server  # noqa: F401  (it registers)
 import mocha_jax.federated._dual_server  # noqa: F401  (it registers)
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message

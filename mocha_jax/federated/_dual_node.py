@@ -116,7 +116,7 @@ class DualNodes(NodeSide):
         held = jnp.where(known[:, None], jnp.sum(jnp.where(at[:, :, None], mine.sent.v, 0.0), axis=1), mine.v)
         held_done = jnp.where(known, jnp.sum(jnp.where(at, mine.sent.done, 0.0), axis=1), mine.done)
         start = down.start + down.curvature[:, None] * (mine.v - held)
-        beta, share = self._improved(key, header, mine, start, down, known)
+        beta, share = self.improved(key, header, mine.beta, start, down, known)
         v, done = data.node_vectors(beta), mine.done + share
         gap, value = gap_terms(data, loss, mine.beta, down.model)
         up = DualUp(v, jnp.minimum(done - held_done, 1.0), gap, value, dual_terms(data, loss, beta), data.sizes)
@@ -124,14 +124,23 @@ class DualNodes(NodeSide):
         since = jnp.where(known & jnp.all(mine.v == held, axis=1), header.held, NOBODY)
         return DualMine(beta, v, done, header.life, sent), since, up
 
-    def _improved(
-        self, key: Array, header: Header, mine: DualMine, start: Array, down: DualDown, known: Array
+    def improved(
+        self, key: Array, header: Header, beta: Array, start: Array, down: Any, may: Array
     ) -> tuple[Array, Array]:
-        """New duals, and the share of a full round that it took to find them."""
+        """Find better duals, and tell the share of a full round that it took.
+
+        Args:
+          key: the run's key.
+          header: of the message that came down.
+          beta: duals ``[m, n]``.
+          start: the weights that belong to them ``[m, d]``.
+          down: for curvature and steps.
+          may: ``[m]`` bool which nodes do any work.
+        """
         algorithm, data = self.algorithm, self.problem.data
         full = algorithm.full_work(self.problem)
-        steps = jnp.where(known, jnp.where(down.steps < 0, full, jnp.minimum(down.steps, full)), 0)
-        given = Subproblems(data, self.problem.node_loss, mine.beta, w=start, q=down.curvature)
+        steps = jnp.where(may, jnp.where(down.steps < 0, full, jnp.minimum(down.steps, full)), 0)
+        given = Subproblems(data, self.problem.node_loss, beta, w=start, q=down.curvature)
         drawn = algorithm.draw(key_of_round(key, header), self.problem)
         update = algorithm.improve(drawn, given, self.problem, Work(steps, steps > 0))
         return update.beta, update.share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -78,11 +79,12 @@ class Server:
             raise ValueError(f"Server: federation must be a text, got {check.shown(federation)}.")
         if max_staleness is not None:
             check.integer("Server", 0, max_staleness=max_staleness)
-        self.federation, self.num_tasks, self.max_staleness = federation, num_tasks, max_staleness
+        self.federation, self.num_tasks = federation, num_tasks
         dtype = np.dtype(jnp.zeros((), dtype).dtype)
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         self._like = self._side.like_up()
+        self.max_staleness = min(self._side.patience, math.inf if max_staleness is None else max_staleness)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose
@@ -146,9 +148,12 @@ class Server:
             answers[:, task] = 1, up.round, up.held
         held = np.asarray(state.held)
         heard = Heard(
-            any=answers[0] > 0, now=answers[1] == now, exact=(answers[0] > 0) & (answers[2] == held),
+            any=answers[0] > 0,
+            now=answers[1] == now,
+            exact=(answers[0] > 0) & (answers[2] == held),
             ever=(answers[0] > 0) | (held > 0),
-        )  # fmt: skip
+            late=jnp.asarray(np.where(answers[0] > 0, now - answers[1], 0), jnp.int32),
+        )
         state, quality = _combine(self._side, state, record, heard, answers[1])
         return state, Report(now, tuple(sorted(taken)), refused, quality)
 
@@ -208,8 +213,10 @@ class Server:
             why = f"answers round {up.round}, where there were rounds 1 to {now}"
         elif up.round <= held:
             why = f"answers round {up.round}, and its answer to round {held} is here already"
-        elif self.max_staleness is not None and now - up.round > self.max_staleness:
+        elif now - up.round > self.max_staleness:
             why = f"answers round {up.round}, {now - up.round} rounds late, where {self.max_staleness} are waited for"
+        elif self._side.from_held and up.held != held:
+            why = f"goes on from its answer to round {up.held}, where that to round {held} is here"
         if why:
             raise Refused(f"Server: {sender} {why}.")
         record = check_arrays("Server", sender, up, {type(self._like).__name__: self._like})

@@ -6,9 +6,10 @@ one. An algorithm joins a federation by one `register` call.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -63,10 +64,15 @@ class Heard(Pytree):
     now: Array  # [m] bool and it is to this round's message
     exact: Array  # [m] bool and the node had gone no further than the server knew
     ever: Array  # [m] bool an answer of the node is held, this one or an earlier one
+    late: Array  # [m] int32 rounds since the message that is answered
 
 
 class ServerSide(Pytree):
     """Base class of what the server does. Records have a leading axis of tasks."""
+
+    # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
+    patience: ClassVar[float] = math.inf
+    from_held: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, counts: Array) -> Any:

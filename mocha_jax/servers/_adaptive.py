@@ -92,7 +92,7 @@ def _recombined(backend: str, tasks: Tasks, v: Sequence[Array], slope: Array, an
     return weights, mixed(weights, v)
 
 
-def _mixed_duals(loss: Loss, weights: tuple[Array, ...], *rows: Array) -> Array:
+def mixed_duals(loss: Loss, weights: tuple[Array, ...], *rows: Array) -> Array:
     """Every node's mixture of its dual points, feasible to the last bit; the labels come last."""
     *betas, y = rows
     return loss.project(mixed(weights, betas), y)
@@ -136,10 +136,10 @@ class AdaptiveServer(Server):
         return self.dual.can_resume(state)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self._blank(problem, self.dual.init(problem, beta, v), beta)
+        return self.blank(self.dual.init(problem, beta, v), self._known(problem.data, beta))
 
     def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        fresh = self._blank(problem, self.dual.resume(state, problem, beta, v), beta)
+        fresh = self.blank(self.dual.resume(state, problem, beta, v), self._known(problem.data, beta))
         if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
             return fresh
         betas = (problem.node_loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
@@ -148,18 +148,17 @@ class AdaptiveServer(Server):
         return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self._blank(problem, self.dual.add_tasks(state, problem, beta, v), beta)
+        return self.blank(self.dual.add_tasks(state, problem, beta, v), self._known(problem.data, beta))
 
     def _known(self, data: TaskData, beta: Array) -> Point:
         """A point of every node and its dual vector."""
         return Point(beta, _where_weighed(data, data.node_vectors(beta)))
 
-    def _blank(self, problem: Problem, dual: DualState, beta: Array) -> AdaptiveState:
-        """Nothing remembered but where the nodes stand."""
-        point = self._known(problem.data, beta)
-        nobody = jnp.full((len(beta),), -1, jnp.int32)
-        one = jnp.ones_like(beta[:, 0])
-        memory, scale = (point,) * self.memory, jnp.ones((), beta.dtype)
+    def blank(self, dual: DualState, point: Point) -> AdaptiveState:
+        """Nothing remembered but the point where the nodes stand."""
+        nobody = jnp.full((len(point.v),), -1, jnp.int32)
+        one = jnp.ones_like(point.v[:, 0])
+        memory, scale = (point,) * self.memory, jnp.ones((), point.v.dtype)
         return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), nobody)
 
     def _consensus(self, dual: DualState) -> Consensus:
@@ -186,44 +185,76 @@ class AdaptiveServer(Server):
         slope = slopes(problem, state.model, betas)
         answers = jnp.where(update.share > 0, 1.0, jnp.where(data.sizes > 0, 0.0, -1.0)).astype(slope.dtype)
         dv, slope, answers = _received(data, update.dv, slope, answers)
-        answered, real = answers > 0, jnp.sum(answers >= 0).astype(slope.dtype)
         points = state.own, state.own + dv, *(point.v for point in memory)
-        alone = None if _divided(data) else data.sharding
-        work = partial(_recombined, self.backend)
-        weights, mixture = on_every_device(alone, work, self._tasks(data, state), points, slope, answered)
-        beta = data.map_rows(_mixed_duals, loss, tuple(weights), *betas, data.y)
+        weights, mixture, slot = self.weigh(data, state, points, slope, answers > 0)
+        beta = data.map_rows(mixed_duals, loss, tuple(weights), *betas, data.y)
         own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
-        slot = _least(weights[2:], slope[1:])
         memory = tuple(
             Point(
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
                 jnp.where(put[:, None], points[1], point.v),
             )
-            for put, point in ((answered & (slot == j), point) for j, point in enumerate(memory))
+            for put, point in (((answers > 0) & (slot == j), point) for j, point in enumerate(memory))
         )
+        v = data.to_tasks(own)
+        dual = self.dual.update_model(problem, state.dual, round, beta, v)
+        return beta, v, self.followed(problem, state, round, dual, own, memory, (weights[1], slot), answers)
+
+    def weigh(
+        self, data: TaskData, state: AdaptiveState, points: Sequence[Array], slope: Array, answered: Array
+    ) -> tuple[Array, Array, Array]:
+        """Weigh the points of all nodes, and choose the old one that makes room for the one just found.
+
+        Args:
+          data: for what tasks the nodes have.
+          state: the state before.
+          points: dual vectors ``[m, d]``: where the nodes stand, what they have found, and those remembered.
+          slope: of all points but the first ``[p - 1, m]``.
+          answered: ``[m]`` bool.
+
+        Returns:
+          The weights ``[p, m]``, the mixture of dual vectors ``[m, d]``, and the number of the old point ``[m]``.
+        """
+        alone = None if _divided(data) else data.sharding
+        work = partial(_recombined, self.backend)
+        weights, mixture = on_every_device(alone, work, self._tasks(data, state), points, slope, answered)
+        return weights, mixture, _least(weights[2:], slope[1:])
+
+    def followed(
+        self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState, own: Array,
+        memory: tuple[Point, ...], found: tuple[Array, Array], answers: Array,
+    ) -> AdaptiveState:  # fmt: skip
+        """The state after a round, with the curvatures of the next one steered by what the last ones were good for.
+
+        Args:
+          problem: the problem.
+          state: the state before.
+          round: the number of the round.
+          dual: what has become of W and Omega.
+          own: where the nodes stand now ``[m, d]``.
+          memory: the points they remember.
+          found: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
+          answers: ``[m]`` 1 of those that answered, 0 of others, -1 of those without data.
+        """
+        answered, real = answers > 0, jnp.sum(answers >= 0).astype(own.dtype)
+        of_found, slot = found
         count = jnp.sum(answered).astype(own.dtype)
-        weight = safe_ratio(jnp.sum(jnp.where(answered, weights[1], 0.0)), count)
+        weight = safe_ratio(jnp.sum(jnp.where(answered, of_found, 0.0)), count)
         # Those that did not answer have not shown anything.
         share = _RATE * safe_ratio(count, real)
         scale, most = (
             state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share),
             jnp.max(state.dual.sigma),
         )
-        node_scale = state.node_scale * _steered(weight / jnp.maximum(weights[1], 1e-2), _NODE_RATE)
-        v = data.to_tasks(own)
-        dual = self.dual.update_model(problem, state.dual, round, beta, v)
-        return (
-            beta,
-            v,
-            AdaptiveState(
-                dual=dual,
-                scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),
-                node_scale=jnp.where(answered, jnp.clip(node_scale, 1.0 / _NODE_RANGE, _NODE_RANGE), state.node_scale),
-                own=own,
-                memory=memory,
-                consensus=self._next_consensus(problem, state, round, dual),
-                newest=jnp.where(answered, slot, -1),
-            ),
+        node_scale = state.node_scale * _steered(weight / jnp.maximum(of_found, 1e-2), _NODE_RATE)
+        return AdaptiveState(
+            dual=dual,
+            scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),
+            node_scale=jnp.where(answered, jnp.clip(node_scale, 1.0 / _NODE_RANGE, _NODE_RANGE), state.node_scale),
+            own=own,
+            memory=memory,
+            consensus=self._next_consensus(problem, state, round, dual),
+            newest=jnp.where(answered, slot, -1),
         )
 
     def _next_consensus(self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState) -> Consensus:

@@ -17,6 +17,7 @@ REGULARIZERS = {
     "graph": R.Graph(zoo.laplacian(world.M), 0.1, 0.05),
     "learned": R.Probabilistic(0.05),
     "clustered": R.Clustered(0.1, 0.5, 2.0),
+    "sparse": R.SparsePrecision(0.1, 1.0, 0.1, 0.1),
     "trace": R.TraceNorm(0.1, 0.05),
 }
 CASES = {
@@ -27,6 +28,10 @@ CASES = {
     "proximal, every third": (mj.Mocha(server="proximal", omega_every=3), "learned", L.Hinge()),
     "two epochs": (mj.Mocha(2.0, server="proximal"), "trace", L.Hinge()),
     "half steps": (SAFE.replace(gamma=0.5), "mean", L.Logistic()),
+    "adaptive": (mj.Mocha(), "mean", L.Logistic()),
+    "adaptive, graph": (mj.Mocha(1.5, memory=2), "graph", L.Logistic()),
+    "adaptive, alternating": (mj.Mocha(omega_every=4), "sparse", L.Logistic()),
+    "adaptive, learned": (mj.Mocha(server="dual"), "learned", L.Logistic()),
     "cocoa": (mj.Cocoa(0.3), "mean", L.Hinge()),
     "cocoa, learned": (mj.Cocoa(0.5, max_epochs=5), "learned", L.Hinge()),
 }
@@ -46,14 +51,22 @@ def test_it_is_the_simulation(case, systems, key):
     state, _ = mj.run(problem, algorithm, key, num_rounds=rounds, systems=SYSTEMS[systems])
     plan = list(world.works(problem, algorithm, key, SYSTEMS[systems], rounds))
     server = world.server_of(algorithm, problem.regularizer)
-    there, mine, _ = world.deployed(server, world.nodes_of(xs, ys, loss, algorithm), key, rounds, plan)
+    nodes = world.nodes_of(xs, ys, loss, algorithm)
+    there, mine, _ = world.deployed(server, nodes, key, rounds, plan)
     size = float(jnp.max(jnp.abs(state.w)))
     np.testing.assert_allclose(server.weights(there), state.w, atol=1e-10 * size)
+    if "adaptive" in case:  # a node mixes its points when the next message comes
+        mine = [
+            node.step(key, m, server.down(there, t))[0].dual
+            for t, (node, m) in enumerate(zip(nodes, mine, strict=True))
+        ]
     duals = np.concatenate([m.beta for m in mine])
     np.testing.assert_allclose(duals, state.beta, atol=1e-10 * float(jnp.max(jnp.abs(state.beta))))
 
 
-@pytest.mark.parametrize("case", ["safe mean", "safe learned", "proximal", "safe clustered", "trace"])
+@pytest.mark.parametrize(
+    "case", ["safe mean", "safe learned", "proximal", "safe clustered", "trace", "adaptive", "adaptive, learned"]
+)
 def test_a_round_certifies_the_model_of_the_one_before(case, key):
     algorithm, regularizer, loss = CASES.get(case, (mj.Mocha(server="proximal"), "trace", L.Hinge()))
     xs, ys = world.tables()

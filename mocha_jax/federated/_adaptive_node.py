@@ -1,0 +1,129 @@
+"""The node's side of the adaptive server: it remembers a few dual points, and mixes them as it is told.
+
+The server knows of every point its dual vector and its slope, see `mocha_jax.servers._bundle`; the points stay here.
+What a node found in a round counts once the server has weighed it, which the next message says. If its answer was lost
+the node goes back to where it stood: what the server has not weighed is worth nothing to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
+from mocha_jax.federated._dual_node import NOBODY, DualDown, DualMine, DualNodes, DualUp
+from mocha_jax.federated._sides import Header, NodeSide
+from mocha_jax.losses import Loss
+from mocha_jax.servers._adaptive import mixed_duals
+from mocha_jax.servers._bundle import slopes
+
+
+class AdaptiveDown(Pytree):
+    """The message of the adaptive server."""
+
+    start: Array  # [m, d] the weights from which the nodes start, which are those to be certified
+    curvature: Array  # [m]
+    steps: Array  # [m] int32 how many to do; below 0 those of a full round
+    weights: Array  # [m, p] of the points: where a node stood, what it found in its last answer, what it remembers
+    slot: Array  # [m] int32 which point it forgets for the one found
+
+
+class AdaptiveUp(Pytree):
+    """The answer of the adaptive server's nodes."""
+
+    v: Array  # [m, d] the dual vector of what was found; of a node that begins anew, of where it stands
+    share: Array  # [m] of a full round's work
+    gap: Array  # [m] data terms of the gap of the model, with the duals where the node stands
+    value: Array  # [m] losses of the model
+    slope: Array  # [m, p - 1] of all points but the first
+    stands: DualTerms  # of the duals where it stands
+    found: DualTerms  # of those that it found
+    anew: Array  # [m] int32 1: it does not have the points that the server knows, and has none but where it stands
+    samples: Array  # [m] int32
+
+
+class Points(Pytree):
+    """The dual points of nodes."""
+
+    found: Array  # [m, n] in the last answer
+    memory: tuple[Array, ...]  # [m, n] older ones
+    answer: Array  # [m] int32 the round of that answer; below 0: none
+    mixed: Array  # [m] int32 the round of the last answer that the server has weighed; 0 before the first
+
+
+class AdaptiveMine(Pytree):
+    """All that nodes keep between rounds."""
+
+    dual: DualMine  # where they stand
+    points: Points
+
+
+class AdaptiveNodes(NodeSide):
+    """Nodes of `Mocha` whose server may be adaptive, as it is unless Omega is learned."""
+
+    nodes: DualNodes
+    memory: int = static()
+
+    @classmethod
+    def of(cls, algorithm: Mocha, data: TaskData, loss: Loss) -> NodeSide:
+        nodes = DualNodes.of(algorithm, data, loss)
+        known = algorithm.server == "proximal" or algorithm.sigma_prime != "adaptive" or algorithm.custom_server
+        return nodes if known else cls(nodes, algorithm.memory)
+
+    def init(self) -> AdaptiveMine:
+        dual = self.nodes.init()
+        nobody = jnp.full_like(dual.life, NOBODY)
+        return AdaptiveMine(dual, Points(dual.beta, (dual.beta,) * self.memory, nobody, jnp.zeros_like(nobody)))
+
+    def like_down(self) -> Mapping[str, Tree]:
+        def some() -> AdaptiveDown:
+            data = self.nodes.problem.data
+            number, m = jnp.zeros((data.num_nodes,), data.dtype), data.num_nodes
+            vector, weights = jnp.zeros((m, data.num_features), data.dtype), jnp.zeros((m, 2 + self.memory), data.dtype)
+            whole = number.astype(jnp.int32)
+            return AdaptiveDown(vector, number, whole, weights, whole)
+
+        return {**self.nodes.like_down(), "AdaptiveDown": jax.eval_shape(some)}
+
+    def work(
+        self, key: Array, mine: AdaptiveMine, header: Header, down: AdaptiveDown | DualDown
+    ) -> tuple[AdaptiveMine, Array, AdaptiveUp | DualUp]:
+        if isinstance(down, DualDown):
+            dual, held, answer = self.nodes.work(key, mine.dual, header, down)
+            return mine.replace(dual=dual), held, answer
+        problem, loss = self.nodes.problem, self.nodes.problem.node_loss
+        data, known, beta, memory = problem.data, *self._mixed(mine, header, down)
+        found, share = self.nodes.improved(key, header, beta, down.start, down, known)
+        found = jnp.where(known[:, None], found, beta)
+        # A node has its weights by itself: its data has no other task.
+        slope = slopes(problem, down.start, (beta, found, *memory)).T
+        gap, value = gap_terms(data, loss, beta, down.start)
+        stands, of_found = (dual_terms(data, loss, b) for b in (beta, found))
+        anew = (~known).astype(jnp.int32)
+        up = AdaptiveUp(data.node_vectors(found), share, gap, value, slope, stands, of_found, anew, data.sizes)
+        mixed = jnp.where(known, header.held, NOBODY)
+        # One that begins anew stands at what it sends: the server will hold that, with no weights for it.
+        points = Points(found, memory, header.round, mixed)
+        dual = mine.dual.replace(beta=beta, life=header.life)
+        return AdaptiveMine(dual, points), header.held, up
+
+    def _mixed(self, mine: AdaptiveMine, header: Header, down: AdaptiveDown) -> tuple[Array, Array, tuple[Array, ...]]:
+        """Which nodes have the points that the server knows ``[m]``; where they stand now, and what they remember."""
+        points, problem = mine.points, self.nodes.problem
+        same = (header.life == mine.dual.life) | (mine.dual.life < 0)
+        new = same & (points.answer == header.held)
+        known = new | (same & (points.mixed == header.held))
+        one = jnp.zeros_like(down.weights).at[:, 0].set(1.0)
+        weights = jnp.where(new[:, None], down.weights, one)
+        betas = mine.dual.beta, points.found, *points.memory
+        data, loss = problem.data, problem.node_loss
+        beta = data.map_rows(mixed_duals, loss, tuple(weights.T), *betas, data.y)
+        put = [(new & (down.slot == j))[:, None] for j in range(self.memory)]
+        memory = tuple(jnp.where(p, points.found, old) for p, old in zip(put, points.memory, strict=True))
+        return known, beta, tuple(jnp.where(known[:, None], point, beta) for point in memory)

@@ -1,0 +1,129 @@
+"""Certificates from what nodes report: all of them, or a lower bound where some are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, cast
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._core.pytree import Relation
+from mocha_jax._problem.certificate import Certificate, jointly_bounded, lower_bound
+from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.terms import DualTerms, Reported
+from mocha_jax.federated._sides import Heard
+from mocha_jax.servers._base import Server
+
+
+class _Evaluated(Protocol):
+    @property
+    def gap(self) -> Array:
+        """Data terms of the gap ``[m]``."""
+
+    @property
+    def value(self) -> Array:
+        """Losses ``[m]``."""
+
+
+def unknown(terms: DualTerms) -> Any:
+    """In place of duals: of the model to come nobody has reported anything."""
+    infinite = jnp.full_like(terms.conjugate, jnp.inf)
+    return Reported(infinite, infinite, terms)
+
+
+def certified(
+    problem: Problem, server: Server, rule: Any, v: Array, terms: DualTerms, heard: Heard, up: _Evaluated,
+    exact: Array, bound: Array,
+) -> Certificate:  # fmt: skip
+    """Certify the model that went down, as far as the answers tell.
+
+    Args:
+      problem: with nodes that are counted on.
+      server: of the library.
+      rule: its state when the model went down.
+      v: the dual vectors that it held ``[m, d]``.
+      terms: of the same duals.
+      heard: which nodes answered.
+      up: what they say of the model.
+      exact: ``[m]`` bool whose gap is with those duals.
+      bound: [] a lower bound on the optimum.
+    """
+    gone = problem.data.sizes == 0
+    known, all_exact = jnp.all(gone | heard.now), jnp.all(gone | (heard.now & exact))
+    gap, value = jnp.where(heard.now & exact, up.gap, 0.0), jnp.where(heard.now, up.value, 0.0)
+    found = server.certify(problem, rule, cast(Any, Reported(gap, value, terms)), v)
+    return as_far_as_known(problem, found, known, all_exact, bound)
+
+
+def best_bound(
+    problem: Problem, relation: Relation, terms: DualTerms, v: Array, complete: Array, before: Array
+) -> Array:
+    """The best lower bound on the optimum; where Omega is learned and nothing bounds that, on the one for Omega.
+
+    Args:
+      problem: the problem.
+      relation: Omega where it is learned.
+      terms: of the duals that the server's vectors belong to.
+      v: those vectors ``[m, d]``.
+      complete: [] bool whether the terms of all nodes are known.
+      before: [] the best one before.
+    """
+    regularizer, (m, d) = problem.regularizer, v.shape
+    offset: Array | float = 0.0
+    of_error: Callable[[Array], Array]
+    if jointly_bounded(problem):
+        conjugate = regularizer.conjugate(v)
+        of_error = partial(regularizer.conjugate_bound, num_tasks=m, num_features=d)
+    else:
+        coupling = regularizer.coupling(m, relation)
+        conjugate, offset = coupling.conjugate(v), regularizer.offset(relation, d)
+        of_error = partial(_quadratic, regularizer.curvatures(m, relation)[1])
+        if regularizer.learned:
+            before = jnp.full_like(before, -jnp.inf)
+    bound = lower_bound(problem.data, terms, conjugate, of_error) + offset
+    return jnp.maximum(before, jnp.where(complete, bound, -jnp.inf))
+
+
+def _quadratic(steep: Array, norm: Array) -> Array:
+    return 0.5 * steep * norm**2
+
+
+def as_far_as_known(problem: Problem, found: Certificate, known: Array, exact: Array, bound: Array) -> Certificate:
+    """The certificate where the answers tell all of it; otherwise what a lower bound from before leaves of it.
+
+    Args:
+      problem: the problem.
+      found: from the answers that there are.
+      known: [] bool all nodes have told their losses of the model.
+      exact: [] bool and the terms of its gap, with the duals that the server's vectors belong to.
+      bound: [] a lower bound on the optimum.
+    """
+    infinite, learned = jnp.full_like(bound, jnp.inf), problem.regularizer.learned
+    rounding = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(found.primal)
+    gap = jnp.where(exact, found.gap, jnp.maximum(found.primal - bound, 0.0) + rounding)
+    gap = jnp.where(known, gap, infinite)
+    dual, joint_gap = jnp.where(exact, found.dual, bound), jnp.where(exact, found.joint_gap, infinite)
+    joint_dual = jnp.where(exact, found.joint_dual, -infinite)
+    if not learned:
+        joint_gap, joint_dual = gap, dual
+    some = found.replace(
+        primal=jnp.where(known, found.primal, infinite), gap=gap, dual=dual,
+        joint_primal=jnp.where(known, found.joint_primal, infinite), joint_gap=joint_gap, joint_dual=joint_dual,
+        relative_gap=jnp.where(exact, found.relative_gap, _relative(gap, found.primal)),
+        relative_joint_gap=_relative(joint_gap, found.joint_primal),
+    )  # fmt: skip
+    if problem.regularizer.jointly_convex:
+        some = some.replace(residual=some.relative_joint_gap)
+    else:
+        some = some.replace(residual=jnp.where(exact, found.residual, infinite))
+    return some.with_bound(problem, bound) if jointly_bounded(problem) else some
+
+
+def _relative(gap: Array, primal: Array) -> Array:
+    """A gap in units of the objective; infinite where it is not known."""
+    finite = jnp.isfinite(gap)
+    gap = jnp.where(finite, gap, 0.0)
+    size = jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(primal - gap)), jnp.finfo(gap.dtype).tiny)
+    return jnp.where(finite, gap / size, jnp.inf)
