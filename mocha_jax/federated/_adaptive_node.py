@@ -1,8 +1,8 @@
 """The node's side of the adaptive server: it remembers a few dual points, and mixes them as it is told.
 
 The server knows of every point its dual vector and its slope, see `mocha_jax.servers._bundle`; the points stay here.
-What a node found in a round counts once the server has weighed it, which the next message says. If its answer was lost
-the node goes back to where it stood: what the server has not weighed is worth nothing to it.
+What a node found in a round counts once the server has weighed it, which a later message says. Until then it starts
+from where it stood, and keeps what it found in its last few answers: which of them arrived, and when, it cannot know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
-from mocha_jax.federated._dual_node import NOBODY, DualDown, DualMine, DualNodes, DualUp
+from mocha_jax.federated._dual_node import NOBODY, REMEMBERED, DualDown, DualMine, DualNodes, DualUp
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss
 from mocha_jax.servers._adaptive import mixed_duals
@@ -51,9 +51,9 @@ class AdaptiveUp(Pytree):
 class Points(Pytree):
     """The dual points of nodes."""
 
-    found: Array  # [m, n] in the last answer
+    found: Array  # [m, k, n] in the last answers, which the server has not weighed as far as is known
+    answer: Array  # [m, k] int32 the rounds of those answers; below 0: none
     memory: tuple[Array, ...]  # [m, n] older ones
-    answer: Array  # [m] int32 the round of that answer; below 0: none
     mixed: Array  # [m] int32 the round of the last answer that the server has weighed; 0 before the first
 
 
@@ -78,8 +78,9 @@ class AdaptiveNodes(NodeSide):
 
     def init(self) -> AdaptiveMine:
         dual = self.nodes.init()
-        nobody = jnp.full_like(dual.life, NOBODY)
-        return AdaptiveMine(dual, Points(dual.beta, (dual.beta,) * self.memory, nobody, jnp.zeros_like(nobody)))
+        found = jnp.broadcast_to(dual.beta[:, None], (len(dual.beta), REMEMBERED, dual.beta.shape[1]))
+        nobody = jnp.full(found.shape[:2], NOBODY, jnp.int32)
+        return AdaptiveMine(dual, Points(found, nobody, (dual.beta,) * self.memory, jnp.zeros_like(dual.life)))
 
     def like_down(self) -> Mapping[str, Tree]:
         def some() -> AdaptiveDown:
@@ -98,7 +99,7 @@ class AdaptiveNodes(NodeSide):
             dual, held, answer = self.nodes.work(key, mine.dual, header, down)
             return mine.replace(dual=dual), held, answer
         problem, loss = self.nodes.problem, self.nodes.problem.node_loss
-        data, known, beta, memory = problem.data, *self._mixed(mine, header, down)
+        data, (known, new, beta, memory) = problem.data, self._mixed(mine, header, down)
         found, share = self.nodes.improved(key, header, beta, down.start, down, known)
         found = jnp.where(known[:, None], found, beta)
         # A node has its weights by itself: its data has no other task.
@@ -107,23 +108,42 @@ class AdaptiveNodes(NodeSide):
         stands, of_found = (dual_terms(data, loss, b) for b in (beta, found))
         anew = (~known).astype(jnp.int32)
         up = AdaptiveUp(data.node_vectors(found), share, gap, value, slope, stands, of_found, anew, data.sizes)
-        mixed = jnp.where(known, header.held, NOBODY)
-        # One that begins anew stands at what it sends: the server will hold that, with no weights for it.
-        points = Points(found, memory, header.round, mixed)
+        # What was found from where a node stood before is of no use now.
+        answers = jnp.where((known & ~new)[:, None], self._answers(mine, header), NOBODY)
+        oldest = jnp.arange(REMEMBERED)[None, :] == jnp.argmin(answers, axis=1)[:, None]
+        points = Points(
+            jnp.where(oldest[:, :, None], found[:, None], mine.points.found),
+            jnp.where(oldest, header.round[:, None], answers), memory, jnp.where(known, header.held, NOBODY),
+        )  # fmt: skip
         dual = mine.dual.replace(beta=beta, life=header.life)
         return AdaptiveMine(dual, points), header.held, up
 
-    def _mixed(self, mine: AdaptiveMine, header: Header, down: AdaptiveDown) -> tuple[Array, Array, tuple[Array, ...]]:
-        """Which nodes have the points that the server knows ``[m]``; where they stand now, and what they remember."""
+    def _mixed(
+        self, mine: AdaptiveMine, header: Header, down: AdaptiveDown
+    ) -> tuple[Array, Array, Array, tuple[Array, ...]]:
+        """Mix the points as the server says.
+
+        Returns:
+          Which nodes have the points that the server knows, and which of them mix them now ``[m]``; where they stand
+          now ``[m, n]``, and what they remember.
+        """
         points, problem = mine.points, self.nodes.problem
         same = (header.life == mine.dual.life) | (mine.dual.life < 0)
-        new = same & (points.answer == header.held)
+        at = self._answers(mine, header) == header.held[:, None]
+        new = jnp.any(at, axis=1)
         known = new | (same & (points.mixed == header.held))
+        found = jnp.sum(jnp.where(at[:, :, None], points.found, 0.0), axis=1)
+        found = jnp.where(new[:, None], found, mine.dual.beta)
         one = jnp.zeros_like(down.weights).at[:, 0].set(1.0)
         weights = jnp.where(new[:, None], down.weights, one)
-        betas = mine.dual.beta, points.found, *points.memory
+        betas = mine.dual.beta, found, *points.memory
         data, loss = problem.data, problem.node_loss
         beta = data.map_rows(mixed_duals, loss, tuple(weights.T), *betas, data.y)
         put = [(new & (down.slot == j))[:, None] for j in range(self.memory)]
-        memory = tuple(jnp.where(p, points.found, old) for p, old in zip(put, points.memory, strict=True))
-        return known, beta, tuple(jnp.where(known[:, None], point, beta) for point in memory)
+        memory = tuple(jnp.where(p, found, old) for p, old in zip(put, points.memory, strict=True))
+        return known, new, beta, tuple(jnp.where(known[:, None], point, beta) for point in memory)
+
+    def _answers(self, mine: AdaptiveMine, header: Header) -> Array:
+        """Rounds of the answers that a server may hold ``[m, k]``: of this life of it, and before this round."""
+        same = (header.life == mine.dual.life) | (mine.dual.life < 0)
+        return jnp.where(same[:, None] & (mine.points.answer < header.round[:, None]), mine.points.answer, NOBODY)
