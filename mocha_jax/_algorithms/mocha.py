@@ -119,7 +119,7 @@ class Mocha(SubproblemMethod):
         """Draw the order in which the nodes visit their rows, for every pass."""
         if isinstance(key, Draws):
             return key
-        return Draws(visiting_orders(key, self._laid_out(problem).data, math.ceil(self.local_epochs)))
+        return Draws(visiting_orders(key, self.laid_out(problem).data, math.ceil(self.local_epochs)))
 
     def improve(
         self, drawn: Draws, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0

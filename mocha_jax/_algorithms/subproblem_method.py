@@ -80,7 +80,7 @@ class SubproblemMethod(DualMethod):
         return DualServer(self.sigma_prime, every, self.gamma, self.smoothing, self.initial_omega)
 
     def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
-        return super().step(key, state, self._laid_out(problem), work)
+        return super().step(key, state, self.laid_out(problem), work)
 
     def local_update(self, drawn: Any, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         given = self._subproblems(server, state, problem)
@@ -107,11 +107,12 @@ class SubproblemMethod(DualMethod):
         """The subproblems (4) that the nodes get in the round after `state`."""
         return self._subproblems(self.server_for(problem), state, problem)
 
-    def _laid_out(self, problem: Problem) -> Problem:
+    def laid_out(self, problem: Problem) -> Problem:
+        """The problem with its data as the local solver reads it."""
         return problem if problem.data.layout.by_rows else self.prepare(problem)
 
     def _subproblems(self, server: Server, state: MochaState, problem: Problem) -> Subproblems:
-        problem = self._laid_out(problem)
+        problem = self.laid_out(problem)
         data = problem.data
         return Subproblems(
             data, problem.node_loss, state.beta,

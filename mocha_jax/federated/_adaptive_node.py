@@ -8,6 +8,7 @@ from where it stood, and keeps what it found in its last few answers: which of t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,9 @@ class AdaptiveNodes(NodeSide):
         known = algorithm.server == "proximal" or algorithm.sigma_prime != "adaptive" or algorithm.custom_server
         return nodes if known else cls(nodes, algorithm.memory)
 
+    def duals(self, mine: AdaptiveMine) -> Array:
+        return mine.dual.beta
+
     def init(self) -> AdaptiveMine:
         dual = self.nodes.init()
         found = jnp.broadcast_to(dual.beta[:, None], (len(dual.beta), REMEMBERED, dual.beta.shape[1]))
@@ -93,14 +97,14 @@ class AdaptiveNodes(NodeSide):
         return {**self.nodes.like_down(), "AdaptiveDown": jax.eval_shape(some)}
 
     def work(
-        self, key: Array, mine: AdaptiveMine, header: Header, down: AdaptiveDown | DualDown
+        self, key: Any, mine: AdaptiveMine, header: Header, down: AdaptiveDown | DualDown
     ) -> tuple[AdaptiveMine, Array, AdaptiveUp | DualUp]:
         if isinstance(down, DualDown):
             dual, held, answer = self.nodes.work(key, mine.dual, header, down)
             return mine.replace(dual=dual), held, answer
         problem, loss = self.nodes.problem, self.nodes.problem.node_loss
         data, (known, new, beta, memory) = problem.data, self._mixed(mine, header, down)
-        found, share = self.nodes.improved(key, header, beta, down.start, down, known)
+        found, share = self.nodes.improved(key, beta, down.start, down, known)
         found = jnp.where(known[:, None], found, beta)
         # A node has its weights by itself: its data has no other task.
         slope = slopes(problem, down.start, (beta, found, *memory)).T

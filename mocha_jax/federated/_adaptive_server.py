@@ -38,7 +38,7 @@ class AdaptiveHeld(Pytree):
 class AdaptiveCentre(ServerSide):
     """The central node that weighs the points that nodes have found."""
 
-    patience = _REMEMBERED - 1.0
+    patience = _REMEMBERED - 1
     from_held = True
 
     plain: DualCentre

@@ -87,7 +87,10 @@ class DualNodes(NodeSide):
     @classmethod
     def of(cls, algorithm: SubproblemMethod, data: TaskData, loss: Loss) -> DualNodes:
         # The regularizer is the server's; of this one nothing is asked.
-        return cls(algorithm, algorithm.prepare(Problem(data, loss, Independent(1.0)).unnamed()))
+        return cls(algorithm, algorithm.laid_out(Problem(data, loss, Independent(1.0)).unnamed()))
+
+    def duals(self, mine: DualMine) -> Array:
+        return mine.beta
 
     def init(self) -> DualMine:
         data = self.problem.data
@@ -108,7 +111,7 @@ class DualNodes(NodeSide):
 
         return {"DualDown": jax.eval_shape(some)}
 
-    def work(self, key: Array, mine: DualMine, header: Header, down: DualDown) -> tuple[DualMine, Array, DualUp]:
+    def work(self, key: Any, mine: DualMine, header: Header, down: DualDown) -> tuple[DualMine, Array, DualUp]:
         data, loss = self.problem.data, self.problem.node_loss
         rounds = known_answers(mine, header)
         at = rounds == header.held[:, None]
@@ -116,7 +119,7 @@ class DualNodes(NodeSide):
         held = jnp.where(known[:, None], jnp.sum(jnp.where(at[:, :, None], mine.sent.v, 0.0), axis=1), mine.v)
         held_done = jnp.where(known, jnp.sum(jnp.where(at, mine.sent.done, 0.0), axis=1), mine.done)
         start = down.start + down.curvature[:, None] * (mine.v - held)
-        beta, share = self.improved(key, header, mine.beta, start, down, known)
+        beta, share = self.improved(key, mine.beta, start, down, known)
         v, done = data.node_vectors(beta), mine.done + share
         gap, value = gap_terms(data, loss, mine.beta, down.model)
         up = DualUp(v, jnp.minimum(done - held_done, 1.0), gap, value, dual_terms(data, loss, beta), data.sizes)
@@ -124,14 +127,11 @@ class DualNodes(NodeSide):
         since = jnp.where(known & jnp.all(mine.v == held, axis=1), header.held, NOBODY)
         return DualMine(beta, v, done, header.life, sent), since, up
 
-    def improved(
-        self, key: Array, header: Header, beta: Array, start: Array, down: Any, may: Array
-    ) -> tuple[Array, Array]:
+    def improved(self, key: Any, beta: Array, start: Array, down: Any, may: Array) -> tuple[Array, Array]:
         """Find better duals, and tell the share of a full round that it took.
 
         Args:
-          key: the run's key.
-          header: of the message that came down.
+          key: of the round's draws, or what was drawn.
           beta: duals ``[m, n]``.
           start: the weights that belong to them ``[m, d]``.
           down: for curvature and steps.
@@ -141,14 +141,9 @@ class DualNodes(NodeSide):
         full = algorithm.full_work(self.problem)
         steps = jnp.where(may, jnp.where(down.steps < 0, full, jnp.minimum(down.steps, full)), 0)
         given = Subproblems(data, self.problem.node_loss, beta, w=start, q=down.curvature)
-        drawn = algorithm.draw(key_of_round(key, header), self.problem)
+        drawn = algorithm.draw(key, self.problem)
         update = algorithm.improve(drawn, given, self.problem, Work(steps, steps > 0))
         return update.beta, update.share
-
-
-def key_of_round(key: Array, header: Header) -> Array:
-    """The key of a round's draws, as simulations have it: they count the rounds done before."""
-    return jax.random.fold_in(jax.random.fold_in(key, header.round[0] - 1), 1)
 
 
 def known_answers(mine: Any, header: Header) -> Array:

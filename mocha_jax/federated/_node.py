@@ -88,7 +88,8 @@ def _numbers(key: Array, side: NodeSide, *_: Any) -> float:
 
 
 def _step(key: Array, side: NodeSide, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
-    return side.work(key, mine, header, down)
+    # Simulations count the rounds done before.
+    return side.work(jax.random.fold_in(jax.random.fold_in(key, header.round[0] - 1), 1), mine, header, down)
 
 
 _work = Program(_step, numbers=_numbers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -84,7 +83,7 @@ class Server:
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         self._like = self._side.like_up()
-        self.max_staleness = min(self._side.patience, math.inf if max_staleness is None else max_staleness)
+        self.max_staleness = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose

@@ -6,7 +6,6 @@ one. An algorithm joins a federation by one `register` call.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -42,12 +41,16 @@ class NodeSide(Pytree):
     def like_down(self) -> Mapping[str, Tree]:
         """Return records of the shapes and dtypes of what may come down, by their names."""
 
+    def duals(self, mine: Any) -> Any:
+        """Return the nodes' dual variables ``[m, n]``. Default: there are none."""
+        return None
+
     @abstractmethod
-    def work(self, key: Array, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
+    def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
         """Do a round's work.
 
         Args:
-          key: the run's key, the same in all rounds and for all nodes; what is drawn in a round folds in its number.
+          key: of the round's draws, the same for all nodes, or what the algorithm's `draw` made of it.
           mine: what the nodes kept.
           header: of the message that came down.
           down: the rest of it.
@@ -71,7 +74,7 @@ class ServerSide(Pytree):
     """Base class of what the server does. Records have a leading axis of tasks."""
 
     # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
-    patience: ClassVar[float] = math.inf
+    patience: ClassVar[int] = 2**31 - 1
     from_held: ClassVar[bool] = False
 
     @abstractmethod

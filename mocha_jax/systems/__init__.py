@@ -27,6 +27,10 @@ from mocha_jax.systems._base import per_node as per_node
 from mocha_jax.systems._budgets import Deadline as Deadline
 from mocha_jax.systems._budgets import PartialEpochs as PartialEpochs
 from mocha_jax.systems._budgets import UniformBudget as UniformBudget
+from mocha_jax.systems._channel import Channel as Channel
+from mocha_jax.systems._channel import Clock as Clock
+from mocha_jax.systems._channel import Fate as Fate
+from mocha_jax.systems._channel import Unreliable as Unreliable
 from mocha_jax.systems._controller import Controller as Controller
 from mocha_jax.systems._work import Info as Info
 from mocha_jax.systems._work import Request as Request
@@ -34,12 +38,15 @@ from mocha_jax.systems._work import Work as Work
 
 __all__ = [
     "Both",
+    "Clock",
     "Controller",
     "DayNight",
     "Deadline",
     "Dropout",
+    "Fate",
     "Full",
     "Info",
+    "Channel",
     "NeverAnswers",
     "Outages",
     "PartialEpochs",
@@ -49,6 +56,7 @@ __all__ = [
     "System",
     "Trace",
     "UniformBudget",
+    "Unreliable",
     "Work",
 ]
 

@@ -1,0 +1,215 @@
+"""A simulation of both sides with a channel between them that loses answers, brings them late or twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Pytree, Relation, tree
+from mocha_jax._node.layout import BucketSizes
+from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
+from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.proof import proven
+from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, sides_of, where
+from mocha_jax.systems import Channel, Fate
+from mocha_jax.systems._work import Info, Request, Work
+
+# Folded into a round's key for the channel's luck.
+_LUCK = 7
+
+
+class Transit(Pytree):
+    """The answers of the last rounds, some of them still under way; the place of a round is its number modulo r."""
+
+    up: Any = tree()  # [r, m, ...]
+    round: Array  # [r, m] int32
+    held: Array  # [r, m] int32 see `Header`
+    arrives: Array  # [r, m] int32 the round in which it does; below 0: never
+    again: Array  # [r, m] int32 and for a second time
+
+
+class ChannelState(State):
+    """All that both sides and the channel carry from round to round."""
+
+    held: Array  # [m] int32 the round of every node's last answer that the server holds
+    late: Array  # [] int32 answers so far that arrived late and were taken
+    refused: Array  # [] int32 answers so far that arrived and were not
+    transit: Transit
+    mine: Any = tree()  # the nodes'
+    inner: Any = tree()  # the server's
+    beta: Array  # [m, n] duals of all nodes, where they stand
+
+    @property
+    def duals(self) -> Array:
+        return self.beta
+
+
+class OverChannel(Algorithm[Problem]):
+    """A dual method with a channel between nodes and server; both sides are those of `Node` and `Server`.
+
+    Every node has a task of its own. The model is the server's, and its certificate is with the duals that the nodes
+    have, whatever the server knows of them.
+
+    Args:
+      algorithm: `Mocha` or `Cocoa`.
+      channel: from `mocha_jax.systems`, `Unreliable` or `Clock`.
+
+    Examples:
+      >>> import jax, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+      >>> problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(0.1, 0.1))
+      >>> channel = mj.systems.Unreliable(lost=0.3, late=0.3, most=5, duplicated=0.05)
+      >>> solution = mj.solve(problem, mj.federated.OverChannel(mj.Mocha(), channel), tol=1e-3)
+      >>> solution.status.name
+      'CONVERGED'
+    """
+
+    algorithm: SubproblemMethod
+    channel: Channel
+
+    def __post_init__(self) -> None:
+        check.instance("OverChannel", "algorithm", self.algorithm, SubproblemMethod, "Mocha()")
+        check.instance("OverChannel", "channel", self.channel, Channel, "systems.Unreliable(lost=0.3)")
+
+    def check(self, problem: Problem) -> None:
+        self.algorithm.check(problem)
+        if problem.data.shared or problem.data.num_nodes != problem.data.num_tasks:
+            raise ValueError("OverChannel: data must have one node for each task; a server tells nodes by their tasks.")
+
+    def by_loops(self, problem: Problem) -> OverChannel | None:
+        other = self.algorithm.by_loops(problem)
+        return None if other is None else self.replace(algorithm=other)
+
+    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
+        return self.algorithm.prepare(problem, bucketing)
+
+    def _sides(self, problem: Problem) -> tuple[NodeSide, ServerSide]:
+        data, sides = problem.data, sides_of("OverChannel", self.algorithm)
+        nodes = sides.node(self.algorithm, data, problem.loss)
+        centre = sides.server(
+            self.algorithm, problem.regularizer, data.num_tasks, data.num_features, data.dtype, data.loss_scaling
+        )
+        return nodes, centre
+
+    def init(self, problem: Problem) -> ChannelState:
+        self.expect(problem)
+        self.check(problem)
+        nodes, centre = self._sides(problem)
+        m, rounds = problem.data.num_nodes, self.channel.most + 1
+        mine, none = nodes.init(), jnp.zeros((), jnp.int32)
+        up = jax.tree.map(lambda like: jnp.zeros((rounds, *like.shape), like.dtype), centre.like_up())
+        nobody = jnp.full((rounds, m), -1, jnp.int32)
+        transit = Transit(up, nobody, nobody, nobody, nobody)
+        inner = centre.init(problem.data.sizes)
+        return ChannelState(none, jnp.zeros((m,), jnp.int32), none, none, transit, mine, inner, nodes.duals(mine))
+
+    def resume(self, state: ChannelState, problem: Problem) -> ChannelState:
+        check.instance("OverChannel", "state", state, ChannelState, "solution.state")
+        if state.beta.shape != problem.data.y.shape:
+            raise ValueError(
+                f"OverChannel: the state has duals {state.beta.shape}, and the problem's data needs "
+                f"{problem.data.y.shape}; it belongs to other data."
+            )
+        return state
+
+    def warm_start(self, state: ChannelState, problem: Problem) -> ChannelState:
+        raise ValueError("OverChannel: nodes and server go on with the problem they have; begin another one anew.")
+
+    def draw(self, key: Any, problem: Problem) -> tuple[Any, Array]:
+        if isinstance(key, tuple):
+            return key
+        return self.algorithm.draw(key, problem), jax.random.fold_in(key, _LUCK)
+
+    def step(self, key: Any, state: ChannelState, problem: Problem, work: Work) -> tuple[ChannelState, Info]:
+        nodes, centre = self._sides(problem)
+        (drawn, luck), data, round = self.draw(key, problem), problem.data, state.round + 1
+        budget = work.budget(self.full_work(problem))
+        if self.channel.waits:
+            transit = state.transit
+            budget = jnp.where(jnp.any(transit.arrives >= round, axis=0), 0, budget)
+        asked = budget > 0
+        same = jnp.full_like(state.held, 1) * round
+        header = Header(same, jnp.zeros_like(same), state.held)
+        down = centre.down(state.inner).replace(steps=budget)
+        mine, since, up = nodes.work(drawn, state.mine, header, down)
+        mine = jax.tree.map(lambda new, old: where(asked, new, old), mine, state.mine)
+        fate = self.channel.fate(luck, data, self.request(problem, state.round).replace(steps=budget))
+        transit = _sent(state.transit, round, asked, up, since, fate)
+        taken, heard, refused = _arrived(transit, round, state.held, centre)
+        at = jnp.where(heard.any, taken % len(transit.round), 0)
+        answers = jax.tree.map(lambda a: a[at, jnp.arange(a.shape[1])], transit.up)
+        inner, _ = centre.combine(state.inner, round, answers, heard)
+        late = state.late + jnp.sum(heard.any & ~heard.now, dtype=jnp.int32)
+        flops = budget.astype(data.dtype) * self.step_flops(problem) + jnp.where(asked, self.fixed_flops(problem), 0.0)
+        after = ChannelState(
+            round, jnp.where(heard.any, taken, state.held), late, state.refused + refused, transit, mine, inner,
+            nodes.duals(mine),
+        )  # fmt: skip
+        return after, Info(budget, flops, jnp.zeros_like(asked))
+
+    def full_work(self, problem: Problem) -> Array:
+        return self.algorithm.full_work(problem)
+
+    def step_flops(self, problem: Problem) -> Array | float:
+        return self.algorithm.step_flops(problem)
+
+    def fixed_flops(self, problem: Problem) -> Array | float:
+        return self.algorithm.fixed_flops(problem)
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        return self.algorithm.request(problem, round)
+
+    def certify(self, state: ChannelState, problem: Problem) -> Certificate:
+        data, regularizer, w = problem.data, problem.regularizer, self.weights(state)
+        relation, v = self.relation(state, problem), data.dual_vectors(state.beta)
+        value = regularizer.penalty(w, relation)
+        slack = fenchel_young(value, regularizer.coupling(data.num_tasks, relation).conjugate(v), v, w)
+        return certify(problem, state.beta, v, w, value, slack, regularizer.offset(relation, data.num_features))
+
+    def prove(self, state: ChannelState, problem: Problem) -> Certificate:
+        return proven(problem, state.beta, self.weights(state), self.relation(state, problem))
+
+    def weights(self, state: ChannelState) -> Array:
+        return state.inner.rule.model
+
+    def relation(self, state: ChannelState, problem: Problem) -> Relation:
+        return self._sides(problem)[1].relation(state.inner)
+
+
+def _sent(transit: Transit, round: Array, asked: Array, up: Any, since: Array, fate: Fate) -> Transit:
+    """Put a round's answers on their way, in place of those that have arrived by now."""
+    place = round % len(transit.round)
+
+    def when(rounds: Array) -> Array:
+        return jnp.where(asked & (rounds >= 0), round + rounds, -1)
+
+    put = jax.tree.map(lambda all, one: all.at[place].set(one), transit.up, up)
+    return Transit(
+        put, transit.round.at[place].set(jnp.where(asked, round, -1)), transit.held.at[place].set(since),
+        transit.arrives.at[place].set(when(fate.arrives)), transit.again.at[place].set(when(fate.again)),
+    )  # fmt: skip
+
+
+def _arrived(transit: Transit, round: Array, held: Array, centre: ServerSide) -> tuple[Array, Heard, Array]:
+    """Choose of what has arrived from every node the newest answer that a server takes.
+
+    Returns:
+      Its round ``[m]``, below 0 where there is none; what the server then knows; how many were refused.
+    """
+    here = (transit.arrives == round).astype(jnp.int32) + (transit.again == round).astype(jnp.int32)
+    good = (here > 0) & (transit.round > held[None, :]) & (round - transit.round <= centre.patience)
+    if centre.from_held:
+        good = good & (transit.held == held[None, :])
+    taken = jnp.max(jnp.where(good, transit.round, -1), axis=0)
+    heard = taken >= 0
+    since = jnp.max(jnp.where(transit.round == taken[None, :], transit.held, -1), axis=0)
+    now = heard & (taken == round)
+    known = Heard(heard, now, heard & (since == held), heard | (held > 0), jnp.where(heard, round - taken, 0))
+    refused = jnp.sum(here, dtype=jnp.int32) - jnp.sum(heard, dtype=jnp.int32)
+    return taken, known, refused
