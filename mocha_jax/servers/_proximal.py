@@ -140,7 +140,9 @@ class ProximalServer(Server):
     ) -> ProximalState:
         data = problem.data
         dv, size = data.to_tasks(update.dv), data.sizes.astype(v.dtype)
-        share = safe_ratio(data.to_tasks(update.share * size), data.to_tasks(size))
+        of_task = data.to_tasks(size)
+        share = safe_ratio(data.to_tasks(update.share * size), of_task)
+        share = jnp.where(of_task > 0, share, 1.0)  # for a task without samples there is nobody to wait
         if state.since is None:
             return self._step(problem, state, Since(dv, share), v)
         since = Since(state.since.moved + dv, jnp.minimum(state.since.share + share, 1.0))

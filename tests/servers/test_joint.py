@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from tests import oracles
+from tests import oracles, zoo
 from tests.servers.problems import MODELS, R, joint_primal, make
 
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
@@ -132,6 +132,18 @@ def test_a_task_that_never_answers_gets_what_the_others_imply(key):
     assert np.isfinite(solution.weights).all()
     assert np.isfinite(solution.omega).all()
     assert solution.silent_nodes == (3,)
+
+
+@pytest.mark.parametrize("model", ["learned", "given"])
+def test_a_task_without_samples_waits_for_nobody(model):
+    regularizers = {"learned": mj.regularizers.Probabilistic(0.05), "given": mj.regularizers.MeanRegularized(0.2, 0.05)}
+    data = zoo.data(m=5, d=4)
+    problem = mj.Problem(data, mj.losses.Hinge(), regularizers[model])
+    start = mj.solve(problem, mj.Mocha(server="proximal"), tol=1e-6)
+    fewer = problem.replace(data=data.replace(weight=data.weight.at[1].set(0.0)))
+    for state in (None, start.state):  # from no weights, and from those that the task had
+        solution = mj.solve(fewer, mj.Mocha(server="proximal"), tol=1e-8, max_rounds=2000, state=state)
+        assert solution.status == mj.Status.CONVERGED
 
 
 def test_joint_tolerance_and_what_a_solution_says():
