@@ -1,6 +1,7 @@
 """Nodes and servers that stop, begin again, join and leave: ends at the same optimum, and the bound holds meanwhile."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -175,7 +176,7 @@ def test_work_of_lost_answers_is_not_lost(key):
     # The subproblem that it has worked on all the time is of the model that it was sent first: that differs from the
     # other's once it was heard, so that the objectives are alike, not equal.
     values = [float(mj.objective(one.problem, one.server.weights(one.state))) for one in (heard, lost)]
-    assert values[1] < float(mj.objective(heard.problem, np.zeros((world.M, world.D))))
+    assert values[1] < float(mj.objective(heard.problem, jnp.zeros((world.M, world.D))))
     assert abs(values[1] - values[0]) < 0.05 * values[0]
 
 

@@ -23,7 +23,8 @@ SERVERS = {
 
 
 def problem_of(regularizer, loss=None):
-    return world.problem_of(*world.tables(), L.Hinge() if loss is None else loss, regularizer)
+    xs, ys = world.tables()
+    return world.problem_of(xs, ys, L.Hinge() if loss is None else loss, regularizer)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -57,19 +58,20 @@ def test_it_is_what_nodes_and_server_do(name, key):
     both = mj.federated.OverChannel(algorithm, BAD)
     expected, _ = mj.run(problem, both, key, num_rounds=rounds)
     server = world.server_of(algorithm, regularizer)
-    nodes = world.nodes_of(*world.tables(), L.Logistic(), algorithm)
+    xs, ys = world.tables()
+    nodes = world.nodes_of(xs, ys, L.Logistic(), algorithm)
     state, mine = server.init(), [node.init() for node in nodes]
-    arrivals = {round: [] for round in range(1, 30)}
+    arrivals: dict[int, list[mj.federated.Up]] = {round: [] for round in range(1, 30)}
     taken = 0
     for round in range(1, rounds + 1):
         here = jax.random.fold_in(jax.random.fold_in(key, np.uint32(round - 1)), 1)
-        request = algorithm.request(problem, np.int32(round - 1))
+        request = algorithm.request(problem, round - 1)
         fate = BAD.fate(jax.random.fold_in(here, 7), problem.data, request)
         for task, node in enumerate(nodes):
             mine[task], up = node.step(key, mine[task], server.down(state, task))
             for after in {int(fate.arrives[task]), int(fate.again[task])} - {-1}:
                 arrivals[round + after].append(up)
-        newest = {}
+        newest: dict[int, mj.federated.Up] = {}
         for up in arrivals[round]:
             if up.task not in newest or up.round > newest[up.task].round:
                 newest[up.task] = up
