@@ -91,12 +91,18 @@ def test_in_float32_it_is_the_simulation_to_rounding(key):
 def test_a_server_holds_no_sample_and_no_dual_variable(key):
     xs, ys = world.tables()
     n = max(map(len, xs))
-    for algorithm in (SAFE, mj.Mocha(server="proximal")):
+    before = {id(array) for array in jax.live_arrays()}
+    for algorithm in (SAFE, mj.Mocha(server="proximal"), mj.Mocha(server="dual")):
         server = world.server_of(algorithm, R.Probabilistic(0.05))
-        state, _, _ = world.deployed(server, world.nodes_of(xs, ys, L.Hinge(), algorithm), key, 3)
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves((state, server._side))]
+        nodes = world.nodes_of(xs, ys, L.Hinge(), algorithm)
+        state, mine, _ = world.deployed(server, nodes, key, 3)
+        assert any(n in np.shape(leaf) for leaf in jax.tree.leaves(mine))
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves((state, server._side, server._sent))]
         assert not any(n in shape for shape in shapes), shapes
-        assert max(map(np.prod, shapes)) <= world.M * max(world.M, world.D)
+        del nodes, mine  # all that a process of the server alone would not have
+        jax.clear_caches()
+        shapes = [array.shape for array in jax.live_arrays() if id(array) not in before]
+        assert not any(n in shape for shape in shapes), shapes
 
 
 def test_a_bound_holds_while_a_node_is_silent(key):
