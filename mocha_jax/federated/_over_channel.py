@@ -11,7 +11,7 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Relation, tree
+from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._node.layout import BucketSizes
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
@@ -59,6 +59,8 @@ class OverChannel(Algorithm[Problem]):
     Args:
       algorithm: `Mocha` or `Cocoa`.
       channel: from `mocha_jax.systems`, `Unreliable` or `Clock`.
+      max_staleness: answers to messages of that many rounds before the current one are taken; default all are, as far
+        as the server remembers.
 
     Examples:
       >>> import jax, mocha_jax as mj
@@ -72,10 +74,13 @@ class OverChannel(Algorithm[Problem]):
 
     algorithm: SubproblemMethod
     channel: Channel
+    max_staleness: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         check.instance("OverChannel", "algorithm", self.algorithm, SubproblemMethod, "Mocha()")
         check.instance("OverChannel", "channel", self.channel, Channel, "systems.Unreliable(lost=0.3)")
+        if self.max_staleness is not None:
+            check.integer("OverChannel", 0, max_staleness=self.max_staleness)
 
     def check(self, problem: Problem) -> None:
         self.algorithm.check(problem)
@@ -141,7 +146,7 @@ class OverChannel(Algorithm[Problem]):
         mine = jax.tree.map(lambda new, old: where(asked, new, old), mine, state.mine)
         fate = self.channel.fate(luck, data, self.request(problem, state.round).replace(steps=budget))
         transit = _sent(state.transit, round, asked, up, since, fate)
-        taken, heard, refused = _arrived(transit, round, state.held, centre)
+        taken, heard, refused = _arrived(transit, round, state.held, centre, self.max_staleness)
         at = jnp.where(heard.any, taken % len(transit.round), 0)
         answers = jax.tree.map(lambda a: a[at, jnp.arange(a.shape[1])], transit.up)
         inner, _ = centre.combine(state.inner, round, answers, heard)
@@ -196,14 +201,17 @@ def _sent(transit: Transit, round: Array, asked: Array, up: Any, since: Array, f
     )  # fmt: skip
 
 
-def _arrived(transit: Transit, round: Array, held: Array, centre: ServerSide) -> tuple[Array, Heard, Array]:
+def _arrived(
+    transit: Transit, round: Array, held: Array, centre: ServerSide, most: int | None
+) -> tuple[Array, Heard, Array]:
     """Choose of what has arrived from every node the newest answer that a server takes.
 
     Returns:
       Its round ``[m]``, below 0 where there is none; what the server then knows; how many were refused.
     """
+    patience = centre.patience if most is None else min(centre.patience, most)
     here = (transit.arrives == round).astype(jnp.int32) + (transit.again == round).astype(jnp.int32)
-    good = (here > 0) & (transit.round > held[None, :]) & (round - transit.round <= centre.patience)
+    good = (here > 0) & (transit.round > held[None, :]) & (round - transit.round <= patience)
     if centre.from_held:
         good = good & (transit.held == held[None, :])
     taken = jnp.max(jnp.where(good, transit.round, -1), axis=0)

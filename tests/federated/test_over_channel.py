@@ -122,6 +122,16 @@ def test_a_server_that_waits_for_nobody(name, key):
     assert state.refused == 0
 
 
+def test_answers_to_old_models_may_be_refused(key):
+    problem = problem_of(GIVEN)
+    channel = mj.systems.Unreliable(late=0.5, most=5)
+    fresh = mj.federated.OverChannel(SAFE, channel, max_staleness=0)
+    state, history = mj.run(problem, fresh, key, num_rounds=200, record_every=200)
+    assert state.late == 0
+    assert state.refused > 300
+    assert history.relative_gap[-1] < 1e-8
+
+
 def test_a_clock_is_the_simulated_one():
     problem = problem_of(GIVEN)
     data, request = problem.data, SAFE.request(problem)
