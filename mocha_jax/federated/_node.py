@@ -43,9 +43,12 @@ class Node:
     ) -> None:  # fmt: skip
         check.instance("Node", "algorithm", algorithm, Algorithm, "Mocha()")
         sides = sides_of("Node", algorithm)
-        data = pack_tasks(
-            [np.asarray(x)], [np.asarray(y)], loss_scaling=loss_scaling, intercept=intercept, dtype=dtype, rows=rows
-        )
+        # Labels are numbers: to texts every node by itself would give numbers of its own.
+        check.array("Node", "x", x, ("n", "d"))
+        check.array("Node", "y", y, ("n",))
+        data = pack_tasks([x], [y], loss_scaling=loss_scaling, intercept=intercept, dtype=dtype, rows=rows)
+        if federation is not None and not isinstance(federation, str):
+            raise ValueError(f"Node: federation must be a text, got {check.shown(federation)}.")
         self.federation = federation
         self.num_features, self.num_samples = data.num_features, int(data.sizes[0])
         self._side: NodeSide = sides.node(algorithm, data, loss)

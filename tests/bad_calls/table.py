@@ -7,14 +7,14 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "callbacks", "coupling", "costs", "datasets", "features", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
+    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
     "servers", "sklearn", "spectral", "systems", "theory",
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
-    mj.networks.Network, mj.systems.System, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
+    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
@@ -23,13 +23,14 @@ RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
     "datasets.Users", "datasets.Table", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
+    "federated.ChannelState", "federated.Down", "federated.Header", "federated.Heard", "federated.Message", "federated.Refused", "federated.Report", "federated.ServerState", "federated.Sides", "federated.Up", "systems.Fate",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
-    "Problem.aim", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
+    "Problem.aim", "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),
@@ -39,9 +40,15 @@ PARTS = {
 @functools.cache
 def calls():
     """A right call of everything that takes an argument of a person."""
-    from tests.bad_calls import estimators, functions, records
+    from tests.bad_calls import estimators, federations, functions, records
 
-    return records.constructors() | records.in_use() | functions.functions() | estimators.estimators()
+    return (
+        records.constructors()
+        | records.in_use()
+        | functions.functions()
+        | estimators.estimators()
+        | federations.federations()
+    )
 
 
 @functools.cache
