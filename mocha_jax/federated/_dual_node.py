@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
@@ -123,6 +124,17 @@ class DualNodes(NodeSide):
         sent = added(mine.sent.replace(round=jnp.where(known[:, None], rounds, NOBODY)), at, header.round, v, done)
         since = jnp.where(known & jnp.all(mine.v == held, axis=1), header.held, NOBODY)
         return DualMine(beta, v, done, header.life, sent), since, up
+
+    def doubts(self, mine: DualMine, header: Header, down: DualDown) -> str:
+        last = int(np.max(mine.sent.round)) if header.life == np.asarray(mine.life) else NOBODY
+        if header.round <= last:
+            return (
+                f"sent round {int(header.round[0])}, and round {last} is answered already; a server that goes on from "
+                f"an earlier state needs another life"
+            )
+        if down.curvature < 0:
+            return f"sent the curvature {float(down.curvature[0])}, which must be >= 0"
+        return f"asked for {int(down.steps[0])} steps, which must be >= -1" if down.steps < -1 else ""
 
     def _improved(
         self, key: Array, header: Header, mine: DualMine, start: Array, down: DualDown, known: Array

@@ -15,7 +15,7 @@ from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.pack import pack_tasks
-from mocha_jax.federated._message import Down, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
 
 
@@ -74,12 +74,27 @@ class Node:
         check.key("Node", key)
         check_header("Node", "the server", down, Down, self.federation)
         record = check_arrays("Node", "the server", down, self._like)
-        header = Header(*(jnp.full((1,), int(n), jnp.int32) for n in (down.round, down.life, down.held)))
-        mine, held, up = _work(key, self._side, mine, header, jax.tree.map(jnp.asarray, record))
+        said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held))
+        numbers = Header(*said)
+        if why := _oddity(down) or self._side.doubts(mine, numbers, record):
+            raise Refused(f"Node: the server {why}.")
+        header, record = jax.tree.map(jnp.asarray, (numbers, record))
+        after, held, up = _work(key, self._side, mine, header, record)
         arrays = arrays_of(jax.device_get(up))
-        return mine, Up(
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise Refused("Node: the server sent numbers with which the work overflows.")
+        return after, Up(
             down.federation, down.task, down.round, down.life, int(held[0]), type(up).__name__, arrays
         )  # fmt: skip
+
+
+def _oddity(down: Down) -> str:
+    """Say what is wrong with the numbers of a header; empty: nothing."""
+    if down.task < 0 or down.life < 0:
+        return f"sent a message to task {down.task} in its life {down.life}, and neither may be below 0"
+    if not 0 <= down.held < down.round:
+        return f"sent round {down.round} and says that it holds the answer to round {down.held}"
+    return ""
 
 
 def _numbers(key: Array, side: NodeSide, *_: Any) -> float:

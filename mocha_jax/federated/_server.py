@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from mocha_jax._core.pytree import Pytree, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
-from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header, shown, whole
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
 
 
@@ -125,7 +125,8 @@ class Server:
 
         Args:
           state: the state before.
-          ups: answers by task. Those that cannot be believed are left out, and `Report.refused` says why.
+          ups: answers by task. Those that cannot be believed are left out, whatever they are, and `Report.refused` says
+            why.
 
         Returns:
           The state after, and what happened.
@@ -133,11 +134,12 @@ class Server:
         if not isinstance(ups, Mapping):
             raise ValueError(f"Server.step: ups must be a mapping of tasks to answers, got {check.shown(ups)}.")
         taken, refused = {}, {}
-        for task, up in ups.items():
+        for sender, up in ups.items():
             try:
-                taken[self._task("step", task)] = self._believed(state, task, up), up
+                task = self._known(sender)
+                taken[task] = self._believed(state, task, up), up
             except Refused as why:
-                refused[task] = str(why)
+                refused[sender] = str(why)
         m, now = self.num_tasks, int(state.round) + 1
         record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
         answers = np.full((3, m), -1, np.int32)  # heard, round, held
@@ -181,15 +183,19 @@ class Server:
         return state.replace(counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
 
     def _task(self, what: str, task: object) -> int:
-        if (
-            isinstance(task, bool | np.bool_)
-            or not isinstance(task, int | np.integer)
-            or not 0 <= task < self.num_tasks
-        ):
+        found = whole(task)
+        if found is None or not 0 <= found < self.num_tasks:
+            raise ValueError(f"Server.{what}: there is no task {shown(task)}; tasks are 0 to {self.num_tasks - 1}.")
+        return found
+
+    def _known(self, sender: object) -> int:
+        task = whole(sender)
+        if task is None or not 0 <= task < self.num_tasks:
             raise Refused(
-                f"Server.{what}: there is no task {check.shown(task)}; tasks are 0 to {self.num_tasks - 1}."
-            )  # fmt: skip
-        return int(cast(int, task))
+                f"Server: the node of task {shown(sender)} is none of this federation, whose tasks are 0 to "
+                f"{self.num_tasks - 1}."
+            )
+        return task
 
     def _believed(self, state: ServerState, task: int, up: object) -> Any:
         """The record of an answer, as far as can be seen one of this node to a message of this server."""
@@ -206,6 +212,8 @@ class Server:
             why = f"answers another life of the server, {up.life}, where this one is {life}"
         elif not 0 < up.round <= now:
             why = f"answers round {up.round}, where there were rounds 1 to {now}"
+        elif up.held >= up.round:
+            why = f"answers round {up.round} and says that an answer to round {up.held} had come before"
         elif up.round <= held:
             why = f"answers round {up.round}, and its answer to round {held} is here already"
         elif self.max_staleness is not None and now - up.round > self.max_staleness:

@@ -55,6 +55,13 @@ class NodeSide(Pytree):
           What the nodes keep now, `Header.held` of their answers ``[m]``, and the rest of these.
         """
 
+    def doubts(self, mine: Any, header: Header, down: Any) -> str:
+        """Say what is wrong with a message to one node whose form is right; empty: nothing. All is on the host.
+
+        It must refuse a second message of a round, for of two answers to it a node could not know which one is held.
+        """
+        return ""
+
 
 class Heard(Pytree):
     """The answers of which a server's round knows."""
