@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.terms import DualTerms, Reported
 from mocha_jax.federated._absent import absent
 from mocha_jax.federated._dual_node import DualDown, DualNodes, DualUp
+from mocha_jax.federated._plausible import implausible
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
 from mocha_jax.losses import Squared
 from mocha_jax.regularizers import Regularizer
@@ -119,6 +120,12 @@ class DualCentre(ServerSide):
             of_error = partial(_quadratic, steep)
         bound = lower_bound(problem.data, terms, conjugate, of_error) + offset
         return jnp.maximum(before, jnp.where(jnp.all(heard.ever | (state.counts == 0)), bound, -jnp.inf))
+
+    def doubts(self, state: DualHeld, up: DualUp, heard: Heard) -> Mapping[str, Array]:
+        return implausible(state.v, state.terms, self.down(state), up, heard)
+
+    def norms(self, up: DualUp) -> Array:
+        return jnp.sqrt(jnp.sum(up.v**2, axis=1))
 
     def weights(self, state: DualHeld) -> Array:
         return state.rule.model

@@ -51,7 +51,7 @@ class Report:
 
 
 class Server:
-    """The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
+    r"""The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
 
     Pure: its state is handed in and out; `save` and `load` write it to a file.
 
@@ -64,12 +64,15 @@ class Server:
       dtype: of the arithmetic and the messages; default JAX's default float.
       federation: its name.
       max_staleness: answers to messages of that many rounds before the current one are taken; default all are.
+      max_norm: answers with a longer vector are refused; default none are. Of a dual method that is $\|v_t\| \le
+        \sum_i c_i\,|\beta_i|\,\|x_i\|$, so with a loss of Lipschitz constant L, samples no longer than B and
+        ``loss_scaling="task_mean"`` at most LB.
     """
 
     def __init__(
         self, algorithm: Algorithm[Any], regularizer: Any, num_tasks: int, num_features: int, *,
         loss_scaling: str = "sum", dtype: DTypeLike | None = None, federation: str = "mocha",
-        max_staleness: int | None = None,
+        max_staleness: int | None = None, max_norm: float | None = None,
     ) -> None:  # fmt: skip
         check.instance("Server", "algorithm", algorithm, Algorithm, "Mocha()")
         check.integer("Server", 1, num_tasks=num_tasks, num_features=num_features)
@@ -78,7 +81,11 @@ class Server:
             raise ValueError(f"Server: federation must be a text, got {check.shown(federation)}.")
         if max_staleness is not None:
             check.integer("Server", 0, max_staleness=max_staleness)
+        if max_norm is not None:
+            check.scalar("Server", max_norm=max_norm)
+            check.positive("Server", max_norm=max_norm)
         self.federation, self.num_tasks, self.max_staleness = federation, num_tasks, max_staleness
+        self.max_norm = None if max_norm is None else float(max_norm)
         dtype = np.dtype(jnp.zeros((), dtype).dtype)
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
@@ -140,18 +147,13 @@ class Server:
                 taken[task] = self._believed(state, task, up), up
             except Refused as why:
                 refused[sender] = str(why)
-        m, now = self.num_tasks, int(state.round) + 1
-        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
-        answers = np.full((3, m), -1, np.int32)  # heard, round, held
-        for task, (arrays, up) in taken.items():
-            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, arrays)
-            answers[:, task] = 1, up.round, up.held
-        held = np.asarray(state.held)
-        heard = Heard(
-            any=answers[0] > 0, now=answers[1] == now, exact=(answers[0] > 0) & (answers[2] == held),
-            ever=(answers[0] > 0) | (held > 0),
-        )  # fmt: skip
-        state, quality = _combine(self._side, state, record, heard, answers[1])
+        record, heard, rounds = self._together(state, taken)
+        if doubtful := self._doubtful(state, record, heard):
+            refused |= {task: f"Server: the node of task {task} {why}." for task, why in doubtful.items()}
+            taken = {task: answer for task, answer in taken.items() if task not in doubtful}
+            record, heard, rounds = self._together(state, taken)
+        now = int(state.round) + 1
+        state, quality = _combine(self._side, state, record, heard, rounds)
         return state, Report(now, tuple(sorted(taken)), refused, quality)
 
     @on_purpose
@@ -180,7 +182,28 @@ class Server:
     def _with_count(self, state: ServerState, task: int, count: int) -> ServerState:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
-        return state.replace(counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
+        # The model changes: answers to messages that are under way are none to the next ones.
+        round = state.round + jnp.ones_like(state.round)
+        return state.replace(round=round, counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
+
+    def _together(self, state: ServerState, taken: Mapping[int, tuple[Any, Up]]) -> tuple[Any, Heard, np.ndarray]:
+        """The records of answers in one, which of them there are, and the rounds that they answer."""
+        m, now, held = self.num_tasks, int(state.round) + 1, np.asarray(state.held)
+        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
+        answers = np.full((3, m), -1, np.int32)  # heard, round, held
+        for task, (arrays, up) in taken.items():
+            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, arrays)
+            answers[:, task] = 1, up.round, up.held
+        came: Any = answers[0] > 0
+        return record, Heard(came, answers[1] == now, came & (answers[2] == held), came | (held > 0)), answers[1]
+
+    def _doubtful(self, state: ServerState, record: Any, heard: Heard) -> dict[int, str]:
+        """Reasons why answers cannot be, by their tasks."""
+        marks, norms = jax.device_get(_doubts(self._side, state.inner, record, heard))
+        if self.max_norm is not None:
+            marks[f"sent an answer whose norm is more than {self.max_norm:g}"] = norms > self.max_norm
+        came = np.flatnonzero(heard.any)
+        return {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
 
     def _task(self, what: str, task: object) -> int:
         found = whole(task)
@@ -220,10 +243,7 @@ class Server:
             why = f"answers round {up.round}, {now - up.round} rounds late, where {self.max_staleness} are waited for"
         if why:
             raise Refused(f"Server: {sender} {why}.")
-        record = check_arrays("Server", sender, up, {type(self._like).__name__: self._like})
-        if why := self._side.doubts(state.inner, task, up.round == now, record):
-            raise Refused(f"Server: {sender} {why}.")
-        return record
+        return check_arrays("Server", sender, up, {type(self._like).__name__: self._like})
 
 
 _init = jax.jit(lambda side, counts: side.init(counts))
@@ -233,6 +253,11 @@ _resume = jax.jit(lambda side, inner, counts: side.resume(inner, counts))
 @jax.jit
 def _down(side: ServerSide, inner: Any) -> Any:
     return side.down(inner)
+
+
+@jax.jit
+def _doubts(side: ServerSide, inner: Any, up: Any, heard: Heard) -> tuple[dict[str, Array], Array]:
+    return dict(side.doubts(inner, up, heard)), side.norms(up)
 
 
 @jax.jit

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -117,9 +118,23 @@ class ServerSide(Pytree):
         """Return Omega ``[m, m]``. Default: there is none."""
         raise AttributeError(f"Server: a {type(self).__name__} has no matrix Omega.")
 
-    def doubts(self, state: Any, task: int, current: bool, arrays: Any) -> str:
-        """Say what is wrong with an answer whose shape is right, for all that can be known here; empty: nothing."""
-        return ""
+    def doubts(self, state: Any, up: Any, heard: Heard) -> Mapping[str, Array]:
+        """Mark answers that cannot be, as far as that can be known here. Default: none.
+
+        Args:
+          state: the state before the round.
+          up: the answers; of those that are not heard anything.
+          heard: which of them there are.
+
+        Returns:
+          Marks ``[m]`` bool by what is wrong, in words of which the node is the subject.
+        """
+        return {}
+
+    def norms(self, up: Any) -> Array:
+        """Return how large answers are ``[m]``, for `Server`'s ``max_norm``. Default: the norm of all their floats."""
+        floats = [leaf for leaf in jax.tree.leaves(up) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in floats))
 
 
 class Sides(NamedTuple):
