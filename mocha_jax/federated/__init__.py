@@ -22,3 +22,5 @@ from mocha_jax.federated._sides import NodeSide as NodeSide
 from mocha_jax.federated._sides import ServerSide as ServerSide
 from mocha_jax.federated._sides import Sides as Sides
 from mocha_jax.federated._sides import register as register
+from mocha_jax.federated._sizes import as_table as as_table
+from mocha_jax.federated._sizes import message_numbers as message_numbers

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, tree
+from mocha_jax._core.pytree import Pytree, Tree, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
@@ -90,6 +90,7 @@ class Server:
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         self._like = self._side.like_up()
+        self._taken = {type(self._like).__name__: self._like}
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose
@@ -179,6 +180,15 @@ class Server:
         """Return Omega ``[num_tasks, num_tasks]``."""
         return self._side.omega(state.inner)
 
+    def like_up(self) -> Mapping[str, Tree]:
+        """Return records of the shapes and dtypes of what may come up, with an axis of tasks, by their names."""
+        return self._taken
+
+    def like_down(self) -> Mapping[str, Tree]:
+        """Return those of what goes down."""
+        record = jax.eval_shape(lambda: self._side.down(self._side.init(jnp.ones((self.num_tasks,), jnp.int32))))
+        return {type(record).__name__: record}
+
     def _with_count(self, state: ServerState, task: int, count: int) -> ServerState:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
@@ -243,7 +253,7 @@ class Server:
             why = f"answers round {up.round}, {now - up.round} rounds late, where {self.max_staleness} are waited for"
         if why:
             raise Refused(f"Server: {sender} {why}.")
-        return check_arrays("Server", sender, up, {type(self._like).__name__: self._like})
+        return check_arrays("Server", sender, up, self._taken)
 
 
 _init = jax.jit(lambda side, counts: side.init(counts))
