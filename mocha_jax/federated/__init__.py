@@ -3,8 +3,8 @@
 A `Node` holds samples and answers messages; a `Server` makes them and takes any subset of the answers. Whatever carries
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_problem`, `_node`, `servers` and
-`_algorithms`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_problem`, `_node`, `servers`,
+`_algorithms` and `_driver`.
 """
 
 import mocha_jax.federated._dual_server  # noqa: F401  (it registers)
@@ -24,3 +24,7 @@ from mocha_jax.federated._sides import Sides as Sides
 from mocha_jax.federated._sides import register as register
 from mocha_jax.federated._sizes import as_table as as_table
 from mocha_jax.federated._sizes import message_numbers as message_numbers
+from mocha_jax.federated._store import from_bytes as from_bytes
+from mocha_jax.federated._store import load as load
+from mocha_jax.federated._store import save as save
+from mocha_jax.federated._store import to_bytes as to_bytes
