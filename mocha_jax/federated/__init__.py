@@ -13,6 +13,8 @@ from mocha_jax.federated._message import Message as Message
 from mocha_jax.federated._message import Refused as Refused
 from mocha_jax.federated._message import Up as Up
 from mocha_jax.federated._node import Node as Node
+from mocha_jax.federated._quantized import Quantized as Quantized
+from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server
 from mocha_jax.federated._server import ServerState as ServerState

@@ -125,6 +125,17 @@ class DualNodes(NodeSide):
         since = jnp.where(known & jnp.all(mine.v == held, axis=1), header.held, NOBODY)
         return DualMine(beta, v, done, header.life, sent), since, up
 
+    def held_of(self, mine: DualMine, header: Header) -> tuple[Array, Array]:
+        at = known_answers(mine, header) == header.held[:, None]
+        return jnp.sum(jnp.where(at[:, :, None], mine.sent.v, 0.0), axis=1), jnp.any(at, axis=1)
+
+    def sent_as(self, mine: DualMine, header: Header, up: DualUp, v: Array) -> tuple[DualMine, DualUp]:
+        here = mine.sent.round == header.round[:, None]
+        sent = mine.sent.replace(v=jnp.where(here[:, :, None], v[:, None, :], mine.sent.v))
+        lost = jnp.sqrt(jnp.sum((up.v - v) ** 2, axis=1))
+        more = lost * (1.0 + jnp.finfo(v.dtype).eps * (4.0 + v.shape[1]))  # the rounding of it included
+        return mine.replace(sent=sent), up.replace(v=v, terms=up.terms.replace(error=up.terms.error + more))
+
     def doubts(self, mine: DualMine, header: Header, down: DualDown) -> str:
         last = int(np.max(mine.sent.round)) if header.life == np.asarray(mine.life) else NOBODY
         if header.round <= last:

@@ -124,6 +124,9 @@ class DualCentre(ServerSide):
     def doubts(self, state: DualHeld, up: DualUp, heard: Heard) -> Mapping[str, Array]:
         return implausible(state.v, state.terms, self.down(state), up, heard)
 
+    def held(self, state: DualHeld) -> Array:
+        return state.v
+
     def norms(self, up: DualUp) -> Array:
         return jnp.sqrt(jnp.sum(up.v**2, axis=1))
 

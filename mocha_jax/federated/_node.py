@@ -16,6 +16,7 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._sending import Sending, SendingNodes
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
 
 
@@ -34,12 +35,14 @@ class Node:
       dtype: as in `pack_tasks`.
       rows: pad to so many samples: nodes of one machine then share a compiled program.
       federation: the name of the federation; default: that of the messages that come.
+      sending: the form in which its vector travels, e.g. ``federated.Quantized()``; the server's `receiving`. Default:
+        as it is.
     """
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, loss: Any, algorithm: Algorithm[Any], *, loss_scaling: str = "sum",
         intercept: bool | float = False, dtype: DTypeLike | None = None, rows: int | None = None,
-        federation: str | None = None,
+        federation: str | None = None, sending: Sending | None = None,
     ) -> None:  # fmt: skip
         check.instance("Node", "algorithm", algorithm, Algorithm, "Mocha()")
         sides = sides_of("Node", algorithm)
@@ -49,6 +52,9 @@ class Node:
         self.federation = federation
         self.num_features, self.num_samples = data.num_features, int(data.sizes[0])
         self._side: NodeSide = sides.node(algorithm, data, loss)
+        if sending is not None:
+            check.instance("Node", "sending", sending, Sending, "federated.Quantized()")
+            self._side = SendingNodes(self._side, sending)
         self._like = self._side.like_down()
 
     def init(self) -> Any:
@@ -80,11 +86,12 @@ class Node:
             raise Refused(f"Node: the server {why}.")
         header, record = jax.tree.map(jnp.asarray, (numbers, record))
         after, held, up = _work(key, self._side, mine, header, record)
-        arrays = arrays_of(jax.device_get(up))
+        told = self._side.told(jax.device_get(up))
+        arrays = arrays_of(told)
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise Refused("Node: the server sent numbers with which the work overflows.")
         return after, Up(
-            down.federation, down.task, down.round, down.life, int(held[0]), type(up).__name__, arrays
+            down.federation, down.task, down.round, down.life, int(held[0]), type(told).__name__, arrays
         )  # fmt: skip
 
 

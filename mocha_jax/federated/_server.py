@@ -19,6 +19,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header, shown, whole
+from mocha_jax.federated._sending import Coded, Sending, decoded, like_coded
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
 
 
@@ -67,12 +68,13 @@ class Server:
       max_norm: answers with a longer vector are refused; default none are. Of a dual method that is $\|v_t\| \le
         \sum_i c_i\,|\beta_i|\,\|x_i\|$, so with a loss of Lipschitz constant L, samples no longer than B and
         ``loss_scaling="task_mean"`` at most LB.
+      receiving: a form in which vectors may come besides as they are, the `sending` of nodes.
     """
 
     def __init__(
         self, algorithm: Algorithm[Any], regularizer: Any, num_tasks: int, num_features: int, *,
         loss_scaling: str = "sum", dtype: DTypeLike | None = None, federation: str = "mocha",
-        max_staleness: int | None = None, max_norm: float | None = None,
+        max_staleness: int | None = None, max_norm: float | None = None, receiving: Sending | None = None,
     ) -> None:  # fmt: skip
         check.instance("Server", "algorithm", algorithm, Algorithm, "Mocha()")
         check.integer("Server", 1, num_tasks=num_tasks, num_features=num_features)
@@ -90,7 +92,11 @@ class Server:
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         self._like = self._side.like_up()
-        self._taken = {type(self._like).__name__: self._like}
+        self._taken: dict[str, Tree] = {type(self._like).__name__: self._like}
+        self._receiving = receiving
+        if receiving is not None:
+            check.instance("Server", "receiving", receiving, Sending, "federated.Quantized()")
+            self._taken["Coded"] = like_coded(receiving, self._like)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose
@@ -201,8 +207,12 @@ class Server:
         m, now, held = self.num_tasks, int(state.round) + 1, np.asarray(state.held)
         record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
         answers = np.full((3, m), -1, np.int32)  # heard, round, held
-        for task, (arrays, up) in taken.items():
-            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, arrays)
+        records = {task: arrays for task, (arrays, _) in taken.items()}
+        if self._receiving is not None:
+            like: Any = self._taken["Coded"]
+            records = decoded(self._receiving, like, records, self._side.held(state.inner))
+        for task, (_, up) in taken.items():
+            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, records[task])
             answers[:, task] = 1, up.round, up.held
         came: Any = answers[0] > 0
         return record, Heard(came, answers[1] == now, came & (answers[2] == held), came | (held > 0)), answers[1]
@@ -253,7 +263,14 @@ class Server:
             why = f"answers round {up.round}, {now - up.round} rounds late, where {self.max_staleness} are waited for"
         if why:
             raise Refused(f"Server: {sender} {why}.")
-        return check_arrays("Server", sender, up, self._taken)
+        record: Any = check_arrays("Server", sender, up, self._taken)
+        relative = self._receiving is not None and self._receiving.relative and isinstance(record, Coded)
+        if relative and (base := int(record.base[0])) != held:
+            raise Refused(
+                f"Server: {sender} sent a difference from its answer to round {base}, and the one that is held is "
+                f"that to round {held}."
+            )
+        return record
 
 
 _init = jax.jit(lambda side, counts: side.init(counts))

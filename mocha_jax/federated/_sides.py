@@ -56,6 +56,21 @@ class NodeSide(Pytree):
           What the nodes keep now, `Header.held` of their answers ``[m]``, and the rest of these.
         """
 
+    def held_of(self, mine: Any, header: Header) -> tuple[Array, Array]:
+        """Return the vectors that the server holds of nodes ``[m, d]``, and whether these know them ``[m]`` bool.
+
+        For a `Sending`, as is `sent_as`. Default: there is no such vector.
+        """
+        raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
+
+    def sent_as(self, mine: Any, header: Header, up: Any, v: Array) -> tuple[Any, Any]:
+        """Return what nodes keep, and their answers, if the vectors in these ``up.v`` were `v` to the server."""
+        raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
+
+    def told(self, up: Any) -> Any:
+        """Return the part of one node's answer that travels; it is on the host. Default: all."""
+        return up
+
     def doubts(self, mine: Any, header: Header, down: Any) -> str:
         """Say what is wrong with a message to one node whose form is right; empty: nothing. All is on the host.
 
@@ -91,6 +106,10 @@ class ServerSide(Pytree):
     @abstractmethod
     def like_up(self) -> Tree:
         """Return a record of the shapes and dtypes of what comes up."""
+
+    def held(self, state: Any) -> Array:
+        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: there are none."""
+        raise ValueError(f"Server: receiving is for answers with one vector, and a {type(self).__name__} holds none.")
 
     @abstractmethod
     def combine(self, state: Any, round: Array, up: Any, heard: Heard) -> tuple[Any, Quality]:

@@ -18,10 +18,11 @@ def message_numbers(server: Server) -> dict[str, dict[str, int]]:
 
     Of dual methods with d features, against d numbers each way that `mocha_jax.costs` counts:
 
-    | | floats | 32-bit integers | more than counted |
-    |---|---|---|---|
-    | `DualDown` | 2 d + 1 | 1 | the model, a curvature, how many steps |
-    | `DualUp` | d + 6 | 1 | a share of a round's work, five terms of certificates, how many samples |
+    | | floats | 32-bit integers | 8-bit integers | more than counted |
+    |---|---|---|---|---|
+    | `DualDown` | 2 d + 1 | 1 | | the model, a curvature, how many steps |
+    | `DualUp` | d + 6 | 1 | | a share of a round's work, five terms of certificates, how many samples |
+    | `Coded`, `Quantized` | 6, and 1 of float32 | 2 | d | those, a scale, to which answer it refers |
 
     Args:
       server: of the federation; what it sends and takes is in its dtype.
