@@ -3,8 +3,8 @@
 A `Node` holds samples and answers messages; a `Server` makes them and takes any subset of the answers. Whatever carries
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_problem`, `_node`, `servers` and
-`_algorithms`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_problem`, `_node`, `servers`,
+`_algorithms` and `_driver`.
 """
 
 import mocha_jax.federated._adaptive_server  # noqa: F401  (it registers)
@@ -16,6 +16,8 @@ from mocha_jax.federated._message import Up as Up
 from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
+from mocha_jax.federated._quantized import Quantized as Quantized
+from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server
 from mocha_jax.federated._server import ServerState as ServerState
@@ -25,3 +27,9 @@ from mocha_jax.federated._sides import NodeSide as NodeSide
 from mocha_jax.federated._sides import ServerSide as ServerSide
 from mocha_jax.federated._sides import Sides as Sides
 from mocha_jax.federated._sides import register as register
+from mocha_jax.federated._sizes import as_table as as_table
+from mocha_jax.federated._sizes import message_numbers as message_numbers
+from mocha_jax.federated._store import from_bytes as from_bytes
+from mocha_jax.federated._store import load as load
+from mocha_jax.federated._store import save as save
+from mocha_jax.federated._store import to_bytes as to_bytes

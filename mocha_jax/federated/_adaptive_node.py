@@ -12,13 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
-from mocha_jax.federated._dual_node import NOBODY, REMEMBERED, DualDown, DualMine, DualNodes, DualUp
+from mocha_jax.federated._dual_node import NOBODY, REMEMBERED, DualDown, DualMine, DualNodes, DualUp, odd
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss
 from mocha_jax.servers._adaptive import mixed_duals
@@ -38,7 +39,7 @@ class AdaptiveDown(Pytree):
 class AdaptiveUp(Pytree):
     """The answer of the adaptive server's nodes."""
 
-    v: Array  # [m, d] the dual vector of what was found; of a node that begins anew, of where it stands
+    vector: Array  # [m, d] the dual vector of what was found; of a node that begins anew, of where it stands
     share: Array  # [m] of a full round's work
     gap: Array  # [m] data terms of the gap of the model, with the duals where the node stands
     value: Array  # [m] losses of the model
@@ -85,6 +86,21 @@ class AdaptiveNodes(NodeSide):
         found = jnp.broadcast_to(dual.beta[:, None], (len(dual.beta), REMEMBERED, dual.beta.shape[1]))
         nobody = jnp.full(found.shape[:2], NOBODY, jnp.int32)
         return AdaptiveMine(dual, Points(found, nobody, (dual.beta,) * self.memory, jnp.zeros_like(dual.life)))
+
+    def held_of(self, mine: AdaptiveMine, header: Header) -> tuple[Array, Array]:
+        return self.nodes.held_of(mine.dual, header)
+
+    def sent_as(self, mine: AdaptiveMine, header: Header, up: Any, v: Array) -> tuple[AdaptiveMine, DualUp]:
+        dual, up = self.nodes.sent_as(mine.dual, header, up, v)
+        return mine.replace(dual=dual), up
+
+    def doubts(self, mine: AdaptiveMine, header: Header, down: AdaptiveDown | DualDown) -> str:
+        if isinstance(down, DualDown):
+            return self.nodes.doubts(mine.dual, header, down)
+        weights = np.asarray(down.weights)
+        if not ((weights >= 0).all() and abs(float(weights.sum()) - 1.0) < 1e-3):
+            return "sent weights of points that are none: they must be >= 0 and add up to 1"
+        return odd(mine.dual.life, mine.points.answer, header, down)
 
     def like_down(self) -> Mapping[str, Tree]:
         def some() -> AdaptiveDown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from mocha_jax._problem.terms import DualTerms
 from mocha_jax.federated._adaptive_node import AdaptiveDown, AdaptiveNodes, AdaptiveUp
 from mocha_jax.federated._certifying import best_bound, certified, unknown
 from mocha_jax.federated._dual_server import DualCentre
+from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
 from mocha_jax.servers._adaptive import AdaptiveServer
 from mocha_jax.servers._bundle import Point
@@ -85,6 +87,12 @@ class AdaptiveCentre(ServerSide):
 
         return jax.eval_shape(some)
 
+    def doubts(self, state: AdaptiveHeld, up: AdaptiveUp, heard: Heard) -> Mapping[str, Array]:
+        return implausible_points(self.down(state), up, heard)
+
+    def norms(self, up: AdaptiveUp) -> Array:
+        return jnp.sqrt(jnp.sum(up.vector**2, axis=1))
+
     def combine(
         self, state: AdaptiveHeld, round: Array, up: AdaptiveUp, heard: Heard
     ) -> tuple[AdaptiveHeld, Certificate]:
@@ -96,12 +104,12 @@ class AdaptiveCentre(ServerSide):
         before = jax.tree.map(lambda a, b: where(exact, a, b), up.stands, state.terms[0])
         quality = certified(problem, server, rule, rule.own, before, heard, up, exact, state.bound)
         # A node that begins anew stands at the one point that it has.
-        own = where(anew, up.v, rule.own)
+        own = where(anew, up.vector, rule.own)
         memory = tuple(where(anew, own, point.v) for point in rule.memory)
         known = (standing, *(jax.tree.map(lambda a, b: where(anew, a, b), standing, t) for t in state.terms[1:]))
         answered = heard.any & ~anew & (up.share > 0)
         answers = jnp.where(answered, 1.0, jnp.where(counts > 0, 0.0, -1.0)).astype(own.dtype)
-        points = own, where(answered, up.v, own), *memory
+        points = own, where(answered, up.vector, own), *memory
         # Slopes are of the model that the node had: the one now is another where the answer is late.
         moved = rule.model - state.models[heard.late, jnp.arange(len(own))]
         late = jnp.stack([jnp.sum(moved * (point - own), axis=1) for point in points[1:]])

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
@@ -127,6 +128,20 @@ class DualNodes(NodeSide):
         since = jnp.where(known & jnp.all(mine.v == held, axis=1), header.held, NOBODY)
         return DualMine(beta, v, done, header.life, sent), since, up
 
+    def held_of(self, mine: DualMine, header: Header) -> tuple[Array, Array]:
+        at = known_answers(mine, header) == header.held[:, None]
+        return jnp.sum(jnp.where(at[:, :, None], mine.sent.v, 0.0), axis=1), jnp.any(at, axis=1)
+
+    def sent_as(self, mine: DualMine, header: Header, up: DualUp, v: Array) -> tuple[DualMine, DualUp]:
+        here = mine.sent.round == header.round[:, None]
+        sent = mine.sent.replace(v=jnp.where(here[:, :, None], v[:, None, :], mine.sent.v))
+        lost = jnp.sqrt(jnp.sum((up.v - v) ** 2, axis=1))
+        more = lost * (1.0 + jnp.finfo(v.dtype).eps * (4.0 + v.shape[1]))  # the rounding of it included
+        return mine.replace(sent=sent), up.replace(v=v, terms=up.terms.replace(error=up.terms.error + more))
+
+    def doubts(self, mine: DualMine, header: Header, down: DualDown) -> str:
+        return odd(mine.life, mine.sent.round, header, down)
+
     def improved(self, key: Any, beta: Array, start: Array, down: Any, may: Array) -> tuple[Array, Array]:
         """Find better duals, and tell the share of a full round that it took.
 
@@ -144,6 +159,19 @@ class DualNodes(NodeSide):
         drawn = algorithm.draw(key, self.problem)
         update = algorithm.improve(drawn, given, self.problem, Work(steps, steps > 0))
         return update.beta, update.share
+
+
+def odd(life: Array, answered: Array, header: Header, down: Any) -> str:
+    """Say what is wrong with a message to a node that has answered some rounds of a server's life; empty: nothing."""
+    last = int(np.max(answered)) if header.life == np.asarray(life) else NOBODY
+    if header.round <= last:
+        return (
+            f"sent round {int(header.round[0])}, and round {last} is answered already; a server that goes on from "
+            f"an earlier state needs another life"
+        )
+    if down.curvature < 0:
+        return f"sent the curvature {float(down.curvature[0])}, which must be >= 0"
+    return f"asked for {int(down.steps[0])} steps, which must be >= -1" if down.steps < -1 else ""
 
 
 def known_answers(mine: Any, header: Header) -> Array:

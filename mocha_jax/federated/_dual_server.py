@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from mocha_jax._problem.terms import DualTerms
 from mocha_jax.federated._absent import absent
 from mocha_jax.federated._certifying import best_bound, certified, unknown
 from mocha_jax.federated._dual_node import DualDown, DualNodes, DualUp
+from mocha_jax.federated._plausible import implausible
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
 from mocha_jax.losses import Squared
 from mocha_jax.regularizers import Regularizer
@@ -94,6 +96,15 @@ class DualCentre(ServerSide):
         complete = jnp.all(heard.ever | (counts == 0))
         bound = best_bound(problem, server.relation(problem, rule), terms, v, complete, state.bound)
         return DualHeld(counts, v, terms, bound, rule), quality
+
+    def doubts(self, state: DualHeld, up: DualUp, heard: Heard) -> Mapping[str, Array]:
+        return implausible(state.v, state.terms, self.down(state), up, heard)
+
+    def held(self, state: DualHeld) -> Array:
+        return state.v
+
+    def norms(self, up: DualUp) -> Array:
+        return jnp.sqrt(jnp.sum(up.v**2, axis=1))
 
     def weights(self, state: DualHeld) -> Array:
         return state.rule.model

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mocha_jax._core.pytree import Tree
@@ -15,6 +16,8 @@ from mocha_jax._core.pytree import Tree
 VERSION = 1
 
 _LARGEST_ROUND = 2**31 - 1
+_INTEGERS = (int, *{np.dtype(f"{sign}{size}").type for sign in "iu" for size in (1, 2, 4, 8)})
+_SHOWN = 40  # characters of what somebody sent
 
 
 class Refused(ValueError):
@@ -82,6 +85,9 @@ def record_of(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def check_header(owner: str, sender: str, message: object, kind: type[Message], federation: str | None) -> None:
     """Refuse what is no such message, of another version or of another federation.
 
+    Nothing of a message is called before its type is known to be one of Python's or NumPy's own: an answer of whatever
+    class, with whatever methods, can do no more than be refused.
+
     Args:
       owner: whoever asks.
       sender: who is said to have sent it.
@@ -93,21 +99,22 @@ def check_header(owner: str, sender: str, message: object, kind: type[Message], 
     def refuse(why: str) -> Refused:
         return Refused(f"{owner}: {sender} {why}.")
 
-    if not isinstance(message, kind):
-        raise refuse(f"sent a {type(message).__name__} where an answer is wanted, a federated.{kind.__name__}")
+    if type(message) is not kind:
+        raise refuse(f"sent {_named(message)} where a federated.{kind.__name__} is wanted")
+    assert isinstance(message, kind)
     for name in Message.integers:
-        value = getattr(message, name)
-        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-            raise refuse(f"sent {_shown(value)} for the message's {name}, which must be an integer")
-        if abs(int(value)) > _LARGEST_ROUND:
-            raise refuse(f"sent {_shown(value)} for the message's {name}, which must fit in 32 bits")
+        value = getattr(message, name, None)
+        if type(value) not in _INTEGERS:
+            raise refuse(f"sent {shown(value)} for the message's {name}, which must be an integer")
+        if abs(int(cast(int, value))) > _LARGEST_ROUND:
+            raise refuse(f"sent {shown(value)} for the message's {name}, which must fit in 32 bits")
     for name in Message.texts:
-        if not isinstance(getattr(message, name), str):
-            raise refuse(f"sent {_shown(getattr(message, name))} for the message's {name}, which must be a text")
+        if type(value := getattr(message, name, None)) is not str:
+            raise refuse(f"sent {shown(value)} for the message's {name}, which must be a text")
     if message.version != VERSION:
         raise refuse(f"speaks version {message.version} of messages, where {VERSION} is spoken here")
     if federation is not None and message.federation != federation:
-        raise refuse(f"belongs to the federation {_shown(message.federation)}, not to {federation!r}")
+        raise refuse(f"belongs to the federation {shown(message.federation)}, not to {shown(federation)}")
 
 
 def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, Tree]) -> Tree:
@@ -124,34 +131,62 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
         return Refused(f"{owner}: {sender} {why}.")
 
     if message.kind not in like:
-        raise refuse(f"sent a record {_shown(message.kind)}, where one of {', '.join(sorted(like))} is wanted")
+        raise refuse(f"sent a record {shown(message.kind)}, where one of {', '.join(sorted(like))} is wanted")
     wanted = {_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(like[message.kind])[0]}
-    arrays = message.arrays
-    if not isinstance(arrays, Mapping):
-        raise refuse(f"sent {_shown(arrays)} where a mapping of names to arrays is wanted")
-    for name in wanted:
-        if name not in arrays:
-            raise refuse(f"sent no {name}, which a {message.kind} must have")
+    arrays: object = getattr(message, "arrays", None)
+    if type(arrays) is not dict:
+        raise refuse(f"sent {shown(arrays)} where a dict of names and arrays is wanted")
+    if odd := [name for name in arrays if type(name) is not str or name not in wanted]:
+        raise refuse(f"sent an array {shown(odd[0])}, which a {message.kind} has not")
+    if missing := [name for name in wanted if name not in arrays]:
+        raise refuse(f"sent no {missing[0]}, which a {message.kind} must have")
+    found = {}
     for name, array in arrays.items():
-        if name not in wanted:
-            raise refuse(f"sent {_shown(name)}, which a {message.kind} has not")
         shape, dtype = wanted[name].shape[1:], np.dtype(wanted[name].dtype)
-        if not isinstance(array, np.ndarray | np.generic) or isinstance(array, np.ma.MaskedArray):
-            raise refuse(f"sent {name} as a {type(array).__name__}, which must be an array of NumPy")
+        if type(array) is not np.ndarray and type(array) is not dtype.type:
+            raise refuse(f"sent {name} as {_named(array)}, which must be a NumPy array of {dtype}")
         if array.shape != shape or array.dtype != dtype:
-            raise refuse(
-                f"sent {name} as {array.dtype}{list(array.shape)}, which must be {dtype}{list(shape)}"
-            )  # fmt: skip
-        if dtype.kind == "f" and not np.isfinite(array).all():
+            raise refuse(f"sent {name} as {_form(array)}, which must be {dtype}{list(shape)}")
+        found[name] = np.array(array)  # as it is when it is looked at
+        if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(found[name]).all():
             raise refuse(f"sent {name} with NaN or infinite numbers")
-    return record_of(like[message.kind], arrays)
+    return record_of(like[message.kind], found)
+
+
+def whole(value: object) -> int | None:
+    """The integer that a value of Python or NumPy is; None where it is none, or may only pretend to be."""
+    return int(cast(int, value)) if type(value) in _INTEGERS else None
+
+
+def shown(value: object) -> str:
+    """A value in a few characters and on one line; of what is no plain value the type, for its `repr` may do anything.
+
+    Examples:
+      >>> shown("a text"), shown(10**9999), shown([1, 2])
+      ("'a text'", 'an integer of 33216 bits', 'an object of type list')
+    """
+    if type(value) is int and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if type(value) in (str, bytes):
+        return _cut(repr(cast(str, value)[:_SHOWN]))
+    if type(value) is np.ndarray:
+        return f"an array {_form(value)}"
+    return _cut(repr(value)) if value is None or type(value) in (*_INTEGERS, bool, float) else _named(value)
+
+
+def _named(value: object) -> str:
+    # Not `type(value).__name__`: a class of classes may have one of its own.
+    name = type.__dict__["__name__"].__get__(type(value))
+    return f"an object of type {_cut(''.join(c for c in name if c.isprintable()))}"
+
+
+def _form(array: np.ndarray) -> str:
+    return _cut(f"{array.dtype.name}{list(array.shape)}" if array.dtype.isnative else f"{array.dtype}{[*array.shape]}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _shown(value: object) -> str:
-    """A value in a few characters and on one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -15,7 +15,8 @@ from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.pack import pack_tasks
-from mocha_jax.federated._message import Down, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._sending import Sending, SendingNodes
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
 
 
@@ -34,12 +35,14 @@ class Node:
       dtype: as in `pack_tasks`.
       rows: pad to so many samples: nodes of one machine then share a compiled program.
       federation: the name of the federation; default: that of the messages that come.
+      sending: the form in which its vector travels, e.g. ``federated.Quantized()``; the server's `receiving`. Default:
+        as it is.
     """
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, loss: Any, algorithm: Algorithm[Any], *, loss_scaling: str = "sum",
         intercept: bool | float = False, dtype: DTypeLike | None = None, rows: int | None = None,
-        federation: str | None = None,
+        federation: str | None = None, sending: Sending | None = None,
     ) -> None:  # fmt: skip
         check.instance("Node", "algorithm", algorithm, Algorithm, "Mocha()")
         sides = sides_of("Node", algorithm)
@@ -52,6 +55,9 @@ class Node:
         self.federation = federation
         self.num_features, self.num_samples = data.num_features, int(data.sizes[0])
         self._side: NodeSide = sides.node(algorithm, data, loss)
+        if sending is not None:
+            check.instance("Node", "sending", sending, Sending, "federated.Quantized()")
+            self._side = SendingNodes(self._side, sending)
         self._like = self._side.like_down()
 
     def init(self) -> Any:
@@ -77,12 +83,28 @@ class Node:
         check.key("Node", key)
         check_header("Node", "the server", down, Down, self.federation)
         record = check_arrays("Node", "the server", down, self._like)
-        header = Header(*(jnp.full((1,), int(n), jnp.int32) for n in (down.round, down.life, down.held)))
-        mine, held, up = _work(key, self._side, mine, header, jax.tree.map(jnp.asarray, record))
-        arrays = arrays_of(jax.device_get(up))
-        return mine, Up(
-            down.federation, down.task, down.round, down.life, int(held[0]), type(up).__name__, arrays
+        said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held))
+        numbers = Header(*said)
+        if why := _oddity(down) or self._side.doubts(mine, numbers, record):
+            raise Refused(f"Node: the server {why}.")
+        header, record = jax.tree.map(jnp.asarray, (numbers, record))
+        after, held, up = _work(key, self._side, mine, header, record)
+        told = self._side.told(jax.device_get(up))
+        arrays = arrays_of(told)
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise Refused("Node: the server sent numbers with which the work overflows.")
+        return after, Up(
+            down.federation, down.task, down.round, down.life, int(held[0]), type(told).__name__, arrays
         )  # fmt: skip
+
+
+def _oddity(down: Down) -> str:
+    """Say what is wrong with the numbers of a header; empty: nothing."""
+    if down.task < 0 or down.life < 0:
+        return f"sent a message to task {down.task} in its life {down.life}, and neither may be below 0"
+    if not 0 <= down.held < down.round:
+        return f"sent round {down.round} and says that it holds the answer to round {down.held}"
+    return ""
 
 
 def _numbers(key: Array, side: NodeSide, *_: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,12 @@ from jax.typing import DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, tree
+from mocha_jax._core.pytree import Pytree, Tree, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
-from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header, shown, whole
+from mocha_jax.federated._sending import Coded, Sending, decoded, like_coded
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
 
 
@@ -51,7 +52,7 @@ class Report:
 
 
 class Server:
-    """The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
+    r"""The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
 
     Pure: its state is handed in and out; `save` and `load` write it to a file.
 
@@ -64,12 +65,16 @@ class Server:
       dtype: of the arithmetic and the messages; default JAX's default float.
       federation: its name.
       max_staleness: answers to messages of that many rounds before the current one are taken; default all are.
+      max_norm: answers with a longer vector are refused; default none are. Of a dual method that is $\|v_t\| \le
+        \sum_i c_i\,|\beta_i|\,\|x_i\|$, so with a loss of Lipschitz constant L, samples no longer than B and
+        ``loss_scaling="task_mean"`` at most LB.
+      receiving: a form in which vectors may come besides as they are, the `sending` of nodes.
     """
 
     def __init__(
         self, algorithm: Algorithm[Any], regularizer: Any, num_tasks: int, num_features: int, *,
         loss_scaling: str = "sum", dtype: DTypeLike | None = None, federation: str = "mocha",
-        max_staleness: int | None = None,
+        max_staleness: int | None = None, max_norm: float | None = None, receiving: Sending | None = None,
     ) -> None:  # fmt: skip
         check.instance("Server", "algorithm", algorithm, Algorithm, "Mocha()")
         check.integer("Server", 1, num_tasks=num_tasks, num_features=num_features)
@@ -78,12 +83,21 @@ class Server:
             raise ValueError(f"Server: federation must be a text, got {check.shown(federation)}.")
         if max_staleness is not None:
             check.integer("Server", 0, max_staleness=max_staleness)
+        if max_norm is not None:
+            check.scalar("Server", max_norm=max_norm)
+            check.positive("Server", max_norm=max_norm)
         self.federation, self.num_tasks = federation, num_tasks
+        self.max_norm = None if max_norm is None else float(max_norm)
         dtype = np.dtype(jnp.zeros((), dtype).dtype)
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         self._like = self._side.like_up()
         self.max_staleness = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
+        self._taken: dict[str, Tree] = {type(self._like).__name__: self._like}
+        self._receiving = receiving
+        if receiving is not None:
+            check.instance("Server", "receiving", receiving, Sending, "federated.Quantized()")
+            self._taken["Coded"] = like_coded(receiving, self._like)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose
@@ -126,7 +140,8 @@ class Server:
 
         Args:
           state: the state before.
-          ups: answers by task. Those that cannot be believed are left out, and `Report.refused` says why.
+          ups: answers by task. Those that cannot be believed are left out, whatever they are, and `Report.refused` says
+            why.
 
         Returns:
           The state after, and what happened.
@@ -134,27 +149,36 @@ class Server:
         if not isinstance(ups, Mapping):
             raise ValueError(f"Server.step: ups must be a mapping of tasks to answers, got {check.shown(ups)}.")
         taken, refused = {}, {}
-        for task, up in ups.items():
+        for sender, up in ups.items():
             try:
-                taken[self._task("step", task)] = self._believed(state, task, up), up
+                task = self._known(sender)
+                taken[task] = self._believed(state, task, up), up
             except Refused as why:
-                refused[task] = str(why)
-        m, now = self.num_tasks, int(state.round) + 1
-        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
-        answers = np.full((3, m), -1, np.int32)  # heard, round, held
-        for task, (arrays, up) in taken.items():
-            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, arrays)
-            answers[:, task] = 1, up.round, up.held
-        held = np.asarray(state.held)
-        heard = Heard(
-            any=answers[0] > 0,
-            now=answers[1] == now,
-            exact=(answers[0] > 0) & (answers[2] == held),
-            ever=(answers[0] > 0) | (held > 0),
-            late=jnp.asarray(np.where(answers[0] > 0, now - answers[1], 0), jnp.int32),
-        )
-        state, quality = _combine(self._side, state, record, heard, answers[1])
+                refused[sender] = str(why)
+        record, heard, rounds = self._together(state, taken)
+        if doubtful := self._doubtful(state, record, heard):
+            refused |= {task: f"Server: the node of task {task} {why}." for task, why in doubtful.items()}
+            taken = {task: answer for task, answer in taken.items() if task not in doubtful}
+            record, heard, rounds = self._together(state, taken)
+        now = int(state.round) + 1
+        state, quality = _combine(self._side, state, record, heard, rounds)
         return state, Report(now, tuple(sorted(taken)), refused, quality)
+
+    @on_purpose
+    def restarted(self, state: ServerState, life: int) -> ServerState:
+        """Go on from a state that was saved, perhaps some rounds ago.
+
+        Nodes may have answered messages since, of which nothing is known here. By another life they see that these do
+        not count any more; each sends its vector once without further work.
+
+        Args:
+          state: from a file.
+          life: a number >= 0 that the server has not had before, e.g. the time in seconds or a random one.
+        """
+        check.integer("Server", 0, life=life)
+        if int(life) == int(state.life):
+            raise ValueError(f"Server.restarted: life must be another one than that of the state, {int(life)}.")
+        return state.replace(life=jnp.asarray(life, jnp.int32))
 
     @on_purpose
     def leave(self, state: ServerState, task: int) -> ServerState:
@@ -179,21 +203,61 @@ class Server:
         """Return Omega ``[num_tasks, num_tasks]``."""
         return self._side.omega(state.inner)
 
+    def like_up(self) -> Mapping[str, Tree]:
+        """Return records of the shapes and dtypes of what may come up, with an axis of tasks, by their names."""
+        return self._taken
+
+    def like_down(self) -> Mapping[str, Tree]:
+        """Return those of what goes down."""
+        record = jax.eval_shape(lambda: self._side.down(self._side.init(jnp.ones((self.num_tasks,), jnp.int32))))
+        return {type(record).__name__: record}
+
     def _with_count(self, state: ServerState, task: int, count: int) -> ServerState:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
-        return state.replace(counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
+        # The model changes: answers to messages that are under way are none to the next ones.
+        round = state.round + jnp.ones_like(state.round)
+        return state.replace(round=round, counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
+
+    def _together(self, state: ServerState, taken: Mapping[int, tuple[Any, Up]]) -> tuple[Any, Heard, np.ndarray]:
+        """The records of answers in one, which of them there are, and the rounds that they answer."""
+        m, now, held = self.num_tasks, int(state.round) + 1, np.asarray(state.held)
+        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
+        answers = np.full((3, m), -1, np.int32)  # heard, round, held
+        records = {task: arrays for task, (arrays, _) in taken.items()}
+        if self._receiving is not None:
+            like: Any = self._taken["Coded"]
+            records = decoded(self._receiving, like, records, self._side.held(state.inner))
+        for task, (_, up) in taken.items():
+            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, records[task])
+            answers[:, task] = 1, up.round, up.held
+        came: Any = answers[0] > 0
+        late: Any = np.where(came, now - answers[1], 0).astype(np.int32)
+        heard = Heard(came, answers[1] == now, came & (answers[2] == held), came | (held > 0), late)
+        return record, heard, answers[1]
+
+    def _doubtful(self, state: ServerState, record: Any, heard: Heard) -> dict[int, str]:
+        """Reasons why answers cannot be, by their tasks."""
+        marks, norms = jax.device_get(_doubts(self._side, state.inner, record, heard))
+        if self.max_norm is not None:
+            marks[f"sent an answer whose norm is more than {self.max_norm:g}"] = norms > self.max_norm
+        came = np.flatnonzero(heard.any)
+        return {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
 
     def _task(self, what: str, task: object) -> int:
-        if (
-            isinstance(task, bool | np.bool_)
-            or not isinstance(task, int | np.integer)
-            or not 0 <= task < self.num_tasks
-        ):
+        found = whole(task)
+        if found is None or not 0 <= found < self.num_tasks:
+            raise ValueError(f"Server.{what}: there is no task {shown(task)}; tasks are 0 to {self.num_tasks - 1}.")
+        return found
+
+    def _known(self, sender: object) -> int:
+        task = whole(sender)
+        if task is None or not 0 <= task < self.num_tasks:
             raise Refused(
-                f"Server.{what}: there is no task {check.shown(task)}; tasks are 0 to {self.num_tasks - 1}."
-            )  # fmt: skip
-        return int(cast(int, task))
+                f"Server: the node of task {shown(sender)} is none of this federation, whose tasks are 0 to "
+                f"{self.num_tasks - 1}."
+            )
+        return task
 
     def _believed(self, state: ServerState, task: int, up: object) -> Any:
         """The record of an answer, as far as can be seen one of this node to a message of this server."""
@@ -210,6 +274,8 @@ class Server:
             why = f"answers another life of the server, {up.life}, where this one is {life}"
         elif not 0 < up.round <= now:
             why = f"answers round {up.round}, where there were rounds 1 to {now}"
+        elif up.held >= up.round:
+            why = f"answers round {up.round} and says that an answer to round {up.held} had come before"
         elif up.round <= held:
             why = f"answers round {up.round}, and its answer to round {held} is here already"
         elif now - up.round > self.max_staleness:
@@ -218,9 +284,13 @@ class Server:
             why = f"goes on from its answer to round {up.held}, where that to round {held} is here"
         if why:
             raise Refused(f"Server: {sender} {why}.")
-        record = check_arrays("Server", sender, up, {type(self._like).__name__: self._like})
-        if why := self._side.doubts(state.inner, task, up.round == now, record):
-            raise Refused(f"Server: {sender} {why}.")
+        record: Any = check_arrays("Server", sender, up, self._taken)
+        relative = self._receiving is not None and self._receiving.relative and isinstance(record, Coded)
+        if relative and (base := int(record.base[0])) != held:
+            raise Refused(
+                f"Server: {sender} sent a difference from its answer to round {base}, and the one that is held is "
+                f"that to round {held}."
+            )
         return record
 
 
@@ -231,6 +301,11 @@ _resume = jax.jit(lambda side, inner, counts: side.resume(inner, counts))
 @jax.jit
 def _down(side: ServerSide, inner: Any) -> Any:
     return side.down(inner)
+
+
+@jax.jit
+def _doubts(side: ServerSide, inner: Any, up: Any, heard: Heard) -> tuple[dict[str, Array], Array]:
+    return dict(side.doubts(inner, up, heard)), side.norms(up)
 
 
 @jax.jit

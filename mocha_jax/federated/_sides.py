@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -59,6 +60,28 @@ class NodeSide(Pytree):
           What the nodes keep now, `Header.held` of their answers ``[m]``, and the rest of these.
         """
 
+    def held_of(self, mine: Any, header: Header) -> tuple[Array, Array]:
+        """Return the vectors that the server holds of nodes ``[m, d]``, and whether these know them ``[m]`` bool.
+
+        For a `Sending`, as is `sent_as`. Default: there is no such vector.
+        """
+        raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
+
+    def sent_as(self, mine: Any, header: Header, up: Any, v: Array) -> tuple[Any, Any]:
+        """Return what nodes keep, and their answers, if the vectors in these ``up.v`` were `v` to the server."""
+        raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
+
+    def told(self, up: Any) -> Any:
+        """Return the part of one node's answer that travels; it is on the host. Default: all."""
+        return up
+
+    def doubts(self, mine: Any, header: Header, down: Any) -> str:
+        """Say what is wrong with a message to one node whose form is right; empty: nothing. All is on the host.
+
+        It must refuse a second message of a round, for of two answers to it a node could not know which one is held.
+        """
+        return ""
+
 
 class Heard(Pytree):
     """The answers of which a server's round knows."""
@@ -93,6 +116,10 @@ class ServerSide(Pytree):
     def like_up(self) -> Tree:
         """Return a record of the shapes and dtypes of what comes up."""
 
+    def held(self, state: Any) -> Array:
+        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: there are none."""
+        raise ValueError(f"Server: receiving is for answers with one vector, and a {type(self).__name__} holds none.")
+
     @abstractmethod
     def combine(self, state: Any, round: Array, up: Any, heard: Heard) -> tuple[Any, Quality]:
         """Combine answers.
@@ -119,9 +146,23 @@ class ServerSide(Pytree):
         """Return Omega ``[m, m]``. Default: there is none."""
         raise AttributeError(f"Server: a {type(self).__name__} has no matrix Omega.")
 
-    def doubts(self, state: Any, task: int, current: bool, arrays: Any) -> str:
-        """Say what is wrong with an answer whose shape is right, for all that can be known here; empty: nothing."""
-        return ""
+    def doubts(self, state: Any, up: Any, heard: Heard) -> Mapping[str, Array]:
+        """Mark answers that cannot be, as far as that can be known here. Default: none.
+
+        Args:
+          state: the state before the round.
+          up: the answers; of those that are not heard anything.
+          heard: which of them there are.
+
+        Returns:
+          Marks ``[m]`` bool by what is wrong, in words of which the node is the subject.
+        """
+        return {}
+
+    def norms(self, up: Any) -> Array:
+        """Return how large answers are ``[m]``, for `Server`'s ``max_norm``. Default: the norm of all their floats."""
+        floats = [leaf for leaf in jax.tree.leaves(up) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in floats))
 
 
 class Sides(NamedTuple):

@@ -78,7 +78,7 @@ def test_the_server_begins_again_from_an_older_state(federation):
     federation.rounds(5)
     kept = federation.state
     federation.rounds(20)
-    federation.state = kept
+    federation.state = federation.server.restarted(kept, life=1)
     assert federation.at_optimum()
 
 
@@ -86,8 +86,18 @@ def test_the_server_begins_again_from_the_state_of_the_round_before(federation):
     federation.rounds(5)
     kept = federation.state
     federation.rounds(1)
-    federation.state = kept
+    federation.state = federation.server.restarted(kept, life=1)
     assert federation.at_optimum()
+
+
+def test_a_server_that_forgets_to_say_so_is_refused(federation):
+    """Of two answers to one round a node could not know which one is held."""
+    federation.rounds(5)
+    kept = federation.state
+    federation.rounds(1)
+    federation.state = kept
+    with pytest.raises(mj.federated.Refused, match="the server sent round 6, and round 6 is answered already"):
+        federation.rounds(1)
 
 
 def test_the_server_begins_again_from_nothing(federation):

@@ -1,0 +1,131 @@
+r"""Finding answers of dual methods that no node can have computed, without a sample.
+
+Of losses and conjugates that belong to a model W and a vector $v = \sum_i c_i\beta_i x_i$ a server knows this, whatever
+the samples are:
+
+- $\sum_i c_i[\ell(z_i) + \ell^*(-\beta_i)] + \langle w, v\rangle \ge 0$, a sum of Fenchel-Young terms, for the model
+  that was sent and the duals after the round;
+- with the duals before the round that sum is the node's share of the gap, and if these are the ones of the answer that
+  is held, all of it but the losses is here;
+- no step of the local work makes the subproblem (4) worse, so $\sum_i c_i\ell^*(-\beta_i) + \langle w, u\rangle +
+  \tfrac q2\|u\|^2$ is at most what it was at u = 0, where the node went on from the answer that is held;
+- the vector is no longer than its error's bound allows: of that the samples' length and the duals are factors too.
+
+All up to rounding, in units of the terms of these sums. Of answers to an earlier round the model is no longer here, and
+of a node that had gone further than its last answer its start: then only what does not need them is looked at.
+
+**What cannot be found out** is a node that lies consistently: one that works on other samples than its own, or makes
+some up, answers just as an honest one that has them. So does one that reports losses of samples which it did not work
+on, as long as the sums above allow that. A bound on the length of v, agreed on beforehand (`Server`, ``max_norm``),
+limits what such a node can do to the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._problem.terms import DualTerms
+from mocha_jax.federated._sides import Heard
+
+if TYPE_CHECKING:
+    from mocha_jax.federated._adaptive_node import AdaptiveDown, AdaptiveUp
+    from mocha_jax.federated._dual_node import DualDown, DualUp
+
+# A rounding of a sum counts for so much of its terms at most: who says that it has billions of samples gains nothing.
+_MOST = 0.01
+
+
+def implausible(v: Array, terms: DualTerms, down: DualDown, up: DualUp, heard: Heard) -> dict[str, Array]:
+    """Mark answers that cannot be, ``[m]`` bool each, by a sentence of which the node is the subject.
+
+    Args:
+      v: the vectors that the server holds ``[m, d]``.
+      terms: of the same duals; all 0 where it holds nothing.
+      down: the message of this round.
+      up: the answers.
+      heard: which of them there are.
+    """
+    eps, d = jnp.finfo(v.dtype).eps, v.shape[1]
+    samples = jnp.maximum(up.samples, 1).astype(v.dtype)
+    rounding = jnp.minimum(eps * (64.0 + 4.0 * (samples + d)), _MOST)
+    length, size = _norm(up.v), _norm(down.model) + _norm(down.start)
+    # Of v and of the predictions that it stands for; other roundings are of the terms of sums.
+    unit = size * (2.0 + d / (2.0 + samples))
+    lost = rounding * (jnp.abs(up.value) + up.terms.size + size * length) + unit * up.terms.error
+    held = rounding * (terms.size + size * _norm(v) + jnp.abs(up.gap)) + unit * terms.error
+    # With the duals after the round, and with those that are held, for the model that was sent.
+    after = up.value + up.terms.conjugate + jnp.sum(down.model * up.v, axis=1)
+    before = up.value + terms.conjugate + jnp.sum(down.model * v, axis=1)
+    known = terms.size > 0
+    u = up.v - v
+    least = jnp.where(known, terms.conjugate, up.gap - up.value)
+    quadratic = 0.5 * down.curvature * jnp.sum(u**2, axis=1)
+    worse = up.terms.conjugate + jnp.sum(down.start * u, axis=1) + quadratic - least
+    of_squares = rounding * down.curvature * (length**2 + _norm(v) ** 2)
+    begun = heard.now & heard.exact
+    most = jnp.finfo(v.dtype).max / (1e3 * len(v))
+    return {
+        "sent a vector so long that its square is no number": ~(length**2 * (1.0 + down.curvature) < most),
+        "says that its work was not from 0 to 1 of a full round's": (up.share < 0) | (up.share > 1),
+        "says that it has no sample": up.samples < 1,
+        "sent a bound below 0 on the error of its vector": up.terms.error < 0,
+        "sent a vector longer than the bound on its error allows": (
+            0.5 * eps * (2.0 + samples) * length * (1.0 - rounding) > up.terms.error + jnp.finfo(v.dtype).tiny
+        ),
+        "sent a sum of conjugates that is larger than that of their sizes": (
+            jnp.abs(up.terms.conjugate) > (1.0 + rounding) * up.terms.size
+        ),
+        "sent terms of a gap whose sum is below 0": up.gap < -lost,
+        "sent losses, conjugates and a vector that do not belong together, for they make a duality gap below 0": (
+            heard.now & (after < -lost)
+        ),
+        "sent terms of a gap that are not those of the vector that it began with": (
+            begun & known & (jnp.abs(up.gap - before) > 4.0 * (lost + held))
+        ),
+        "sent a vector that is worse for its subproblem than the one that it began with": (
+            begun & (worse > 4.0 * (lost + held + of_squares))
+        ),
+    }
+
+
+def implausible_points(down: AdaptiveDown, up: AdaptiveUp, heard: Heard) -> dict[str, Array]:
+    """Mark answers of the adaptive server's nodes that cannot be, as `implausible` does.
+
+    Args:
+      down: the message of this round.
+      up: the answers.
+      heard: which of them there are.
+    """
+    eps, d = jnp.finfo(up.vector.dtype).eps, up.vector.shape[1]
+    samples = jnp.maximum(up.samples, 1).astype(up.vector.dtype)
+    rounding = jnp.minimum(eps * (64.0 + 4.0 * (samples + d)), _MOST)
+    length, size = _norm(up.vector), 2.0 * _norm(down.start)
+    unit = size * (2.0 + d / (2.0 + samples))
+    lost = rounding * (jnp.abs(up.value) + up.found.size + size * length) + unit * up.found.error
+    after = up.value + up.found.conjugate + jnp.sum(down.start * up.vector, axis=1)
+    most = jnp.finfo(up.vector.dtype).max / (1e3 * len(up.vector))
+    both = (up.stands, up.found)
+    return {
+        "sent a vector so long that its square is no number": ~(length**2 * (1.0 + down.curvature) < most),
+        "says that its work was not from 0 to 1 of a full round's": (up.share < 0) | (up.share > 1),
+        "says that it has no sample": up.samples < 1,
+        "says neither that it begins anew nor that it does not": (up.anew < 0) | (up.anew > 1),
+        "sent a bound below 0 on the error of its vector": (up.stands.error < 0) | (up.found.error < 0),
+        "sent a vector longer than the bound on its error allows": (
+            0.5 * eps * (2.0 + samples) * length * (1.0 - rounding) > up.found.error + jnp.finfo(length.dtype).tiny
+        ),
+        "sent a sum of conjugates that is larger than that of their sizes": jnp.stack(
+            [jnp.abs(terms.conjugate) > (1.0 + rounding) * terms.size for terms in both]
+        ).any(axis=0),
+        "sent terms of a gap whose sum is below 0": up.gap < -lost,
+        "sent losses, conjugates and a vector that do not belong together, for they make a duality gap below 0": (
+            heard.now & (after < -lost)
+        ),
+    }
+
+
+def _norm(rows: Array) -> Array:
+    return jnp.sqrt(jnp.sum(rows**2, axis=1))

@@ -1,0 +1,129 @@
+"""The form in which a node's vector travels: shorter, clipped or with noise, and still certified.
+
+A `Sending` stands between a node's answer and its message. It hands over two things: what travels, and the vector that
+the server makes of it. The node remembers the latter as its answer, so that its next round goes on from what the server
+has, and every error is made up for later. By how much the two vectors differ is part of the bound on the error that
+comes with each answer: lower bounds hold whatever a `Sending` does, only not as tightly.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax.federated._sides import Header, NodeSide, where
+
+
+class Sending(Pytree):
+    """Base class of forms in which vectors travel; pure functions of arrays with a leading axis of nodes."""
+
+    # True: what travels says something only to a server that holds the vector which it refers to. A node that does not
+    # know what is held then sends its vector as it is, and a server that holds another one refuses the answer.
+    relative: ClassVar[bool] = False
+
+    @abstractmethod
+    def encode(self, round: Array, v: Array, held: Array) -> tuple[Tree, Array]:
+        """Return what travels, and the vectors that `decode` makes of it, to the last bit.
+
+        Args:
+          round: of the message ``[m]`` int32, for what is drawn.
+          v: the vectors ``[m, d]``.
+          held: those of the same nodes that the server holds; those of nodes that do not know them count nothing.
+        """
+
+    @abstractmethod
+    def decode(self, code: Any, held: Array) -> Array:
+        """Return the vectors ``[m, d]`` of what travelled, and of those that are held."""
+
+
+class Coded(Pytree):
+    """An answer in that form."""
+
+    base: Array  # [m] int32 the round of the answer whose vector it refers to; below 0: to none
+    code: Any = tree()
+    rest: Any = tree()  # the answer without its vector
+
+
+class SendingNodes(NodeSide):
+    """Nodes that send their vectors in some form."""
+
+    inner: NodeSide
+    sending: Sending
+
+    def init(self) -> Any:
+        return self.inner.init()
+
+    def duals(self, mine: Any) -> Any:
+        return self.inner.duals(mine)
+
+    def like_down(self) -> Mapping[str, Tree]:
+        return self.inner.like_down()
+
+    def doubts(self, mine: Any, header: Header, down: Any) -> str:
+        return self.inner.doubts(mine, header, down)
+
+    def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Coded]:
+        held, known = self.inner.held_of(mine, header)
+        after, since, up = self.inner.work(key, mine, header, down)
+        code, v = self.sending.encode(header.round, up.v, held)
+        base = header.held if self.sending.relative else jnp.zeros_like(header.held)
+        base = jnp.where(known | (not self.sending.relative), base, -1)
+        after, up = self.inner.sent_as(after, header, up, where(base >= 0, v, up.v))
+        return after, since, Coded(base, code, up)
+
+    def told(self, up: Coded) -> Any:
+        return up.rest if up.base[0] < 0 else up.exchange(rest=up.rest.exchange(v=None))
+
+
+def like_coded(sending: Sending, like: Any) -> Coded:
+    """A record of the shapes and dtypes of coded answers.
+
+    Args:
+      sending: their form.
+      like: the same of answers as they are.
+    """
+    if not hasattr(like, "v"):
+        raise ValueError(f"Server: receiving is for answers with one vector v, and a {type(like).__name__} is none.")
+    base: Any = jax.ShapeDtypeStruct(like.v.shape[:1], np.dtype(np.int32))
+    code, v = jax.eval_shape(sending.encode, base, like.v, like.v)
+    if (v.shape, v.dtype) != (like.v.shape, like.v.dtype):
+        raise ValueError(
+            f"{type(sending).__name__}: encode must return vectors as it is given, {like.v.dtype}{list(like.v.shape)}, "
+            f"got {v.dtype}{list(v.shape)}."
+        )
+    return Coded(base, code, like.exchange(v=None))
+
+
+def decoded(sending: Sending, like: Coded, answers: Mapping[int, Any], held: Array) -> dict[int, Any]:
+    """Answers as they are, whatever form they came in.
+
+    Args:
+      sending: the form.
+      like: of `like_coded`.
+      answers: records of one node each, by task.
+      held: the vectors that the server holds ``[m, d]``.
+    """
+    coded = {task: record for task, record in answers.items() if isinstance(record, Coded)}
+    if not coded:
+        return dict(answers)
+    # For all tasks, whoever answers: one program.
+    codes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like.code)
+    for task, record in coded.items():
+        jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), codes, record.code)
+    v = np.asarray(_decode(sending, codes, held))
+    return {
+        task: record.rest.exchange(v=v[task : task + 1]) if task in coded else record
+        for task, record in answers.items()
+    }
+
+
+@jax.jit
+def _decode(sending: Sending, codes: Any, held: Array) -> Array:
+    return sending.decode(codes, held)

@@ -1,0 +1,171 @@
+"""What nodes and a server keep is written whole or not at all, and goes on bit for bit."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from tests.federated import world
+
+F = mj.federated
+WAYS = {
+    "dual": (mj.Mocha(server="dual", sigma_prime="per_task"), mj.regularizers.MeanRegularized(0.2, 0.05)),
+    "learned": (mj.Mocha(server="dual", sigma_prime="per_task"), mj.regularizers.Probabilistic(0.05)),
+    "proximal": (mj.Mocha(server="proximal", omega_every=3), mj.regularizers.Probabilistic(0.05)),
+}
+
+
+def equal(a, b):
+    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b))
+
+
+def rounds(server, nodes, state, mine, count):
+    mine = list(mine)
+    for _ in range(count):
+        ups = {}
+        for task, node in enumerate(nodes):
+            mine[task], ups[task] = node.step(jax.random.key(0), mine[task], server.down(state, task))
+        state, report = server.step(state, ups)
+        assert not report.refused, report.refused
+    return state, mine
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_is_restored_goes_on_bit_for_bit(way, tmp_path):
+    algorithm, regularizer = WAYS[way]
+    xs, ys = world.tables()
+
+    def new():
+        return world.server_of(algorithm, regularizer), world.nodes_of(xs, ys, mj.losses.Hinge(), algorithm)
+
+    server, nodes = new()
+    state, mine = rounds(server, nodes, server.init(life=3), [node.init() for node in nodes], 5)
+    F.save(tmp_path / "folder" / "server", state)
+    for task, kept in enumerate(mine):
+        F.save(str(tmp_path / f"{task}.npz"), kept)
+    there = rounds(server, nodes, state, mine, 4)
+    server, nodes = new()
+    state = F.load(tmp_path / "folder" / "server", server.init())
+    mine = [F.load(tmp_path / f"{task}.npz", node.init()) for task, node in enumerate(nodes)]
+    assert equal(rounds(server, nodes, state, mine, 4), there)
+    assert sorted(os.listdir(tmp_path)) == [*(f"{task}.npz" for task in range(world.M)), "folder"]
+
+
+def test_bytes_and_open_files_hold_the_same(tmp_path):
+    record = {"a": jnp.arange(3.0), "b.c": [jnp.zeros((0, 2), jnp.int32), jnp.ones((), bool)], "d": None}
+    record["low"] = jnp.arange(4).astype(jnp.bfloat16)
+    blob, file = F.to_bytes(record), io.BytesIO()
+    F.save(file, record)
+    F.save(tmp_path / "it", record)
+    assert blob == file.getvalue() == (tmp_path / "it").read_bytes()
+    like = jax.tree.map(jnp.zeros_like, record)
+    for found in (F.from_bytes(blob, like), F.load(io.BytesIO(blob), like), F.load(tmp_path / "it", like)):
+        assert equal(found, record)
+    assert equal(F.from_bytes(F.to_bytes(jnp.ones(2)), jnp.zeros(2)), jnp.ones(2))
+    assert not F.from_bytes(F.to_bytes(()), ())
+
+
+def refused(pattern, call, *args):
+    with pytest.raises((ValueError, OSError), match=pattern) as found:
+        call(*args)
+    text = str(found.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert text.split(":")[0] in ("save", "load", "to_bytes", "from_bytes")
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    record = {"a": jnp.arange(30.0), "b": jnp.ones((2, 2), jnp.int32)}
+    blob = F.to_bytes(record)
+    for end in (0, 1, 10, len(blob) // 2, len(blob) - 30, len(blob) - 1):
+        (tmp_path / "cut").write_bytes(blob[:end])
+        refused("nothing that federated.save wrote", F.load, tmp_path / "cut", record)
+    spoilt = bytearray(blob)
+    spoilt[blob.index(np.arange(30.0).tobytes()) + 100] ^= 1  # one bit of a number
+    refused("damaged", F.from_bytes, bytes(spoilt), record)
+    for junk in (b"", b"junk" * 100, np.zeros(3).tobytes()):
+        refused("nothing that", F.from_bytes, junk, record)
+    out = io.BytesIO()
+    np.savez(out, a=np.arange(30.0), b=np.ones((2, 2), np.int32))
+    refused("nothing that", F.from_bytes, out.getvalue(), record)
+    refused("cannot be read", F.load, tmp_path / "none", record)
+    refused("cannot be read", F.load, tmp_path, record)
+    for place in (None, 3, "", b"path", [1]):
+        refused("file must be the path", F.load, place, record)
+        refused("file must be the path", F.save, place, record)
+    refused("data must be bytes", F.from_bytes, "text", record)
+    for odd in ({"a": 3.0}, {"a": jax.random.key(0)}, {"a": "text"}):
+        refused("to_bytes: .* must be an array", F.to_bytes, odd)
+        refused("save: .* must be an array", F.save, tmp_path / "odd", odd)
+    assert not (tmp_path / "odd").exists()
+
+
+def test_the_file_of_another_federation_is_refused(tmp_path):
+    algorithm, regularizer = WAYS["dual"]
+    server = world.server_of(algorithm, regularizer)
+    larger = F.Server(algorithm, regularizer, world.M + 1, world.D, dtype=np.float64, loss_scaling=world.SCALING)
+    narrow = world.server_of(algorithm, regularizer, dtype=np.float32)
+    proximal = world.server_of(*WAYS["proximal"])
+    F.save(tmp_path / "state", server.init())
+    refused(r"holds held as int32\[5\], and int32\[6\] is wanted", F.load, tmp_path / "state", larger.init())
+    refused("float64.* and float32.* is wanted", F.load, tmp_path / "state", narrow.init())
+    refused("has (no|a) ", F.load, tmp_path / "state", proximal.init())
+    xs, ys = world.tables()
+    (node, *_) = world.nodes_of(xs, ys, mj.losses.Hinge(), algorithm)
+    refused("has (no|a) ", F.load, tmp_path / "state", node.init())
+    F.save(tmp_path / "node", node.init())
+    (longer, *_) = world.nodes_of(xs, ys, mj.losses.Hinge(), algorithm, rows=40)
+    refused("holds beta as .*another node or federation", F.load, tmp_path / "node", longer.init())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_who_is_killed_before_the_end_leaves_the_old_file(there, tmp_path):
+    path = tmp_path / "node.npz"
+    if there:
+        F.save(path, {"a": jnp.zeros(3)})
+    program = f"""
+        import os, signal
+        import jax.numpy as jnp
+        import mocha_jax as mj
+
+        def killed(*_, **__):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = os.link = os.rename = killed
+        mj.federated.save({str(path)!r}, {{"a": jnp.ones(3)}})
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=300)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1 + there  # with what it had written so far
+    assert path.exists() == there
+    if there:
+        assert F.load(path, {"a": jnp.ones(3)})["a"].tolist() == [0.0, 0.0, 0.0]
+    F.save(path, {"a": jnp.full(3, 2.0)})
+    assert F.load(path, {"a": jnp.ones(3)})["a"].tolist() == [2.0, 2.0, 2.0]
+    assert os.listdir(tmp_path) == ["node.npz"]
+
+
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "node.npz"
+    F.save(path, {"a": jnp.zeros(3)})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused("cannot be written: No space left on device", F.save, path, {"a": jnp.ones(3)})
+    monkeypatch.undo()
+    assert F.load(path, {"a": jnp.ones(3)})["a"].tolist() == [0.0, 0.0, 0.0]
+    assert os.listdir(tmp_path) == ["node.npz"]
+    (tmp_path / "link").symlink_to(path)
+    F.save(tmp_path / "link", {"a": jnp.ones(3)})
+    assert (tmp_path / "link").is_symlink()
+    assert F.load(path, {"a": jnp.ones(3)})["a"].tolist() == [1.0, 1.0, 1.0]
