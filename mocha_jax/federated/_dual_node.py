@@ -150,11 +150,16 @@ def known_answers(mine: Any, header: Header) -> Array:
 
 def added(sent: Sent, held: Array, round: Array, v: Array, done: Array) -> Sent:
     """Put another answer in place of the oldest, but not of the one that the server holds, marked ``[m, k]``."""
-    last = jnp.iinfo(jnp.int32).max
-    slot = jnp.argmin(jnp.where(held & (sent.round >= 0), last, sent.round), axis=1)
-    here = jnp.arange(sent.round.shape[1])[None, :] == slot[:, None]
+    here = place_of_next(sent.round, held)
     return Sent(
         jnp.where(here, round[:, None], sent.round),
         jnp.where(here[:, :, None], v[:, None, :], sent.v),
         jnp.where(here, done[:, None], sent.done),
     )
+
+
+def place_of_next(rounds: Array, held: Array) -> Array:
+    """Mark the place for another answer ``[m, k]``: of the oldest that is not the one held, marked ``[m, k]``."""
+    last = jnp.iinfo(jnp.int32).max
+    slot = jnp.argmin(jnp.where(held & (rounds >= 0), last, rounds), axis=1)
+    return jnp.arange(rounds.shape[1])[None, :] == slot[:, None]

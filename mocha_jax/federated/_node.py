@@ -74,7 +74,7 @@ class Node:
         check.key("Node", key)
         check_header("Node", "the server", down, Down, self.federation)
         record = check_arrays("Node", "the server", down, self._like)
-        header = Header(*(jnp.full((1,), int(n), jnp.int32) for n in (down.round, down.life, down.held)))
+        header = Header(*(jnp.full((1,), int(n), jnp.int32) for n in (down.round, down.life, down.held, down.task)))
         mine, held, up = _work(key, self._side, mine, header, jax.tree.map(jnp.asarray, record))
         arrays = arrays_of(jax.device_get(up))
         return mine, Up(
