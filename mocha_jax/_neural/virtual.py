@@ -223,7 +223,7 @@ class Virtual(BayesianTrainer):
         )  # fmt: skip
 
     def whole(self, first: Array) -> Gaussian:
-        """What the first factors multiply to, ``[p]``."""
+        """Return the density that the first factors multiply to, ``[p]``."""
         if self.factors == "start":
             return Gaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, first.dtype) ** -2))
         return Gaussian.around_zero(self.prior_scale, first)

@@ -29,6 +29,7 @@ from mocha_jax.federated._training import (
     doubtful,
     no_regularizer,
     problem_of,
+    row_of,
     steps_of,
     total_of,
     training,
@@ -83,9 +84,8 @@ class AveragingNodes(NodeSide):
         def client(
             given: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: Answer
         ) -> tuple[Answer, tuple[()]]:
-            params = jax.tree.map(lambda a: a[node], given.params)
-            new = algorithm.answer(algorithm.given(key, params, problem), data, place, header.task[node], budget)
-            return new, ()
+            there = algorithm.given(key, row_of(given.params, node), problem)
+            return algorithm.answer(there, data, place, header.task[node], budget), ()
 
         none = of_each(no_answer(algorithm.begin(data.dtype), data.dtype), data.num_nodes)
         budget = steps_of(down.steps, algorithm.full_work(problem))

@@ -76,6 +76,11 @@ def steps_of(asked: Array, full: Array) -> Array:
     return jnp.where(asked < 0, full, jnp.minimum(asked, full))
 
 
+def row_of(record: Any, node: Array) -> Any:
+    """Take one node's row of what came down: its arrays have a row for every node, or one for all."""
+    return jax.tree.map(lambda a: a[jnp.minimum(node, len(a) - 1)], record)
+
+
 def total_of(heard: Array, answers: Tree) -> Any:
     """The sum of the answers that are heard, ``[m, ...]`` to ``[...]``."""
     return jax.tree.map(lambda a: jnp.sum(where(heard, a, jnp.zeros_like(a)), axis=0, dtype=a.dtype), answers)

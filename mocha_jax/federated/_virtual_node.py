@@ -35,7 +35,7 @@ from mocha_jax._neural.refinement import Own
 from mocha_jax._neural.virtual import Virtual
 from mocha_jax.federated._dual_node import NOBODY, key_of_round, known_answers, place_of_next
 from mocha_jax.federated._sides import Header, NodeSide, where
-from mocha_jax.federated._training import problem_of, steps_of
+from mocha_jax.federated._training import problem_of, row_of, steps_of
 
 # Answers whose factors a node keeps, the one held among them: at most so many less one may be under way at a time.
 REMEMBERED = 4
@@ -134,7 +134,7 @@ class VirtualNodes(NodeSide):
         self, key: Array, mine: VirtualMine, header: Header, down: VirtualDown, each: Array, known: Array,
         held: Gaussian, latest: Gaussian,
     ) -> tuple[Own, Array, Array]:  # fmt: skip
-        """What is the nodes' own after a refinement, and whether it was done, and whether it was not finite ``[m]``."""
+        """Refine: all that is the nodes' own then, which refinements were finite ``[m]`` and which were not."""
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
         shared, own_like = algorithm.vectors(data.dtype)
         here = down.posterior * (latest / held)
@@ -147,7 +147,7 @@ class VirtualNodes(NodeSide):
             key: Array, data: TaskData, place: Array, node: Array, budget: Array, row: tuple[Own, Array, Array]
         ) -> tuple[tuple[Own, Array, Array], tuple[()]]:
             own, _, _ = row
-            posterior, factor = (Gaussian(g.precision[node], g.shift[node]) for g in (down.posterior, held))
+            posterior, factor = row_of(down.posterior, node), row_of(held, node)
             given = algorithm.given(key, posterior, begin[node], own_like, problem.likelihood, each[node])
             before = Own(factor, own.private, own.loss)
             new, answer = algorithm.refine(given, data, place, header.task[node], budget, before, own.factor)
@@ -181,7 +181,7 @@ def chosen(mask: Array, new: Gaussian, old: Gaussian) -> Gaussian:
 
 
 def picked(at: Array, factors: Gaussian) -> Gaussian:
-    """Those that are marked ``[m, k]``, at most one of each node."""
+    """Pick the factors that are marked ``[m, k]``, at most one of each node; 0 where none is."""
     return jax.tree.map(lambda a: jnp.sum(jnp.where(at[:, :, None], a, 0.0), axis=1), factors)
 
 

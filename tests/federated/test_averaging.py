@@ -10,6 +10,8 @@ import optax
 import pytest
 
 import mocha_jax as mj
+from mocha_jax.federated._message import arrays_of
+from mocha_jax.federated._sides import Header, sides_of
 from tests.federated import world
 
 MODEL = mj.networks.MLP(world.D, 3, (6,))
@@ -25,7 +27,7 @@ CASES = {
 SYSTEMS = {"full": None, "partial": mj.systems.PartialEpochs(0.1, 0.9) & mj.systems.Dropout(0.3)}
 
 
-def sides_of(algorithm, xs, ys, scaling="sum"):
+def both_sides(algorithm, xs, ys, scaling="sum"):
     server = world.server_of(algorithm, None, scaling=scaling)
     return server, world.nodes_of(xs, ys, CLASSES, algorithm, scaling=scaling)
 
@@ -44,7 +46,7 @@ def test_it_is_the_simulation(case, systems, key):
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds, systems=SYSTEMS[systems])
     plan = list(world.works(problem, algorithm, key, SYSTEMS[systems], rounds))
     assert {None in steps for steps in plan} >= ({True} if case == "sampled" or systems == "partial" else {False})
-    server, nodes = sides_of(algorithm, xs, ys, scaling)
+    server, nodes = both_sides(algorithm, xs, ys, scaling)
     there, _, reports = world.deployed(server, nodes, key, rounds, plan)
     chex.assert_trees_all_close(server.weights(there), algorithm.weights(state), rtol=1e-9, atol=1e-11)
     chex.assert_trees_all_close(there.inner.state.server, state.server, rtol=1e-9, atol=1e-11)
@@ -58,13 +60,13 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     algorithm, rounds = FEDAVG.replace(client_optimizer=optax.sgd(1e-3)), 3
     problem = world.prediction_of(xs, ys)
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds)
-    server, nodes = sides_of(algorithm, xs, ys)
+    server, nodes = both_sides(algorithm, xs, ys)
     there, _, reports = world.deployed(server, nodes, key, rounds)
     chex.assert_trees_all_close(server.weights(there), state.params, rtol=1e-9, atol=1e-11)
     assert [int(r.quality.diverged) for r in reports] == history.diverged.tolist() == [1, 2, 3]
     assert all(r.heard == tuple(range(world.M)) and bool(r.quality.finite) for r in reports)
     # Where all of them are so, nothing changes, and the report says that it makes no sense to go on.
-    server, nodes = sides_of(algorithm, [1e306 * x for x in world.labels()[0]], ys)
+    server, nodes = both_sides(algorithm, [1e306 * x for x in world.labels()[0]], ys)
     there, _, (report,) = world.deployed(server, nodes, key, 1)
     chex.assert_trees_all_equal(server.weights(there), server.weights(server.init()))
     assert not bool(report.quality.finite)
@@ -78,7 +80,7 @@ def test_a_third_of_the_answers_lost_changes_the_result_little(key):
     lost = [set(np.flatnonzero(rng.random(world.M) < 0.3)) for _ in range(rounds)]
     losses = []
     for those in (None, lost):
-        server, nodes = sides_of(FEDAVG, xs, ys)
+        server, nodes = both_sides(FEDAVG, xs, ys)
         there, _, reports = world.deployed(server, nodes, key, rounds, lost=those)
         losses.append(loss_of(FEDAVG, there.inner.state, problem))
     start = loss_of(FEDAVG, FEDAVG.init(problem), problem)
@@ -89,7 +91,7 @@ def test_a_third_of_the_answers_lost_changes_the_result_little(key):
 
 def test_a_node_keeps_nothing_and_draws_by_its_number(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(FEDAVG, xs, ys)
+    server, nodes = both_sides(FEDAVG, xs, ys)
     mine, up = nodes[2].step(key, nodes[2].init(), server.down(server.init(), 2))
     assert jax.tree.leaves(mine) == []
     assert set(up.arrays) >= {"change.0.w", "weight", "samples"}
@@ -103,7 +105,7 @@ def test_a_node_keeps_nothing_and_draws_by_its_number(key):
 
 def test_a_late_answer_is_a_change_of_what_there_is_now(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(FEDAVG, xs, ys)
+    server, nodes = both_sides(FEDAVG, xs, ys)
     start = server.init()
     late = nodes[0].step(key, (), server.down(start, 0))[1]
     there, _ = server.step(start, {1: nodes[1].step(key, (), server.down(start, 1))[1]})
@@ -116,7 +118,7 @@ def test_a_late_answer_is_a_change_of_what_there_is_now(key):
 
 def test_messages_have_the_parameters_once_whatever_the_number_of_nodes(key):
     xs, ys = world.labels()
-    server, _ = sides_of(FEDAVG, xs, ys)
+    server, _ = both_sides(FEDAVG, xs, ys)
     down = server.down(server.init(), 0)
     size = sum(leaf.size for leaf in jax.tree.leaves(server.weights(server.init())))
     assert down.nbytes == 8 * size + 4
@@ -125,31 +127,49 @@ def test_messages_have_the_parameters_once_whatever_the_number_of_nodes(key):
 
 def test_nodes_that_leave_and_join_change_no_parameter(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(FEDAVG, xs, ys)
+    server, nodes = both_sides(FEDAVG, xs, ys)
     there, _, _ = world.deployed(server, nodes, key, 2)
     less = server.leave(there, 3)
     chex.assert_trees_all_equal(server.weights(less), server.weights(there))
     assert less.inner.counts.tolist()[3] == 0 < server.join(less, 3).inner.counts.tolist()[3]
 
 
+def test_nodes_together_answer_as_each_by_itself(key):
+    xs, ys = world.labels()
+    server, nodes = both_sides(FEDAVG, xs, ys)
+    there, mine, _ = world.deployed(server, nodes, key, 2)
+    side = sides_of("Node", FEDAVG).node(FEDAVG, world.prediction_of(xs, ys).data, CLASSES)
+    steps = [-1, 1, 0, -1, 2]
+    downs = [server.down(there, task, steps=None if s < 0 else s) for task, s in enumerate(steps)]
+    header = Header(
+        *(jnp.asarray([getattr(d, name) for d in downs], jnp.int32) for name in ("round", "life", "held", "task"))
+    )
+    down = server._side.down(there.inner).exchange(steps=jnp.asarray(steps, jnp.int32))
+    kept, held, up = side.work(key, (), header, down)
+    alone = [node.step(key, one, d) for node, one, d in zip(nodes, mine, downs, strict=True)]
+    chex.assert_trees_all_close(kept, (), rtol=1e-9, atol=1e-9)
+    assert held.tolist() == [answer.held for _, answer in alone]
+    for task, (_, answer) in enumerate(alone):
+        for name, array in arrays_of(jax.tree.map(lambda a, t=task: a[t : t + 1], up)).items():
+            np.testing.assert_allclose(array, answer.arrays[name], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
 def test_what_does_not_fit_is_said(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(FEDAVG, xs, ys)
+    server, nodes = both_sides(FEDAVG, xs, ys)
     start = server.init()
     up = nodes[0].step(key, (), server.down(start, 0))[1]
-    wrong = {"weight": np.float64(1e9), "samples": np.int32(0), "diverged": np.int32(7)}
-    for name, value in wrong.items():
-        bad = dataclasses.replace(up, arrays={**up.arrays, name: value})
-        after, report = server.step(start, {0: bad})
+    wrong = {
+        "weight": (np.float64(1e9), "weigh 1e+09"),
+        "samples": (np.int32(0), "it has 0 samples"),
+        "diverged": (np.int32(7), "sent 7 for diverged"),
+    }
+    for name, (value, why) in wrong.items():
+        after, report = server.step(start, {0: dataclasses.replace(up, arrays={**up.arrays, name: value})})
         assert report.heard == ()
         assert report.refused[0].startswith("Server: the node of task 0 ")
+        assert why in report.refused[0]
         chex.assert_trees_all_equal(server.weights(after), server.weights(start))
-    assert (
-        "weigh 1e+09"
-        in server.step(start, {0: dataclasses.replace(up, arrays={**up.arrays, "weight": wrong["weight"]})})[1].refused[
-            0
-        ]
-    )
     with pytest.raises(ValueError, match="Server: FedAvg has no regularizer"):
         world.server_of(FEDAVG, mj.regularizers.Independent(1.0))
     with pytest.raises(ValueError, match="Node: loss must be"):

@@ -12,6 +12,8 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._neural.gaussian import Gaussian
+from mocha_jax.federated._message import arrays_of
+from mocha_jax.federated._sides import Header, sides_of
 from mocha_jax.federated._virtual_node import REMEMBERED
 from tests.federated import world
 
@@ -29,7 +31,7 @@ CASES = {
 SYSTEMS = {"full": None, "partial": mj.systems.PartialEpochs(0.1, 0.9) & mj.systems.Dropout(0.3)}
 
 
-def sides_of(algorithm, xs, ys, **options):
+def both_sides(algorithm, xs, ys, **options):
     server = world.server_of(algorithm, None, scaling="sum", **options)
     return server, world.nodes_of(xs, ys, CLASSES, algorithm, scaling="sum")
 
@@ -70,7 +72,7 @@ def test_it_is_the_simulation(case, systems, key):
     problem = world.prediction_of(xs, ys)
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds, systems=SYSTEMS[systems])
     plan = list(world.works(problem, algorithm, key, SYSTEMS[systems], rounds))
-    server, nodes = sides_of(algorithm, xs, ys)
+    server, nodes = both_sides(algorithm, xs, ys)
     there, mine, reports = world.deployed(server, nodes, key, rounds, plan)
     close = partial(chex.assert_trees_all_close, rtol=1e-9, atol=1e-9)
     close(state_of(there, mine), state)
@@ -89,7 +91,7 @@ def test_answers_of_a_third_of_the_rounds_lost_heal(key):
     lost = [set(np.flatnonzero(rng.random(world.M) < 0.3)) for _ in range(rounds)]
     losses = []
     for those in (None, lost):
-        server, nodes = sides_of(ALL, xs, ys)
+        server, nodes = both_sides(ALL, xs, ys)
         there, mine, _ = world.deployed(server, nodes, key, rounds, lost=those)
         product_is_posterior(there)
         losses.append(loss_of(ALL, state_of(there, mine), problem))
@@ -108,7 +110,7 @@ def test_answers_of_a_third_of_the_rounds_lost_heal(key):
 def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damping, key):
     # What is left, s / s_i, are the factors of the others, whatever the server holds of this node.
     xs, ys = world.labels()
-    server, nodes = sides_of(ONE.replace(damping=damping), xs, ys)
+    server, nodes = both_sides(ONE.replace(damping=damping), xs, ys)
     others = [[None, *[-1] * (world.M - 1)]] * 2
     there, (mine, *_), _ = world.deployed(server, nodes, key, 0, others)
     for r in range(heard + lost + 1):
@@ -126,14 +128,14 @@ def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damp
         for up, state in zip(answers, (arrived, there), strict=True)
     ]
     chex.assert_trees_all_close(*factors, rtol=1e-7, atol=1e-7)
-    np.testing.assert_allclose(*(up.arrays["loss"] for up in answers), rtol=1e-9)
+    np.testing.assert_allclose(answers[0].arrays["loss"], answers[1].arrays["loss"], rtol=1e-9)
     assert np.abs(answers[1].arrays["factor.shift"] - up.arrays["factor.shift"]).max() > 1e-3
 
 
 def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)
-    server, nodes = sides_of(ALL, xs, ys)
+    server, nodes = both_sides(ALL, xs, ys)
     there, mine, _ = world.deployed(server, nodes, key, 10)
     mine[2] = nodes[2].init()  # it restarts from nothing
     there, mine, (report,) = world.deployed(server, nodes, key, 1, begin=(there, mine))
@@ -144,7 +146,7 @@ def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
     np.testing.assert_allclose(there.inner.state.factors.precision[2], prior, rtol=1e-12)
     there, mine, _ = world.deployed(server, nodes, key, 29, begin=(there, mine))
     product_is_posterior(there)
-    server, nodes = sides_of(ALL, xs, ys)
+    server, nodes = both_sides(ALL, xs, ys)
     whole = state_of(*world.deployed(server, nodes, key, 40)[:2])
     start = loss_of(ALL, ALL.init(problem), problem)
     assert loss_of(ALL, state_of(there, mine), problem) < loss_of(ALL, whole, problem) + 0.05 * start
@@ -152,7 +154,7 @@ def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
 
 def test_a_factor_held_is_remembered_however_many_answers_are_lost(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(ALL, xs, ys)
+    server, nodes = both_sides(ALL, xs, ys)
     begin = world.deployed(server, nodes, key, 1)[:2]
     there, mine, ups = begin[0], begin[1][0], []
     for _ in range(2 * REMEMBERED):
@@ -175,7 +177,7 @@ def test_a_factor_held_is_remembered_however_many_answers_are_lost(key):
 def test_a_server_that_begins_anew_is_told_the_factors_that_there_are(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)
-    server, nodes = sides_of(ONE, xs, ys)
+    server, nodes = both_sides(ONE, xs, ys)
     there, mine, _ = world.deployed(server, nodes, key, 0, turns(4))
     before = loss_of(ONE, state_of(there, mine), problem)
     again, mine, reports = world.deployed(server, nodes, key, 0, turns(1), begin=(server.init(life=1), mine))
@@ -191,7 +193,7 @@ def test_refinements_that_are_not_finite_are_left_out_and_counted(key):
     algorithm = ONE.replace(model=mj.networks.MLP(world.D, 3, (4,)), client_optimizer=optax.sgd(1e-3))
     problem, rounds = world.prediction_of(xs, ys), 8
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds)
-    server, nodes = sides_of(algorithm, xs, ys)
+    server, nodes = both_sides(algorithm, xs, ys)
     there, mine, reports = world.deployed(
         server, nodes, key, rounds, list(world.works(problem, algorithm, key, None, rounds))
     )
@@ -202,7 +204,7 @@ def test_refinements_that_are_not_finite_are_left_out_and_counted(key):
 
 def test_who_leaves_takes_its_factor_out_and_who_joins_has_none(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(ONE, xs, ys)
+    server, nodes = both_sides(ONE, xs, ys)
     there, stayed, _ = world.deployed(server, nodes, key, 0, turns(2))
     before, less = there.inner.state, server.leave(there, 3)
     product_is_posterior(less)
@@ -228,7 +230,7 @@ def test_without_a_node_from_the_start_it_is_the_simulation_without_it(key):
     problem = world.prediction_of(xs, ys)
     problem = problem.replace(data=problem.data.replace(weight=problem.data.weight.at[3].set(0.0)))
     state, _ = mj.run(problem, ALL, key, num_rounds=4)
-    server, nodes = sides_of(ALL, xs, ys)
+    server, nodes = both_sides(ALL, xs, ys)
     plan = list(world.works(problem, ALL, key, None, 4))
     begin = server.leave(server.init(), 3), [node.init() for node in nodes]
     there, mine, _ = world.deployed(server, nodes, key, 0, plan, begin=begin)
@@ -237,7 +239,7 @@ def test_without_a_node_from_the_start_it_is_the_simulation_without_it(key):
 
 def test_private_parameters_stay_with_the_nodes(key):
     xs, ys = world.labels()
-    server, nodes = sides_of(ALL, xs, ys)
+    server, nodes = both_sides(ALL, xs, ys)
     there, mine, _ = world.deployed(server, nodes, key, 2)
     p, q = there.inner.state.first.size, mine[0].private.shift.shape[1]
     assert p != q
@@ -247,6 +249,26 @@ def test_private_parameters_stay_with_the_nodes(key):
     assert not any(q in shape for shape in shapes), shapes
     assert down.nbytes <= 8 * 2 * p + 16 >= up.nbytes - 4
     assert server.weights(there).private is None
+
+
+def test_nodes_together_answer_as_each_by_itself(key):
+    xs, ys = world.labels()
+    server, nodes = both_sides(ALL, xs, ys)
+    there, mine, _ = world.deployed(server, nodes, key, 2)
+    side = sides_of("Node", ALL).node(ALL, world.prediction_of(xs, ys).data, CLASSES)
+    steps = [-1, 1, 0, -1, 2]
+    downs = [server.down(there, task, steps=None if s < 0 else s) for task, s in enumerate(steps)]
+    header = Header(
+        *(jnp.asarray([getattr(d, name) for d in downs], jnp.int32) for name in ("round", "life", "held", "task"))
+    )
+    down = server._side.down(there.inner).exchange(steps=jnp.asarray(steps, jnp.int32))
+    kept, held, up = side.work(key, together(mine), header, down)
+    alone = [node.step(key, one, d) for node, one, d in zip(nodes, mine, downs, strict=True)]
+    chex.assert_trees_all_close(kept, together([one for one, _ in alone]), rtol=1e-9, atol=1e-9)
+    assert held.tolist() == [answer.held for _, answer in alone]
+    for task, (_, answer) in enumerate(alone):
+        for name, array in arrays_of(jax.tree.map(lambda a, t=task: a[t : t + 1], up)).items():
+            np.testing.assert_allclose(array, answer.arrays[name], rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def test_what_does_not_fit_is_said(key):
@@ -262,13 +284,19 @@ def test_what_does_not_fit_is_said(key):
         world.nodes_of(xs, ys, CLASSES, ONE)
     with pytest.raises(ValueError, match="Server: Virtual has no regularizer"):
         world.server_of(ONE, mj.regularizers.Independent(1.0), scaling="sum")
-    server, nodes = sides_of(ONE, xs, ys)
+    server, nodes = both_sides(ONE, xs, ys)
     start = server.init()
     up = nodes[0].step(key, nodes[0].init(), server.down(start, 0))[1]
     negative = up.arrays["factor.precision"].copy()
     negative[1] = -3.0
-    for name, value in {"factor.precision": negative, "samples": np.int32(0), "refined": np.int32(2)}.items():
+    wrong = {
+        "factor.precision": (negative, "a precision of -3"),
+        "samples": (np.int32(0), "it has 0 samples"),
+        "refined": (np.int32(2), "sent 2 for refined"),
+    }
+    for name, (value, why) in wrong.items():
         after, report = server.step(start, {0: dataclasses.replace(up, arrays={**up.arrays, name: value})})
         assert report.heard == ()
         assert report.refused[0].startswith("Server: the node of task 0 ")
+        assert why in report.refused[0]
         chex.assert_trees_all_equal(server.weights(after), server.weights(start))
