@@ -61,7 +61,7 @@ from mocha_jax._model.load import load_model as load_model
 from mocha_jax._model.multiclass import MulticlassModel as MulticlassModel
 from mocha_jax._model.network import NetworkModel as NetworkModel
 from mocha_jax._neural.fedavg import FedAvg as FedAvg
-from mocha_jax._neural.fedavg import Local as Local
+from mocha_jax._neural.local import Local as Local
 from mocha_jax._neural.prediction import Evaluation as Evaluation
 from mocha_jax._neural.prediction import Prediction as Prediction
 from mocha_jax._neural.trainer import Trainer as Trainer

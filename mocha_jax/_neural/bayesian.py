@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._neural.gaussian import Gaussian, draw
 from mocha_jax._neural.posterior import VirtualState
 from mocha_jax._neural.prediction import Judge, Prediction
+from mocha_jax._neural.refinement import Apart
 from mocha_jax._neural.trainer import Trainer, known_client, samples
 from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax.networks import Params, Parts
@@ -38,14 +38,12 @@ class BayesianTrainer(Trainer):
 
     draws: int = static(default=10, kw_only=True)
 
-    def _vectors(self, problem: Prediction) -> tuple[Array, Array]:
+    def vectors(self, dtype: DTypeLike) -> tuple[Array, Array]:
         """The first parameters, shared ``[p]`` and private ``[q]``."""
-        shared, private = _parts(self.start(problem))
-        return ravel_pytree(shared)[0].astype(problem.data.dtype), ravel_pytree(private)[0].astype(problem.data.dtype)
+        shared, private = _parts(self.begin(dtype))
+        return ravel_pytree(shared)[0].astype(dtype), ravel_pytree(private)[0].astype(dtype)
 
-    def _apart(
-        self, dtype: DTypeLike
-    ) -> tuple[Callable[[Array], Params], Callable[[Array], Params], Callable[[Params, Params], Params]]:
+    def apart(self, dtype: DTypeLike) -> Apart:
         """Return functions from vectors to shared and private parameters, and from both to the model's."""
         shapes = jax.eval_shape(lambda: self.begin(dtype))
         zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
@@ -77,7 +75,7 @@ class BayesianTrainer(Trainer):
         if key is None:
             key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _PREDICTING)
         own = _row(state.private, node)
-        to_shared, to_private, join = self._apart(problem.data.dtype)
+        to_shared, to_private, join = self.apart(problem.data.dtype)
 
         def one(i: Array) -> Array:
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, i), node))
@@ -98,12 +96,12 @@ class BayesianTrainer(Trainer):
 
         Of one client they are `parameters`.
         """
-        to_shared, to_private, join = self._apart(state.first.dtype)
+        to_shared, to_private, join = self.apart(state.first.dtype)
         return join(to_shared(state.mean), jax.vmap(to_private)(state.private.mean))
 
     def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Any:
         """The means as the model wants them, for one client."""
-        to_shared, to_private, join = self._apart(problem.data.dtype)
+        to_shared, to_private, join = self.apart(problem.data.dtype)
         own = _row(state.private, known_client(self, problem, node))
         return join(to_shared(state.mean), to_private(own.mean))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
-from jax.typing import ArrayLike
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._neural.gaussian import Gaussian
-from mocha_jax._neural.trainer import mean_of_known
+from mocha_jax._neural.refinement import Answer, Own
+from mocha_jax._neural.trainer import failures, mean_of_known
+
+# Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
+_REFRESH_EVERY = 64
 
 
 class VirtualState(State):
@@ -32,6 +36,22 @@ class VirtualState(State):
     def mean(self) -> Array:
         """The mean of the posterior; before any answer, where training begins."""
         return jnp.where(self.posterior.shift == 0, self.first, self.posterior.mean)
+
+    def heard(self, own: Own, total: Answer) -> VirtualState:
+        """The server's part of a round: the state after it.
+
+        Args:
+          own: of every client, ``[m, ...]``.
+          total: of all answers.
+        """
+        round = self.round + 1
+        posterior = lax.cond(
+            round % _REFRESH_EVERY == 0, lambda: product(own.factor), lambda: self.posterior * total.change
+        )
+        return VirtualState(
+            round, posterior, own.factor, own.private, self.first, own.loss, self.diverged + total.bad,
+            failures(self.failed, total.good, total.bad),
+        )  # fmt: skip
 
     def pruned(self, share: ArrayLike) -> VirtualState:
         r"""The state without the parameters that are least sure not to be 0, to predict with.
@@ -60,3 +80,18 @@ class VirtualState(State):
         kept = now.prominent(share)
         posterior, private = now.where(kept), self.private.where(self.private.prominent(share))
         return self.replace(posterior=posterior, private=private, first=jnp.where(kept, self.first, 0.0))
+
+
+def each_of(real: Array, dtype: DTypeLike) -> Array:
+    """One over the number of clients with data, which ``[m]`` marks, []."""
+    return each_of_count(jnp.sum(real, dtype=jnp.int32), dtype)
+
+
+def each_of_count(clients: Array, dtype: DTypeLike) -> Array:
+    """One over numbers of clients."""
+    return 1.0 / jnp.maximum(clients.astype(dtype), 1.0)
+
+
+def product(factors: Gaussian) -> Gaussian:
+    """The product of the factors of all clients, ``[m, p]`` to ``[p]``."""
+    return Gaussian(jnp.sum(factors.precision, axis=0), jnp.sum(factors.shift, axis=0))

@@ -6,14 +6,73 @@ of positive numbers, is added: every trained vector stands for densities.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
-from mocha_jax._neural.gaussian import Gaussian, divergence
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax._neural.gaussian import Gaussian, divergence, draw
+from mocha_jax._neural.trainer import all_finite, mean_loss
+from mocha_jax._neural.training import Batch, Schedule, train
+from mocha_jax.networks import Network, Params
+
+# Functions from vectors to shared and private parameters, and from both to the model's.
+Apart = tuple[Callable[[Array], Params], Callable[[Array], Params], Callable[[Params, Params], Params]]
+
+
+class How(NamedTuple):
+    """The settings of a refinement; static."""
+
+    model: Network
+    apart: Apart  # see `BayesianTrainer.apart`
+    noise: str
+    samples: int
+    sent: float
+    schedule: Schedule
+    optimizer: optax.GradientTransformation
+
+
+class Given(NamedTuple):
+    """All that a client is given in a round."""
+
+    key: Array
+    posterior: Gaussian  # [p] s
+    begin: Array  # [p] shared parameters to begin with
+    likelihood: Likelihood
+    prior: Gaussian  # [p] p_i, the client's share of the shared prior
+    own_prior: Gaussian  # [q]
+    damping: Array  # []
+    first: Array  # [] precision of the factor to begin with
+    temperature: Array  # []
+    rate: Array  # []
+
+
+class Own(NamedTuple):
+    """All that is one client's."""
+
+    factor: Gaussian  # [p] s_i
+    private: Gaussian  # [q] c_i
+    loss: Array  # [] mean over its last training of the free energy for each sample; infinite before any
+
+
+class Answer(NamedTuple):
+    """A refinement as the server counts it; of many it wants the product of the changes and the sums."""
+
+    change: Gaussian  # [p] s_i^new / s_i
+    good: Array  # [] int32 1 where it was finite
+    bad: Array  # [] int32 1 where it was not, and was left out
+
+
+def no_answer(shared: Array) -> Answer:
+    """Return the answer of nobody, for parameters such as these ``[p]``."""
+    none = jnp.zeros((), jnp.int32)
+    return Answer(Gaussian(jnp.zeros_like(shared), jnp.zeros_like(shared)), none, none)
 
 
 class Trained(NamedTuple):
@@ -59,6 +118,51 @@ class Refinement(NamedTuple):
     def divergences(self, v: Trained) -> Array:
         """Both of the free energy (3)."""
         return divergence(self.posterior(v), self.prior * self.rest) + divergence(self.own(v), self.own_prior)
+
+
+def refine(
+    how: How, given: Given, data: TaskData, place: Array, node: Array, budget: Array, own: Own, latest: Gaussian
+) -> tuple[Own, Answer]:
+    """One client's refinement.
+
+    Args:
+      how: settings.
+      given: for this round.
+      data: has the client's samples.
+      place: [] int32 where.
+      node: [] int32 the client's number among all.
+      budget: [] int32 steps to do.
+      own: with the factor that the posterior has in it.
+      latest: the factor to begin with.
+    """
+    refinement = Refinement.of(given.posterior, own.factor, given.prior, given.own_prior)
+    to_shared, to_private, join = how.apart
+    total = jnp.sum(data.weight[place])
+
+    def loss(v: Trained, batch: Batch, key: Array) -> Array:
+        scale, own_scale = refinement.posterior(v).scale, refinement.own(v).scale
+
+        def one(key: Array) -> Array:
+            keys = jax.random.split(key, 3)
+            params = join(
+                draw(keys[0], v.mean, scale, to_shared, how.noise),
+                draw(keys[1], v.own_mean, own_scale, to_private, how.noise),
+            )
+            return mean_loss(how.model, given.likelihood, params, batch, keys[2])
+
+        expected = jnp.mean(jax.vmap(one)(jax.random.split(key, how.samples)))
+        return expected + given.temperature * refinement.divergences(v) / total
+
+    start = refinement.begin(given.begin, latest, own.private, given.first, jnp.isinf(own.loss))
+    done = train(jax.random.fold_in(given.key, node), data, place, budget, how.schedule, how.optimizer, loss, start,
+                 how.optimizer.init(start), given.rate)  # fmt: skip
+    factor = own.factor ** (1.0 - given.damping) * refinement.factor(done.params) ** given.damping
+    if how.sent < 1.0:
+        factor = most_of(how.sent, own.factor, factor, given.posterior)
+    new = Own(factor, refinement.own(done.params), done.loss)
+    finite = all_finite(new)
+    new = jax.tree.map(partial(jnp.where, finite), new, own)
+    return new, Answer(new.factor / own.factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
 
 def most_of(share: float, old: Gaussian, new: Gaussian, posterior: Gaussian) -> Gaussian:

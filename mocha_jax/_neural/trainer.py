@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,9 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._work import Info, Request
+
+Carried = TypeVar("Carried", bound=State)
 
 
 class Trainer(Algorithm[Prediction]):
@@ -247,3 +249,18 @@ def mean_loss(model: Network, likelihood: Likelihood, params: Params, batch: Bat
 def all_finite(tree: Tree) -> Array:
     """Tell whether every number is finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def info(algorithm: Trainer, problem: Prediction, budget: Array) -> Info:
+    """Every client did its budget."""
+    flops = budget.astype(problem.data.dtype) * algorithm.step_flops(problem)
+    return Info(budget, flops, jnp.zeros(len(budget), bool))
+
+
+def resumed(owner: str, state: Carried, init: Callable[[Prediction], Carried], problem: Prediction) -> Carried:
+    """The state, if it is one of this algorithm for such a problem."""
+    wanted = jax.eval_shape(init, problem)
+    same = str(jax.tree.structure(state)) == str(jax.tree.structure(wanted))
+    if not same or any(a.shape != b.shape for a, b in zip(*map(jax.tree.leaves, (state, wanted)), strict=True)):
+        raise ValueError(f"{owner}: the state belongs to another algorithm, another model or other data.")
+    return jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), state, wanted)

@@ -3,13 +3,12 @@ r"""VIRTUAL: variational inference over a server's network and the clients' own 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
+from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
@@ -17,21 +16,13 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.bayesian import BayesianTrainer
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
-from mocha_jax._neural.fedavg import info, resumed
 from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
-from mocha_jax._neural.posterior import VirtualState
+from mocha_jax._neural.posterior import VirtualState, each_of, product
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.refinement import Refinement, Trained, most_of
-from mocha_jax._neural.trainer import all_finite, failures, mean_loss
-from mocha_jax._neural.training import Batch, train
+from mocha_jax._neural.refinement import Answer, Given, How, Own, no_answer, refine
+from mocha_jax._neural.trainer import info, resumed
 from mocha_jax.networks import Network, Params
 from mocha_jax.systems._work import Info, Request, Work
-
-# Rounds after which the posterior is multiplied up afresh from its factors, against the drift of sums and differences.
-_REFRESH_EVERY = 64
-
-# As `Virtual.step` names them.
-Given = tuple[Array, Gaussian, Array, Likelihood, Gaussian, Gaussian, tuple[Array, ...]]
 
 
 class Virtual(BayesianTrainer):
@@ -203,26 +194,39 @@ class Virtual(BayesianTrainer):
 
     def _noisy(self, problem: Prediction) -> Params:
         """A draw of the first parameters, to try the model on."""
-        *apart, join = self._apart(problem.data.dtype)
+        *apart, join = self.apart(problem.data.dtype)
         key = jax.random.key(0)
-        return join(*(draw(key, v, v, to, self.noise) for v, to in zip(self._vectors(problem), apart, strict=True)))
+        return join(
+            *(draw(key, v, v, to, self.noise) for v, to in zip(self.vectors(problem.data.dtype), apart, strict=True))
+        )
 
     def init(self, problem: Prediction) -> VirtualState:
-        """Factors that multiply to the prior, or to where training begins."""
-        m, dtype = problem.data.num_nodes, problem.data.dtype
-        first, own = self._vectors(problem)
+        return self.first_state(problem.data.sizes > 0, *self.vectors(problem.data.dtype))
+
+    def first_state(self, real: Array, first: Array, own: Array) -> VirtualState:
+        """Factors that multiply to the prior, or to where training begins.
+
+        Args:
+          real: ``[m]`` bool which clients have data.
+          first: ``[p]`` the first shared parameters.
+          own: ``[q]`` the first private ones.
+        """
+        (m,), dtype = real.shape, first.dtype
+        factor = self.whole(first) ** each_of(real, dtype)
+        there = real.astype(dtype)[:, None]
+        factors = Gaussian(there * factor.precision[None, :], there * factor.shift[None, :])
         private = jnp.broadcast_to(own, (m, own.size))
-        real = (problem.data.sizes > 0).astype(dtype)[:, None]
-        whole = Gaussian.around_zero(self.prior_scale, first)
-        if self.factors == "start":
-            whole = Gaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, dtype) ** -2))
-        factor = whole ** self._each(problem)
-        factors = Gaussian(real * factor.precision[None, :], real * factor.shift[None, :])
         precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
         return VirtualState(
-            jnp.zeros((), jnp.int32), _product(factors), factors, Gaussian.of(private, precision), first,
+            jnp.zeros((), jnp.int32), product(factors), factors, Gaussian.of(private, precision), first,
             jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
+
+    def whole(self, first: Array) -> Gaussian:
+        """Return the density that the first factors multiply to, ``[p]``."""
+        if self.factors == "start":
+            return Gaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, first.dtype) ** -2))
+        return Gaussian.around_zero(self.prior_scale, first)
 
     def resume(self, state: VirtualState, problem: Prediction) -> VirtualState:
         return resumed("Virtual", state, self.init, problem)
@@ -232,7 +236,7 @@ class Virtual(BayesianTrainer):
 
         Algorithm 1 sends the posterior to all clients after every refinement; here one gets it when its turn comes.
         """
-        count = len(jax.eval_shape(lambda: self._vectors(problem)[0]))
+        count = len(jax.eval_shape(lambda: self.vectors(problem.data.dtype)[0]))
         return 2.0 * count, 2.0 * count if self.sent == 1.0 else 3.0 * self.sent * count
 
     def step_flops(self, problem: Prediction) -> Array:
@@ -249,76 +253,48 @@ class Virtual(BayesianTrainer):
         return request.replace(steps=jnp.where(turn, request.steps, 0))
 
     def step(self, key: Array, state: VirtualState, problem: Prediction, work: Work) -> tuple[VirtualState, Info]:
-        data, dtype = problem.data, problem.data.dtype
+        data = problem.data
         budget = work.budget(self.request(problem, state.round).steps)
-        share = self._each(problem) if self.prior == "once" else jnp.ones((), dtype)
-        shared_prior = Gaussian.around_zero(self.prior_scale, state.first) ** share
-        private_prior = Gaussian.around_zero(self.prior_scale, state.private.precision[0])
-        to_shared, to_private, join = self._apart(problem.data.dtype)
-        first = self._each(problem) * jnp.asarray(self.first_scale, dtype) ** -2
-        damping = self.damping
-        if damping is None:
-            damping = self._each(problem) if self.parallel else 1.0
 
         def client(
-            given: Given,
-            data: TaskData,
-            place: Array,
-            node: Array,
-            budget: Array,
-            own: tuple[Gaussian, Gaussian, Array],
-        ) -> tuple[tuple[Gaussian, Gaussian, Array], tuple[Gaussian, Array, Array]]:
-            key, posterior, begin, likelihood, shared_prior, private_prior, numbers = given
-            damping, first, temperature, rate = numbers
-            factor, private, before = own
-            refinement = Refinement.of(posterior, factor, shared_prior, private_prior)
-            total = jnp.sum(data.weight[place])
+            given: Given, data: TaskData, place: Array, node: Array, budget: Array, own: Own
+        ) -> tuple[Own, Answer]:
+            return self.refine(given, data, place, node, budget, own, own.factor)
 
-            def loss(v: Trained, batch: Batch, key: Array) -> Array:
-                scale, own_scale = refinement.posterior(v).scale, refinement.own(v).scale
+        each = each_of(data.sizes > 0, data.dtype)
+        given = self.given(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
+        own = Own(state.factors, state.private, state.losses)
+        own, total = over_clients(data, budget, at_once(self.at_once), client, given, own, no_answer(state.first))
+        return state.heard(own, total), info(self, problem, budget)
 
-                def one(key: Array) -> Array:
-                    keys = jax.random.split(key, 3)
-                    params = join(
-                        draw(keys[0], v.mean, scale, to_shared, self.noise),
-                        draw(keys[1], v.own_mean, own_scale, to_private, self.noise),
-                    )
-                    return mean_loss(self.model, likelihood, params, batch, keys[2])
+    def given(
+        self, key: Array, posterior: Gaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
+    ) -> Given:
+        """All that a client is given in a round.
 
-                expected = jnp.mean(jax.vmap(one)(jax.random.split(key, self.samples)))
-                return expected + temperature * refinement.divergences(v) / total
+        Args:
+          key: of the round.
+          posterior: ``[p]`` s.
+          begin: ``[p]`` shared parameters to begin with.
+          own: any numbers like the private parameters ``[q]``.
+          likelihood: of the labels.
+          each: [] one over the number of clients.
+        """
+        dtype = begin.dtype
+        share = each if self.prior == "once" else jnp.ones((), dtype)
+        shared_prior = Gaussian.around_zero(self.prior_scale, begin) ** share
+        private_prior = Gaussian.around_zero(self.prior_scale, own)
+        first = each * jnp.asarray(self.first_scale, dtype) ** -2
+        damping = self.damping
+        if damping is None:
+            damping = each if self.parallel else 1.0
+        numbers = (jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate))
+        return Given(key, posterior, begin, likelihood, shared_prior, private_prior, *numbers)
 
-            start = refinement.begin(begin, factor, private, first, jnp.isinf(before))
-            done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
-                         loss, start, self.client_optimizer.init(start), rate)  # fmt: skip
-            new_private = refinement.own(done.params)
-            new = factor ** (1.0 - damping) * refinement.factor(done.params) ** damping
-            if self.sent < 1.0:
-                new = most_of(self.sent, factor, new, posterior)
-            finite = all_finite((new, new_private, done.loss))
-            new, new_private, value = jax.tree.map(
-                partial(jnp.where, finite), (new, new_private, done.loss), (factor, private, before)
-            )
-            return (new, new_private, value), (new / factor, finite.astype(jnp.int32), (~finite).astype(jnp.int32))
-
-        numbers = tuple(jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate))
-        given = key, state.posterior, state.mean, problem.likelihood, shared_prior, private_prior, numbers
-        own = state.factors, state.private, state.losses
-        zero = jax.tree.map(jnp.zeros_like, state.posterior), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        (factors, private, losses), (change, good, bad) = over_clients(
-            data, budget, at_once(self.at_once), client, given, own, zero
-        )
-        round = state.round + 1
-        posterior = lax.cond(round % _REFRESH_EVERY == 0, lambda: _product(factors), lambda: state.posterior * change)
-        failed = failures(state.failed, good, bad)
-        after = VirtualState(round, posterior, factors, private, state.first, losses, state.diverged + bad, failed)
-        return after, info(self, problem, budget)
-
-    def _each(self, problem: Prediction) -> Array:
-        """1 / K."""
-        count = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32).astype(problem.data.dtype)
-        return 1.0 / jnp.maximum(count, 1.0)
-
-
-def _product(factors: Gaussian) -> Gaussian:
-    return Gaussian(jnp.sum(factors.precision, axis=0), jnp.sum(factors.shift, axis=0))
+    def refine(
+        self, given: Given, data: TaskData, place: Array, node: Array, budget: Array, own: Own, latest: Gaussian
+    ) -> tuple[Own, Answer]:
+        """One client's refinement, see `refinement.refine`."""
+        how = How(self.model, self.apart(data.dtype), self.noise, self.samples, self.sent, self.schedule,
+                  self.client_optimizer)  # fmt: skip
+        return refine(how, given, data, place, node, budget, own, latest)

@@ -3,12 +3,15 @@
 A `Node` holds samples and answers messages; a `Server` makes them and takes any subset of the answers. Whatever carries
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_problem`, `_node`, `servers`,
-`_algorithms` and `_driver`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_model`, `_problem`, `_node`,
+`servers`, `_algorithms`, `_driver` and `_neural`.
 """
 
-import mocha_jax.federated._adaptive_server  # noqa: F401  (it registers)
-import mocha_jax.federated._dual_server  # noqa: F401  (it registers)
+# These register algorithms.
+import mocha_jax.federated._adaptive_server  # noqa: F401
+import mocha_jax.federated._averaging  # noqa: F401
+import mocha_jax.federated._dual_server  # noqa: F401
+import mocha_jax.federated._virtual_server  # noqa: F401
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message
 from mocha_jax.federated._message import Refused as Refused
@@ -33,3 +36,4 @@ from mocha_jax.federated._store import from_bytes as from_bytes
 from mocha_jax.federated._store import load as load
 from mocha_jax.federated._store import save as save
 from mocha_jax.federated._store import to_bytes as to_bytes
+from mocha_jax.federated._training import Training as Training

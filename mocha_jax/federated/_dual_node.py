@@ -163,15 +163,22 @@ class DualNodes(NodeSide):
 
 def odd(life: Array, answered: Array, header: Header, down: Any) -> str:
     """Say what is wrong with a message to a node that has answered some rounds of a server's life; empty: nothing."""
+    if why := misnumbered(life, answered, header):
+        return why
+    if down.curvature < 0:
+        return f"sent the curvature {float(down.curvature[0])}, which must be >= 0"
+    return f"asked for {int(down.steps[0])} steps, which must be >= -1" if down.steps < -1 else ""
+
+
+def misnumbered(life: Array, answered: Array, header: Header) -> str:
+    """Say what is wrong with the round of a message; empty: nothing."""
     last = int(np.max(answered)) if header.life == np.asarray(life) else NOBODY
     if header.round <= last:
         return (
             f"sent round {int(header.round[0])}, and round {last} is answered already; a server that goes on from "
             f"an earlier state needs another life"
         )
-    if down.curvature < 0:
-        return f"sent the curvature {float(down.curvature[0])}, which must be >= 0"
-    return f"asked for {int(down.steps[0])} steps, which must be >= -1" if down.steps < -1 else ""
+    return ""
 
 
 def known_answers(mine: Any, header: Header) -> Array:
@@ -182,11 +189,16 @@ def known_answers(mine: Any, header: Header) -> Array:
 
 def added(sent: Sent, held: Array, round: Array, v: Array, done: Array) -> Sent:
     """Put another answer in place of the oldest, but not of the one that the server holds, marked ``[m, k]``."""
-    last = jnp.iinfo(jnp.int32).max
-    slot = jnp.argmin(jnp.where(held & (sent.round >= 0), last, sent.round), axis=1)
-    here = jnp.arange(sent.round.shape[1])[None, :] == slot[:, None]
+    here = place_of_next(sent.round, held)
     return Sent(
         jnp.where(here, round[:, None], sent.round),
         jnp.where(here[:, :, None], v[:, None, :], sent.v),
         jnp.where(here, done[:, None], sent.done),
     )
+
+
+def place_of_next(rounds: Array, held: Array) -> Array:
+    """Mark the place for another answer ``[m, k]``: of the oldest that is not the one held, marked ``[m, k]``."""
+    last = jnp.iinfo(jnp.int32).max
+    slot = jnp.argmin(jnp.where(held & (rounds >= 0), last, rounds), axis=1)
+    return jnp.arange(rounds.shape[1])[None, :] == slot[:, None]

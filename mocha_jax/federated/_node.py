@@ -83,7 +83,7 @@ class Node:
         check.key("Node", key)
         check_header("Node", "the server", down, Down, self.federation)
         record = check_arrays("Node", "the server", down, self._like)
-        said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held))
+        said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held, down.task))
         numbers = Header(*said)
         if why := _oddity(down) or self._side.doubts(mine, numbers, record):
             raise Refused(f"Node: the server {why}.")

@@ -140,7 +140,7 @@ class OverChannel(Algorithm[Problem]):
             budget = jnp.where(jnp.any(transit.arrives >= round, axis=0), 0, budget)
         asked = budget > 0
         same = jnp.full_like(state.held, 1) * round
-        header = Header(same, jnp.zeros_like(same), state.held)
+        header = Header(same, jnp.zeros_like(same), state.held, jnp.arange(len(same), dtype=jnp.int32))
         down = centre.down(state.inner).replace(steps=budget)
         mine, since, up = nodes.work(drawn, state.mine, header, down)
         mine = jax.tree.map(lambda new, old: where(asked, new, old), mine, state.mine)

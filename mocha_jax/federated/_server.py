@@ -42,7 +42,8 @@ class Report:
       heard: tasks whose answers were taken.
       refused: a sentence for every other answer, by task.
       quality: what the answers say of the model that was sent down, a `Certificate` of a convex problem. Its numbers
-        are infinite where too few have answered to know them; its lower bound holds in every round.
+        are infinite where too few have answered to know them; its lower bound holds in every round. Of networks a
+        `Training`.
     """
 
     round: int
@@ -130,7 +131,7 @@ class Server:
         if steps is not None:
             check.integer("Server.down", 0, steps=steps)
             record = record.exchange(steps=np.full_like(record.steps, steps))
-        arrays = arrays_of(jax.tree.map(lambda a: a[task : task + 1], record))
+        arrays = arrays_of(jax.tree.map(lambda a: a[task : task + 1] if len(a) > 1 else a, record))
         round, life, held = int(state.round) + 1, int(state.life), int(state.held[task])
         return Down(self.federation, task, round, life, held, type(record).__name__, arrays)
 

@@ -29,6 +29,7 @@ class Header(Pytree):
     # [m] int32. Down: the round of the node's last answer that the server holds, 0 before the first. Up: the same where
     # the node had gone no further than that when the message came, otherwise below 0.
     held: Array
+    task: Array  # [m] int32 the tasks of the nodes, their numbers among all
 
 
 class NodeSide(Pytree):
@@ -110,7 +111,10 @@ class ServerSide(Pytree):
 
     @abstractmethod
     def down(self, state: Any) -> Any:
-        """Return what goes down to all nodes; its field `steps` ``[m]`` int32 is -1, for all those of a round."""
+        """Return what goes down to all nodes; its field `steps` ``[m]`` int32 is -1, for all those of a round.
+
+        The leading axis of an array is of tasks, or 1 where it is the same for all.
+        """
 
     @abstractmethod
     def like_up(self) -> Tree:

@@ -1,0 +1,160 @@
+r"""Both sides of federated averaging: FedSGD, FedAvg and FedProx, with any optimizer at the server.
+
+What comes down are the server's parameters $\theta$. A node trains them on its samples to $\theta_k$ and sends
+$c_k (\theta - \theta_k)$ and $c_k$, the total weight of its samples; the server adds up both. **Nodes keep nothing.**
+An answer that was lost is one of a node that was not asked, and a node that begins from nothing is as good as any. An
+answer to an earlier message is a change from the parameters of that time, and is applied to those of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from mocha_jax._core.pytree import Pytree, Tree, static, tree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer
+from mocha_jax._neural.prediction import Prediction
+from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, Sides, register, where
+from mocha_jax.federated._training import (
+    Training,
+    distinct,
+    doubtful,
+    no_regularizer,
+    problem_of,
+    row_of,
+    steps_of,
+    total_of,
+    training,
+)
+
+
+class AveragingDown(Pytree):
+    """The message of the server."""
+
+    params: Any = tree()  # [m, ...] of the model
+    steps: Array  # [m] int32 how many to do; below 0 those of a full round
+
+
+class AveragingUp(Pytree):
+    """The answer of nodes."""
+
+    change: Any = tree()  # [m, ...] of the parameters, from where they end to where they began, times the weight
+    weight: Array  # [m] of the samples; 0 without a step, or where the training was not finite
+    loss: Array  # [m] mean over the training, times the weight
+    diverged: Array  # [m] int32 1 where it was not finite
+    samples: Array  # [m] int32
+
+
+class AveragingNodes(NodeSide):
+    """Nodes that train the server's parameters."""
+
+    algorithm: FedAvg
+    problem: Prediction
+
+    @classmethod
+    def of(cls, algorithm: FedAvg, data: TaskData, likelihood: object) -> AveragingNodes:
+        problem = problem_of(algorithm, data, likelihood)
+        distinct(algorithm, jax.eval_shape(lambda: algorithm.begin(data.dtype)))
+        return cls(algorithm, problem)
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def like_down(self) -> Mapping[str, Tree]:
+        def some() -> AveragingDown:
+            m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
+            return AveragingDown(of_each(self.algorithm.begin(dtype), m), jnp.zeros((m,), jnp.int32))
+
+        return {"AveragingDown": jax.eval_shape(some)}
+
+    def work(
+        self, key: Any, mine: tuple[()], header: Header, down: AveragingDown
+    ) -> tuple[tuple[()], Array, AveragingUp]:
+        algorithm, problem, data = self.algorithm, self.problem, self.problem.data
+
+        def client(
+            given: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: Answer
+        ) -> tuple[Answer, tuple[()]]:
+            there = algorithm.given(key, row_of(given.params, node), problem)
+            return algorithm.answer(there, data, place, header.task[node], budget), ()
+
+        none = of_each(no_answer(algorithm.begin(data.dtype), data.dtype), data.num_nodes)
+        budget = steps_of(down.steps, algorithm.full_work(problem))
+        answer, _ = over_clients(data, budget, at_once(algorithm.at_once), client, down, none, ())
+        # A node that keeps nothing has never gone further than the server knows.
+        return (), header.held, AveragingUp(answer.change, answer.weight, answer.loss, answer.diverged, data.sizes)
+
+
+class AveragingHeld(Pytree):
+    """All that the server carries from round to round."""
+
+    counts: Array  # [m] int32 samples of every node; 0 of one that has left
+    state: FedAvgState
+
+
+class AveragingCentre(ServerSide):
+    """The server of federated averaging."""
+
+    algorithm: FedAvg
+    num_tasks: int = static()
+    dtype: DTypeLike = static()
+    loss_scaling: str = static()
+
+    @classmethod
+    def of(
+        cls, algorithm: FedAvg, regularizer: object, num_tasks: int, num_features: int, dtype: DTypeLike, scaling: str
+    ) -> AveragingCentre:
+        # The features are the model's: of sequences it does not see all of them.
+        no_regularizer(algorithm, regularizer)
+        distinct(algorithm, jax.eval_shape(lambda: algorithm.begin(dtype)))
+        return cls(algorithm, num_tasks, dtype, scaling)
+
+    def init(self, counts: Array) -> AveragingHeld:
+        return AveragingHeld(counts, self.algorithm.first_state(self.dtype))
+
+    def resume(self, state: AveragingHeld, counts: Array) -> AveragingHeld:
+        return state.replace(counts=counts)
+
+    def down(self, state: AveragingHeld) -> AveragingDown:
+        return AveragingDown(of_each(state.state.params, 1), jnp.full((self.num_tasks,), -1, jnp.int32))
+
+    def like_up(self) -> Tree:
+        def some() -> AveragingUp:
+            none = of_each(no_answer(self.algorithm.begin(self.dtype), self.dtype), self.num_tasks)
+            return AveragingUp(none.change, none.weight, none.loss, none.diverged, none.diverged)
+
+        return jax.eval_shape(some)
+
+    def combine(
+        self, state: AveragingHeld, round: Array, up: AveragingUp, heard: Heard
+    ) -> tuple[AveragingHeld, Training]:
+        counts = where(heard.any & (state.counts > 0), up.samples, state.counts)
+        total = total_of(heard.any, Answer(up.change, up.weight, up.loss, up.diverged))
+        after = self.algorithm.heard(state.state, total)
+        return AveragingHeld(counts, after), training(after, counts)
+
+    def weights(self, state: AveragingHeld) -> Any:
+        return self.algorithm.weights(state.state)
+
+    def doubts(self, state: AveragingHeld, up: AveragingUp, heard: Heard) -> Mapping[str, Array]:
+        most = up.samples.astype(up.weight.dtype) if self.loss_scaling == "sum" else jnp.ones_like(up.weight)
+        light = (up.weight >= 0) & (up.weight <= most * (1.0 + 1e-3))
+        return {
+            **doubtful(up.samples, diverged=up.diverged),
+            "says that its samples weigh less than nothing, or more than so many can": ~light,
+        }
+
+
+def of_each(record: Any, m: int) -> Any:
+    """The record of each of m nodes."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), record)
+
+
+register(FedAvg, Sides(AveragingNodes.of, AveragingCentre.of))
