@@ -20,10 +20,10 @@ from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
 from mocha_jax.federated._quantized import Quantized as Quantized
+from mocha_jax.federated._reception import ServerState as ServerState
 from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server
-from mocha_jax.federated._server import ServerState as ServerState
 from mocha_jax.federated._sides import Header as Header
 from mocha_jax.federated._sides import Heard as Heard
 from mocha_jax.federated._sides import NodeSide as NodeSide

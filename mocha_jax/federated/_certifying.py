@@ -107,7 +107,8 @@ def as_far_as_known(problem: Problem, found: Certificate, known: Array, exact: A
     dual, joint_gap = jnp.where(exact, found.dual, bound), jnp.where(exact, found.joint_gap, infinite)
     joint_dual = jnp.where(exact, found.joint_dual, -infinite)
     if not learned:
-        joint_gap, joint_dual = gap, dual
+        # As floats give it the dual of an exact round may be above the optimum by a rounding: the bound is not.
+        joint_gap, dual, joint_dual = gap, bound, bound
     some = found.replace(
         primal=jnp.where(known, found.primal, infinite), gap=gap, dual=dual,
         joint_primal=jnp.where(known, found.joint_primal, infinite), joint_gap=joint_gap, joint_dual=joint_dual,

@@ -14,23 +14,14 @@ from jax.typing import DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
-from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header, shown, whole
-from mocha_jax.federated._sending import Coded, Sending, decoded, like_coded
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
+from mocha_jax.federated._reception import Reception, ServerState
+from mocha_jax.federated._sending import Sending, like_coded
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
-
-
-class ServerState(Pytree):
-    """All that a server carries from round to round."""
-
-    round: Array  # [] int32 rounds done
-    life: Array  # [] int32 of this server
-    held: Array  # [m] int32 the round of every node's last answer that it holds; 0: none
-    counts: Array  # [m] int32 samples of every node, 1 before it has said so; 0: it takes no part
-    inner: Any = tree()  # of the algorithm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +78,18 @@ class Server:
         if max_norm is not None:
             check.scalar("Server", max_norm=max_norm)
             check.positive("Server", max_norm=max_norm)
+            max_norm = float(max_norm)
         self.federation, self.num_tasks = federation, num_tasks
-        self.max_norm = None if max_norm is None else float(max_norm)
         dtype = np.dtype(jnp.zeros((), dtype).dtype)
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
-        self._like = self._side.like_up()
-        self.max_staleness = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
-        self._taken: dict[str, Tree] = {type(self._like).__name__: self._like}
-        self._receiving = receiving
+        like = self._side.like_up()
+        taken: dict[str, Tree] = {type(like).__name__: like}
         if receiving is not None:
             check.instance("Server", "receiving", receiving, Sending, "federated.Quantized()")
-            self._taken["Coded"] = like_coded(receiving, self._like)
+            taken["Coded"] = like_coded(receiving, like)
+        late = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
+        self._reception = Reception(federation, self._side, taken, receiving, late, max_norm)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
     @on_purpose
@@ -149,18 +140,18 @@ class Server:
         """
         if not isinstance(ups, Mapping):
             raise ValueError(f"Server.step: ups must be a mapping of tasks to answers, got {check.shown(ups)}.")
-        taken, refused = {}, {}
+        taken, refused, door = {}, {}, self._reception
         for sender, up in ups.items():
             try:
-                task = self._known(sender)
-                taken[task] = self._believed(state, task, up), up
+                task = door.known(state, sender)
+                taken[task] = door.believed(state, task, up), up
             except Refused as why:
                 refused[sender] = str(why)
-        record, heard, rounds = self._together(state, taken)
-        if doubtful := self._doubtful(state, record, heard):
+        record, heard, rounds = door.together(state, taken)
+        if doubtful := door.doubtful(state, record, heard):
             refused |= {task: f"Server: the node of task {task} {why}." for task, why in doubtful.items()}
             taken = {task: answer for task, answer in taken.items() if task not in doubtful}
-            record, heard, rounds = self._together(state, taken)
+            record, heard, rounds = door.together(state, taken)
         now = int(state.round) + 1
         state, quality = _combine(self._side, state, record, heard, rounds)
         return state, Report(now, tuple(sorted(taken)), refused, quality)
@@ -206,7 +197,7 @@ class Server:
 
     def like_up(self) -> Mapping[str, Tree]:
         """Return records of the shapes and dtypes of what may come up, with an axis of tasks, by their names."""
-        return self._taken
+        return self._reception.taken
 
     def like_down(self) -> Mapping[str, Tree]:
         """Return those of what goes down."""
@@ -220,79 +211,11 @@ class Server:
         round = state.round + jnp.ones_like(state.round)
         return state.replace(round=round, counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
 
-    def _together(self, state: ServerState, taken: Mapping[int, tuple[Any, Up]]) -> tuple[Any, Heard, np.ndarray]:
-        """The records of answers in one, which of them there are, and the rounds that they answer."""
-        m, now, held = self.num_tasks, int(state.round) + 1, np.asarray(state.held)
-        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self._like)
-        answers = np.full((3, m), -1, np.int32)  # heard, round, held
-        records = {task: arrays for task, (arrays, _) in taken.items()}
-        if self._receiving is not None:
-            like: Any = self._taken["Coded"]
-            records = decoded(self._receiving, like, records, self._side.held(state.inner))
-        for task, (_, up) in taken.items():
-            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, records[task])
-            answers[:, task] = 1, up.round, up.held
-        came: Any = answers[0] > 0
-        late: Any = np.where(came, now - answers[1], 0).astype(np.int32)
-        heard = Heard(came, answers[1] == now, came & (answers[2] == held), came | (held > 0), late)
-        return record, heard, answers[1]
-
-    def _doubtful(self, state: ServerState, record: Any, heard: Heard) -> dict[int, str]:
-        """Reasons why answers cannot be, by their tasks."""
-        marks, norms = jax.device_get(_doubts(self._side, state.inner, record, heard))
-        if self.max_norm is not None:
-            marks[f"sent an answer whose norm is more than {self.max_norm:g}"] = norms > self.max_norm
-        came = np.flatnonzero(heard.any)
-        return {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
-
     def _task(self, what: str, task: object) -> int:
         found = whole(task)
         if found is None or not 0 <= found < self.num_tasks:
             raise ValueError(f"Server.{what}: there is no task {shown(task)}; tasks are 0 to {self.num_tasks - 1}.")
         return found
-
-    def _known(self, sender: object) -> int:
-        task = whole(sender)
-        if task is None or not 0 <= task < self.num_tasks:
-            raise Refused(
-                f"Server: the node of task {shown(sender)} is none of this federation, whose tasks are 0 to "
-                f"{self.num_tasks - 1}."
-            )
-        return task
-
-    def _believed(self, state: ServerState, task: int, up: object) -> Any:
-        """The record of an answer, as far as can be seen one of this node to a message of this server."""
-        sender = f"the node of task {task}"
-        check_header("Server", sender, up, Up, self.federation)
-        assert isinstance(up, Up)
-        now, held, life = int(state.round) + 1, int(state.held[task]), int(state.life)
-        why = ""
-        if up.task != task:
-            why = f"says that it is that of task {up.task}"
-        elif not int(state.counts[task]):
-            why = "takes no part in the federation any more; see Server.join"
-        elif up.life != life:
-            why = f"answers another life of the server, {up.life}, where this one is {life}"
-        elif not 0 < up.round <= now:
-            why = f"answers round {up.round}, where there were rounds 1 to {now}"
-        elif up.held >= up.round:
-            why = f"answers round {up.round} and says that an answer to round {up.held} had come before"
-        elif up.round <= held:
-            why = f"answers round {up.round}, and its answer to round {held} is here already"
-        elif now - up.round > self.max_staleness:
-            why = f"answers round {up.round}, {now - up.round} rounds late, where {self.max_staleness} are waited for"
-        elif self._side.from_held and up.held != held:
-            why = f"goes on from its answer to round {up.held}, where that to round {held} is here"
-        if why:
-            raise Refused(f"Server: {sender} {why}.")
-        record: Any = check_arrays("Server", sender, up, self._taken)
-        relative = self._receiving is not None and self._receiving.relative and isinstance(record, Coded)
-        if relative and (base := int(record.base[0])) != held:
-            raise Refused(
-                f"Server: {sender} sent a difference from its answer to round {base}, and the one that is held is "
-                f"that to round {held}."
-            )
-        return record
 
 
 _init = jax.jit(lambda side, counts: side.init(counts))
@@ -302,11 +225,6 @@ _resume = jax.jit(lambda side, inner, counts: side.resume(inner, counts))
 @jax.jit
 def _down(side: ServerSide, inner: Any) -> Any:
     return side.down(inner)
-
-
-@jax.jit
-def _doubts(side: ServerSide, inner: Any, up: Any, heard: Heard) -> tuple[dict[str, Array], Array]:
-    return dict(side.doubts(inner, up, heard)), side.norms(up)
 
 
 @jax.jit
