@@ -1,5 +1,7 @@
 """Honest answers are never doubted, and those that cannot be are."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -34,6 +36,22 @@ def test_an_honest_node_is_never_doubted(loss, way, dtype, key):
     # It asserts that none is refused.
     _, _, reports = world.deployed(server, world.nodes_of(xs, ys, zoo.LOSSES[loss], algorithm), key, 0, plan)
     assert float(reports[-1].quality.residual) < 1e-2
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
+def test_nor_is_one_that_remembers_points(loss, key):
+    xs, ys = tables(loss, np.float32)
+    server = world.server_of(mj.Mocha(), WAYS["given"][1], dtype=np.float32)
+    rng = np.random.default_rng(0)
+    plan = [[[-1, -1, 3, None][rng.integers(4)] for _ in range(world.M)] for _ in range(40)] + [[-1] * world.M] * 20
+    nodes = world.nodes_of(xs, ys, zoo.LOSSES[loss], mj.Mocha())
+    state, mine, reports = world.deployed(server, nodes, key, 0, plan)
+    assert float(reports[-1].quality.residual) < 1e-3
+    # What is found of another's data does not fit the losses of this one.
+    _, up = nodes[0].step(key, mine[0], server.down(state, 0))
+    wrong = dict(up.arrays, vector=-10.0 * up.arrays["vector"])
+    _, report = server.step(state, {0: dataclasses.replace(up, arrays=wrong)})
+    assert 0 in report.refused
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "absolute", "huber"])
