@@ -63,15 +63,22 @@ def main() -> None:
                     ]
                 for clock, cost in clocks(tasks.data.num_nodes).items():
                     for timed in waiting(key, problem, algorithm, cost, best[name], rounds):
-                        table.append((tasks.name, name, method, clock, *timed))
+                        table.append((tasks.name, name, method, clock, timed))
         common.save(draw(panels), options, tasks, "channels")
-    print(f"\nsimulated seconds until P / P* - 1 <= {', '.join(f'{t:g}' for t in TARGETS)}, at the best of its cycles")
-    for name, omega, method, clock, way, seconds, at in table:
-        found = " ".join(f"{s:>10.4g} ({a:.3g})" for s, a in zip(seconds, at, strict=True))
-        print(f"{name:<10} {omega:<8} {method:<12} {clock:<18} {way:<13} {found}")
+        report(table)
+        table.clear()
+        jax.clear_caches()  # a process has room for so many programs
     common.write(
         options.out / "channels.csv", ("tasks", "omega", "method", "channel", "answers", "excess"), common.thin(rows)
     )
+
+
+def report(table: list[tuple]) -> None:
+    """Print the seconds of one task set."""
+    print(f"simulated seconds until P / P* - 1 <= {', '.join(f'{t:g}' for t in TARGETS)}, at the best of its cycles")
+    for name, omega, method, clock, timed in table:
+        found = " ".join(f"{s:>10.4g} ({a:.3g})" for s, a in zip(timed.seconds, timed.at, strict=True))
+        print(f"{name:<10} {omega:<8} {method:<12} {clock:<14} {timed.way:<13} {found}", flush=True)
 
 
 def excess_of(history: mj.History, best: float) -> np.ndarray:

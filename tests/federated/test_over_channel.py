@@ -27,7 +27,13 @@ def problem_of(regularizer, loss=None):
     return world.problem_of(xs, ys, L.Hinge() if loss is None else loss, regularizer)
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ("algorithm 1", "cocoa", "proximal, every third") else ())
+        for n in SERVERS
+    ],
+)
 def test_every_server_reaches_the_optimum(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer)
@@ -39,7 +45,9 @@ def test_every_server_reaches_the_optimum(name, key):
     assert state.refused > 300  # duplicates, and answers that newer ones had overtaken
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("adaptive", "proximal") else pytest.mark.slow) for n in SERVERS]
+)
 def test_without_accidents_it_is_the_plain_run(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer, L.Logistic())

@@ -42,8 +42,18 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("systems", SYSTEMS)
+# With every system; the other cases with one, and with the others where there is time.
+WITH_ALL = ("safe mean", "adaptive", "proximal")
+
+
+@pytest.mark.parametrize(
+    ("case", "systems"),
+    [
+        pytest.param(case, systems, marks=() if systems == "partial" or case in WITH_ALL else pytest.mark.slow)
+        for case in CASES
+        for systems in SYSTEMS
+    ],
+)
 def test_it_is_the_simulation(case, systems, key):
     algorithm, regularizer, loss = CASES[case]
     xs, ys = world.tables()

@@ -63,8 +63,13 @@ def product_is_posterior(there):
     assert (np.asarray(state.posterior.precision) > 0).all()
 
 
-@pytest.mark.parametrize("systems", SYSTEMS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "systems"),
+    [
+        pytest.param(c, s, marks=pytest.mark.slow if i % 2 else ())
+        for i, (c, s) in enumerate((c, s) for c in CASES for s in SYSTEMS)
+    ],
+)
 def test_it_is_the_simulation(case, systems, key):
     algorithm = CASES[case]
     rounds = 4 if algorithm.parallel else 12
