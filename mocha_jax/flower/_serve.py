@@ -227,14 +227,18 @@ class Rounds:
         quality = report.quality
         bound = max(float(quality.bound), float(getattr(quality, "joint_dual", -np.inf)))
         _log.info(
-            "round %d: gap %.2e, bound %.6g, heard %d of %d, refused %d, %.1f s, %d bytes down, %d up",
-            report.round, float(quality.residual), bound, len(report.heard), self.server.num_tasks - len(self.left),
-            len(report.refused), seconds, down, up,
+            "round %d: gap %s, bound %s, heard %d of %d, refused %d, %.1f s, %d bytes down, %d up",
+            report.round, _known(quality.residual, ".2e"), _known(bound, ".6g"), len(report.heard),
+            self.server.num_tasks - len(self.left), len(report.refused), seconds, down, up,
         )  # fmt: skip
 
 
 def _number(up: Up) -> int:
     return up.round if isinstance(up.round, int) else 0
+
+
+def _known(number: Any, form: str) -> str:
+    return f"{float(number):{form}}" if np.isfinite(number) else "unknown"
 
 
 def _but(missing: list[int]) -> str:
