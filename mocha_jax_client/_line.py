@@ -26,6 +26,9 @@ _LONGEST = 100
 _LENGTH = struct.Struct("<Q")
 _STARTS = 3
 
+# Workers of this process, which go on without it and are not waited for.
+_workers: list[subprocess.Popen[bytes]] = []
+
 
 class WorkerError(RuntimeError):
     """A worker that does not start; its log says why."""
@@ -152,6 +155,7 @@ def _start(folder: str, setup: Mapping[str, Any]) -> subprocess.Popen[bytes]:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([*_paths(setup), *_given()])},
         )  # fmt: skip
     assert worker.stdin is not None
+    _workers[:] = [worker, *(one for one in _workers if one.poll() is None)]
     try:
         worker.stdin.write(json.dumps(dict(setup)).encode())
         worker.stdin.close()

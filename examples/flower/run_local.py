@@ -47,7 +47,7 @@ class Local:
         self.folder = Path(folder or tempfile.mkdtemp(prefix="mocha-")).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.nodes, self.keys, self._own = nodes, None, folder is None
-        self.port, self.ports, self.processes = _free_port(), [], {}
+        self.port, self.processes = _free_port(), {}
         self.tables = make_data.write(self.folder / "data", nodes)
         if secure:
             self.keys = make_keys.write(self.folder / "keys", nodes)
@@ -77,20 +77,27 @@ class Local:
         for node in range(self.nodes if self.keys else 0):
             self.flwr("supernode", "register", self.keys / f"node{node}.pub", "local", "--name", f"node{node}")
 
-    def node(self, node, **config):
+    def start(self):
+        """Start all."""
+        self.superlink()
+        ready = [self.node(node, wait=False) for node in range(self.nodes)]
+        for node, begin in enumerate(ready):
+            self._wait(f"node{node}", r"SuperNode ID: \d+", begin)
+
+    def node(self, node, wait=True, **config):
         """Start a SuperNode."""
-        port = _free_port()
-        self.ports.append(port)
         safe = ["--insecure"]
         if self.keys:
             key = self.keys / f"node{node}"
             safe = ["--root-certificates", self.keys / "ca.crt", "--auth-supernode-private-key", key]
         config = {"task": node, "data": str(self.tables[node]), "state": str(self.folder / f"node{node}"), **config}
-        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", port]
+        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", _free_port()]
         begin = self._start(
             f"node{node}", ["flower-supernode", *safe, *where, "--node-config", _pairs(config)]
         )  # fmt: skip
-        self._wait(f"node{node}", r"SuperNode ID: \d+", begin)
+        if wait:
+            self._wait(f"node{node}", r"SuperNode ID: \d+", begin)
+        return begin
 
     def submit(self, **config):
         """Start the app, and return the run's number."""
@@ -135,14 +142,14 @@ class Local:
         process.kill()
         process.wait()
 
-    def found(self, *words):
-        """Return the numbers of the processes whose commands have these words, one of which is of this federation."""
+    def found(self, word=""):
+        """Return the numbers of this federation's processes whose commands have a word; on Linux alone."""
         some = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                command = path.read_text(errors="replace").replace("\0", " ")
-                if all(word in command for word in words):
-                    some.append(int(path.parent.name))
+                ours = f"FLWR_HOME={self.folder}/home".encode() in (path / "environ").read_bytes().split(b"\0")
+                if ours and word.encode() in (path / "cmdline").read_bytes():
+                    some.append(int(path.name))
         return some
 
     def stop(self):
@@ -158,13 +165,11 @@ class Local:
                 process.kill()
                 process.wait()
         self.processes = {}
-        # What the SuperLink and the SuperNodes had started ends by itself when they have; workers are told.
-        places = [f"127.0.0.1:{port}" for port in [self.port, *self.ports]]
+        # What the SuperLink and the SuperNodes had started ends by itself soon, but for the workers.
         end = time.monotonic() + 5
-        while time.monotonic() < end and any(self.found("flwr-", place) for place in places):
+        while time.monotonic() < end and (self.found("flwr") or self.found("flower-")):
             time.sleep(0.2)
-        left = [pid for place in places for pid in self.found("flwr-", place) + self.found("flower-superexec", place)]
-        for pid in {*left, *self.found("mocha_jax.flower._worker", f"{self.folder}/")}:
+        for pid in self.found():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._own:
@@ -215,9 +220,7 @@ def main():
     pairs = dict(pair.split("=", 1) for pair in asked.pairs)
     config = {name: _value(value) for name, value in pairs.items()}
     with Local(asked.folder, asked.nodes, asked.secure) as local:
-        local.superlink()
-        for node in range(asked.nodes):
-            local.node(node)
+        local.start()
         run = local.submit(**config)
         status = local.wait(run)
         print(local.log(run))

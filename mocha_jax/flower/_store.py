@@ -46,7 +46,7 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
             raise ValueError(f"load: {name} in {path} is {array.dtype}{list(array.shape)}, another record's.")
         return jnp.asarray(array)
 
-    with np.load(path, allow_pickle=False) as file:
+    with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
         found = {name: file[name] for name in file}
     return jax.tree_util.tree_map_with_path(one, like)
 

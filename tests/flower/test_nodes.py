@@ -149,6 +149,14 @@ def pids(folder):
     return found
 
 
+def ended(folder):
+    """Wait for the end of all workers."""
+    end = time.monotonic() + 30
+    while pids(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not pids(folder)
+
+
 @pytest.fixture
 def folder(tmp_path):
     yield tmp_path
@@ -179,16 +187,13 @@ def test_a_worker_does_the_work(folder):
     # Without a worker the one there is ends.
     same(answered(app, message(), folder), up)
     same(answered(client_app(MAKE, worker=False), message(), folder), up)
-    assert not pids(folder / "task-0")
+    assert ended(folder / "task-0")
 
 
 @here
 def test_a_worker_ends_when_it_is_idle(folder):
     answered(client_app(MAKE, idle_seconds=0.5), message(), folder)
-    end = time.monotonic() + 20
-    while pids(folder / "task-0") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not pids(folder / "task-0")
+    assert ended(folder / "task-0")
     assert not os.path.exists(_line.address(str(folder / "task-0")))
 
 

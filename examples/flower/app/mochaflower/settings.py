@@ -4,5 +4,5 @@ import mocha_jax as mj
 
 ALGORITHM = mj.Mocha()
 LOSS = mj.losses.SmoothedHinge(0.5)  # only the nodes need it
-REGULARIZER = mj.regularizers.Probabilistic(0.01)  # only the server needs it; it learns how the tasks are related
+REGULARIZER = mj.regularizers.Probabilistic(0.1)  # only the server needs it; it learns how the tasks are related
 SCALING, INTERCEPT = "task_mean", 1.0
