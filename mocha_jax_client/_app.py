@@ -53,6 +53,8 @@ def client_app(
         raise ValueError(
             f"client_app: make_node must be a text 'package.module:function' or a function of a module, got {name!r}."
         )
+    if not isinstance(worker, bool):
+        raise ValueError(f"client_app: worker must be True or False, got {worker!r}.")
     if isinstance(idle_seconds, bool) or not isinstance(idle_seconds, int | float) or not idle_seconds > 0:
         raise ValueError(f"client_app: idle_seconds must be a number > 0, got {idle_seconds!r}.")
     app = ClientApp()

@@ -172,6 +172,8 @@ class Local:
         for pid in self.found():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        while time.monotonic() < end + 5 and self.found():
+            time.sleep(0.1)
         if self._own:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from flwr.serverapp import Grid
 
 from mocha_jax._core import check
 from mocha_jax.federated import Report, Server, ServerState, Up
+from mocha_jax.flower._plan import Plan
 from mocha_jax.flower._post import Post
 from mocha_jax.flower._store import load, save
 
@@ -28,46 +28,14 @@ class Served:
     Args:
       weights: the model of which the last report speaks.
       state: of the server, after the last round.
-      report: of the last round; None where there was none.
+      report: of the last round.
       converged: whether the tolerance was reached.
     """
 
     weights: Any
     state: ServerState
-    report: Report | None
+    report: Report
     converged: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The arguments of `serve`, checked."""
-
-    max_rounds: int = 1000
-    tol: float = 1e-3
-    round_seconds: float = 60.0
-    message_seconds: float = 0.0
-    min_answers: int = 1
-    asynchronous: bool = False
-    start_seconds: float = 600.0
-    leave_after: int = 0
-    seed: int = 0
-    poll_seconds: float = 0.1
-    checkpoint: str = ""
-
-    def __post_init__(self) -> None:
-        owner = "serve"
-        check.integer(owner, 1, max_rounds=self.max_rounds, min_answers=self.min_answers)
-        check.integer(owner, 0, leave_after=self.leave_after)
-        check.integer(owner, 0, 2**32 - 1, seed=self.seed)
-        for name in ("tol", "round_seconds", "message_seconds", "start_seconds", "poll_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf:
-                raise ValueError(f"{owner}: {name} must be a number >= 0, got {check.shown(value)}.")
-        if not self.round_seconds:
-            raise ValueError(f"{owner}: round_seconds must be above 0.")
-        check.flag(owner, asynchronous=self.asynchronous)
-        if not isinstance(self.checkpoint, str | os.PathLike):
-            raise ValueError(f"{owner}: checkpoint must be the path of a file, got {check.shown(self.checkpoint)}.")
 
 
 def serve(
@@ -100,6 +68,7 @@ def serve(
       checkpoint: path of a file that gets the server's state after every round; where it is there, the rounds go on
         from it.
     """
+    check.instance("serve", "server", server, Server, "federated.Server(...)")
     plan = Plan(
         max_rounds, tol, round_seconds, message_seconds, min_answers, asynchronous, start_seconds, leave_after, seed,
         poll_seconds, checkpoint,
@@ -126,10 +95,8 @@ class Rounds:
     def run(self) -> Served:
         """Do all rounds."""
         plan, server = self.plan, self.server
-        before, report, converged = self.state, None, False
-        if int(self.state.round) < plan.max_rounds:
-            self._gather()
-        while int(self.state.round) < plan.max_rounds and not converged:
+        self._gather()
+        while True:
             begin, down, up = time.monotonic(), self.post.bytes_down, self.post.bytes_up
             self._join()
             ups = self._round()
@@ -141,7 +108,8 @@ class Rounds:
             converged = float(report.quality.residual) <= plan.tol
             sizes = self.post.bytes_down - down, self.post.bytes_up - up
             self._tell(report, time.monotonic() - begin, *sizes)
-        return Served(jax.device_get(server.weights(before)), self.state, report, converged)
+            if converged or report.round >= plan.max_rounds:
+                return Served(jax.device_get(server.weights(before)), self.state, report, converged)
 
     def _first(self) -> ServerState:
         path = self.plan.checkpoint
@@ -155,6 +123,11 @@ class Rounds:
             raise ValueError(
                 f"serve: {path} is no checkpoint of this server; take the file away or name another one."
             ) from error
+        if int(state.round) >= self.plan.max_rounds:
+            raise ValueError(
+                f"serve: {path} is of round {int(state.round)}, and max_rounds={self.plan.max_rounds}; raise it or take "
+                f"the file away."
+            )
         _log.info("The rounds go on after round %d, from %s.", int(state.round), path)
         return state
 
@@ -162,10 +135,11 @@ class Rounds:
         """Wait for the nodes."""
         end = time.monotonic() + self.plan.start_seconds
         wanted = set(range(self.server.num_tasks)) - self.left
-        while not wanted <= self.post.tasks:
-            if time.monotonic() > end and len(self.post.tasks) >= self.plan.min_answers:
-                break
+        while True:
             self._look()
+            late = time.monotonic() > end and len(self.post.tasks) >= self.plan.min_answers
+            if late or wanted <= self.post.tasks:
+                break
             time.sleep(self.plan.poll_seconds)
         missing = sorted(wanted - self.post.tasks)
         _log.info("%d of %d nodes are there%s.", len(self.post.tasks), len(wanted), _but(missing))
@@ -246,8 +220,3 @@ def _but(missing: list[int]) -> str:
         return ""
     shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
     return f", all but those of tasks {shown}"
-
-
-def overridden(plan: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those in place that a run-config has, under the same names with hyphens."""
-    return {name: config.get(name.replace("_", "-"), value) for name, value in plan.items()}

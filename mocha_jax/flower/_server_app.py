@@ -15,7 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
 from mocha_jax.federated import Server
-from mocha_jax.flower._serve import Plan, Rounds, Served, overridden
+from mocha_jax.flower._plan import Plan, overridden
+from mocha_jax.flower._serve import Rounds, Served
 from mocha_jax.flower._store import save
 
 _log = logging.getLogger("flwr")
@@ -62,8 +63,7 @@ def server_app(
         served = Rounds(grid, server, plan).run()
         report = served.report
         how = "converged" if served.converged else "ended at max_rounds"
-        if report is not None:
-            _log.info("%s after round %d, gap %.2e.", how, report.round, float(report.quality.residual))
+        _log.info("%s after round %d, gap %.2e.", how, report.round, float(report.quality.residual))
         if path := str(config.get("result", result)):
             write_result(path, served, make_model)
             _log.info("The model is in %s.", path)
@@ -85,7 +85,7 @@ def write_result(path: str, served: Served, make_model: Callable[[np.ndarray], A
         return
     weights = np.asarray(weights)
     model = make_model(weights) if make_model else LinearModel(weights, np.zeros(len(weights), weights.dtype))
-    if isinstance(model, LinearModel) and served.report is not None:
+    if isinstance(model, LinearModel):
         quality = served.report.quality
         numbers = {
             field.name: float(value)

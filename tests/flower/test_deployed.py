@@ -1,5 +1,6 @@
 """The example, run by Flower on this machine: SuperLink, SuperNodes, ServerApp and workers in processes of their own."""
 
+import importlib
 import os
 import re
 import signal
@@ -30,17 +31,14 @@ TOL = 1e-3
 def local(tmp_path, monkeypatch):
     """Return a function that starts a federation."""
     monkeypatch.syspath_prepend(EXAMPLE)
-    import run_local
-
+    run_local = importlib.import_module("run_local")
     started = []
 
     def start(nodes, **options):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         found = run_local.Local(tmp_path / "federation", nodes, env={"PYTHONPATH": paths}, **options)
         started.append(found)
-        found.superlink()
-        for node in range(nodes):
-            found.node(node)
+        found.start()
         return found
 
     yield start

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -121,7 +122,7 @@ def test_a_broken_file_begins_anew(tmp_path):
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
-    record = {"a": np.arange(3, dtype=np.float32), "b": (jax.numpy.ones((2,), jax.numpy.bfloat16),)}
+    record: dict[str, Any] = {"a": np.arange(3, dtype=np.float32), "b": (jax.numpy.ones((2,), jax.numpy.bfloat16),)}
     save(tmp_path / "r.npz", record)
     found = load(tmp_path / "r.npz", record)
     assert found["b"][0].dtype == jax.numpy.bfloat16

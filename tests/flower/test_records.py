@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ from mocha_jax_client import _records
 from tests.flower import world
 
 HEADER = {"what": "down", "round": 3, "held": -1, "federation": "mocha", "kind": "DualDown", "seed": np.int64(5)}
-ARRAYS = {
+ARRAYS: dict[str, Any] = {
     "start": np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3), "terms.size": np.float64(0.1), "steps": np.int32(-1),
     "none": np.zeros((0, 4), np.float32), "half": np.arange(3, dtype=ml_dtypes.bfloat16), "tiny": np.arange(4, dtype=np.int8),
     "scalar": np.asarray(1.5, ml_dtypes.bfloat16), "eighth": np.arange(3).astype(ml_dtypes.float8_e4m3fn), "columns": np.asfortranarray(np.eye(3)[:, :2]),
@@ -72,7 +73,8 @@ def test_other_records_are_refused(content):
 def bad_bytes():
     good = _records.to_bytes(HEADER, ARRAYS)
     yield from (b"", b"abc", good[:-1], good + b"0", good[:30], pickle.dumps([1]))
-    for text in ([], {}, {"header": {}, "arrays": [["a", "O", [1]]], "dtypes": {}}, {"header": {}, "arrays": 3}):
+    texts: list[Any] = [[], {}, {"header": {}, "arrays": [["a", "O", [1]]], "dtypes": {}}, {"header": {}, "arrays": 3}]
+    for text in texts:
         head = json.dumps(text).encode()
         yield len(head).to_bytes(8, "little") + head + b"12345678"
 

@@ -1,6 +1,7 @@
 """The rounds of a ServerApp are those that `run` simulates, whatever happens to messages."""
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from mocha_jax.flower._store import save
 from tests.flower import world
 
 KEY = jax.random.key(world.SEED)
-QUICK = {"poll_seconds": 0.0, "round_seconds": 5.0, "seed": world.SEED}
+QUICK: dict[str, Any] = {"poll_seconds": 0.0, "round_seconds": 5.0, "seed": world.SEED}
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_node_that_left_comes_back(tmp_path, best, said):
     answer, count = grid.nodes[103], itertools.count()
     grid.nodes[103] = lambda message: None if 2 <= next(count) < 4 else answer(message)
     how = QUICK | {"round_seconds": 0.05, "message_seconds": 10.0}
-    done = []
+    done: list[bool] = []
 
     def returned(message):  # under another number, as a SuperNode without a key does
         return answer(message)
@@ -226,6 +227,13 @@ def test_another_server_s_checkpoint_is_refused(tmp_path):
     save(path, other.init())
     with pytest.raises(ValueError, match="is no checkpoint of this server"):
         serve(world.LoopGrid({}), world.make_server(), checkpoint=path)
+
+
+def test_a_checkpoint_of_the_last_round_is_said(tmp_path):
+    path = str(tmp_path / "server.npz")
+    serve(loop(tmp_path), world.make_server(), max_rounds=2, tol=0.0, checkpoint=path, **QUICK)
+    with pytest.raises(ValueError, match="is of round 2, and max_rounds=2"):
+        serve(loop(tmp_path), world.make_server(), max_rounds=2, checkpoint=path, **QUICK)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
@@ -15,7 +16,7 @@ from tests import zoo
 
 M, D, SEED = 4, 4, 3
 LOSS, REGULARIZER = mj.losses.SmoothedHinge(0.5), mj.regularizers.Probabilistic(0.05)
-OPTIONS = {"dtype": np.float32, "loss_scaling": "task_mean"}
+OPTIONS: dict[str, Any] = {"dtype": np.float32, "loss_scaling": "task_mean"}
 
 
 def tables():
@@ -77,7 +78,9 @@ class LoopGrid(Grid):
     def set_run(self, run):
         raise NotImplementedError
 
-    run = property(set_run)
+    @property
+    def run(self):
+        raise NotImplementedError
 
     def create_message(self, *args, **kwargs):
         raise NotImplementedError
