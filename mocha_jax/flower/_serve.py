@@ -125,8 +125,8 @@ class Rounds:
             ) from error
         if int(state.round) >= self.plan.max_rounds:
             raise ValueError(
-                f"serve: {path} is of round {int(state.round)}, and max_rounds={self.plan.max_rounds}; raise it or take "
-                f"the file away."
+                f"serve: {path} is of round {int(state.round)}, and max_rounds={self.plan.max_rounds}; raise it or "
+                f"take the file away."
             )
         _log.info("The rounds go on after round %d, from %s.", int(state.round), path)
         return state

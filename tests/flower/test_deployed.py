@@ -34,10 +34,11 @@ def local(tmp_path, monkeypatch):
     run_local = importlib.import_module("run_local")
     started = []
 
-    def start(nodes, **options):
+    def start(nodes, prepare=lambda federation: None, **options):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         found = run_local.Local(tmp_path / "federation", nodes, env={"PYTHONPATH": paths}, **options)
         started.append(found)
+        prepare(found)
         found.start()
         return found
 
@@ -133,17 +134,18 @@ def test_after_kills_it_ends_at_the_same_optimum(local):
 
 @pytest.mark.slow
 def test_a_node_that_never_answers_is_left_out(local):
-    here = local(4)
-    how = {"tol": TOL, "round_seconds": 20.0, "leave_after": 2}
-    run = here.submit(**how)
-    reached(here, run, 2)
-    (worker,) = here.found(f"flower._worker\0{here.folder}/node3/")
-    os.kill(worker, signal.SIGSTOP)
+    def hang(federation):  # whoever reads this table waits for ever
+        federation.tables[3].unlink()
+        os.mkfifo(federation.tables[3])
+
+    here = local(4, hang)
+    run = here.submit(tol=TOL, round_seconds=30.0, leave_after=2)
     assert here.wait(run, 580) == "finished:completed", here.log(run)
     assert "the node of task 3 was not heard in 2 rounds; it is left out" in here.log(run)
-    model, _ = weights_in(here.folder / "model.npz")
+    model, weights = weights_in(here.folder / "model.npz")
     assert model.trained["converged"]
     assert model.trained["relative_joint_gap"] <= TOL
+    np.testing.assert_array_equal(weights[3], 0.0)
 
 
 def reached(local, run, number, seconds=300):

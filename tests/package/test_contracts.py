@@ -10,7 +10,8 @@ import pytest
 import mocha_jax as mj
 
 for module in pkgutil.walk_packages(mj.__path__, "mocha_jax."):
-    if not module.name.endswith("__main__"):
+    flower = module.name.startswith("mocha_jax.flower") and not importlib.util.find_spec("flwr")
+    if not module.name.endswith("__main__") and not flower:
         importlib.import_module(module.name)
 
 
