@@ -3,7 +3,8 @@
 What most programs need is here: data and problem, the drivers `run` and `solve`, the algorithms, the certificate. The
 rest is in modules: `losses`, `regularizers`, `systems`, `costs`, `servers`, `coupling`, `metrics`, `datasets`,
 `features`, `partition`, `networks`, `likelihoods`, `callbacks`, `spectral`, `theory`; `plotting`, which needs
-matplotlib, and `sklearn`, estimators for scikit-learn, which needs that.
+matplotlib, `sklearn`, estimators for scikit-learn, which needs that, and `flower`, federations over Flower, which needs
+that.
 """
 
 import importlib
@@ -180,11 +181,11 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "sklearn", "__version__"]  # no part of *, which would hide scikit-learn itself
+    return [*__all__, "flower", "sklearn", "__version__"]  # no part of *, which would hide scikit-learn itself
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `plotting` or `sklearn` when it is asked for: they need matplotlib and scikit-learn, the package not."""
-    if name not in ("plotting", "sklearn"):
+    """Import `flower`, `plotting` or `sklearn` when it is asked for: they need what the package does not."""
+    if name not in ("flower", "plotting", "sklearn"):
         raise AttributeError(f"module 'mocha_jax' has no attribute {name!r}")
     return importlib.import_module(f"mocha_jax.{name}")

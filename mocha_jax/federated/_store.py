@@ -58,7 +58,7 @@ def save(file: Place, record: object) -> None:
 def load(file: Place, like: Record) -> Record:
     """Read what `save` wrote.
 
-    A server that goes on from an earlier state than its last one needs another life, ``state.replace(life=...)``: nodes
+    A server that goes on from an earlier state than its last one needs another life, `Server.restarted`: nodes
     refuse a second message of a round.
 
     Args:

@@ -1,6 +1,7 @@
 """All right calls by name, and what of the public surface has none, with the reason."""
 
 import functools
+import importlib.util
 import inspect
 import types
 
@@ -8,7 +9,7 @@ import mocha_jax as mj
 
 MODULES = (
     "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "plotting", "regularizers",
-    "servers", "sklearn", "spectral", "systems", "theory",
+    "servers", "sklearn", "spectral", "systems", "theory", *(["flower"] if importlib.util.find_spec("flwr") else []),
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
@@ -21,7 +22,7 @@ CONTRACTS = (
 # What the library makes and hands out.
 RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
-    "datasets.Users", "datasets.Table", "networks.LSTMLayer",
+    "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "federated.ChannelState", "federated.Down", "federated.Header", "federated.Heard", "federated.Message", "federated.Refused", "federated.Report", "federated.ServerState", "federated.Sides", "federated.Up", "systems.Fate",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
@@ -42,13 +43,13 @@ def calls():
     """A right call of everything that takes an argument of a person."""
     from tests.bad_calls import estimators, federations, functions, records
 
-    return (
-        records.constructors()
-        | records.in_use()
-        | functions.functions()
-        | estimators.estimators()
-        | federations.federations()
-    )
+    found = records.constructors() | records.in_use() | functions.functions()
+    found |= estimators.estimators() | federations.federations()
+    if "flower" in MODULES:
+        from tests.bad_calls import deployments
+
+        found |= deployments.deployments()
+    return found
 
 
 @functools.cache

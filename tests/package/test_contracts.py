@@ -1,6 +1,7 @@
 """Contracts hold: what is abstract cannot be made, what is missing is named, and what can be made is final."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 
@@ -9,7 +10,8 @@ import pytest
 import mocha_jax as mj
 
 for module in pkgutil.walk_packages(mj.__path__, "mocha_jax."):
-    if not module.name.endswith("__main__"):
+    flower = module.name.startswith("mocha_jax.flower") and not importlib.util.find_spec("flwr")
+    if not module.name.endswith("__main__") and not flower:
         importlib.import_module(module.name)
 
 
@@ -65,7 +67,8 @@ def test_every_method_of_a_contract_is_there(cls):
 
 
 def test_submodules_offer_nothing_but_their_own():
-    for name in ("losses", "regularizers", "systems", "servers", "coupling", "costs", "metrics", "datasets", "partition",
+    flower = ("flower",) if importlib.util.find_spec("flwr") else ()
+    for name in (*flower, "losses", "regularizers", "systems", "servers", "coupling", "costs", "metrics", "datasets", "partition",
                  "networks", "likelihoods", "spectral", "theory", "multiclass", "plotting", "sklearn", "callbacks"):  # fmt: skip
         offered = dir(getattr(mj, name))
         assert not {"jnp", "np", "jax", "Any", "Array", "check", "annotations"} & set(offered), name

@@ -23,7 +23,7 @@ _algorithms
 _driver _neural theory
 _selection federated
 multiclass
-plotting sklearn
+plotting sklearn flower
 cli
 """
 FLOOR = {room: i for i, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

@@ -1,0 +1,1 @@
+"""A federation of related tasks, to be run by Flower."""

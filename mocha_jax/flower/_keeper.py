@@ -1,0 +1,146 @@
+"""A node and what it keeps on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import logging
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mocha_jax.federated import Down, Message, Node, Refused, load, save
+from mocha_jax.flower._store import arrays_in, write
+from mocha_jax_client._line import LOCK
+from mocha_jax_client._records import Arrays, Header, from_bytes, to_bytes
+
+_log = logging.getLogger("flwr")
+
+# The file that says which others count.
+_INDEX = "kept.json"
+
+Names = tuple[str, ...]
+_FIELDS: Names = (*Message.integers, *Message.texts)
+
+
+class Keeper:
+    """A node, with its state and its last answer in files.
+
+    Args:
+      folder: of the files.
+      node: the node.
+      task: its task.
+    """
+
+    def __init__(self, folder: str, node: Node, task: int) -> None:
+        self.folder, self.node, self.task = folder, node, task
+        self._data = _mark(node)
+        self._count, self._message, self._answer = 0, "", b""
+        self._mine = node.init()
+        self._read()
+
+    def answer(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[Header, Arrays]:
+        """Answer a message: with the last answer where it is the last message once more, and else by a round's work.
+
+        Raises:
+          Refused: it is no message that a server of this federation sends to this node; nothing is changed.
+        """
+        message = hashlib.sha256(to_bytes(header, arrays)).hexdigest()
+        if message == self._message:
+            return from_bytes(self._answer)
+        seed = header.get("seed", 0)
+        if header.get("what") != "down" or any(name not in header for name in _FIELDS):
+            raise Refused("Node: the server sent a message that is none of a round.")
+        if header["task"] != self.task:
+            raise Refused(f"Node: the server sent a message to task {header['task']!r}, and this is task {self.task}.")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+            raise Refused("Node: the server sent a seed that is none.")
+        down = Down(**{name: header[name] for name in _FIELDS}, arrays=arrays)
+        mine, up = self.node.step(jax.random.key(seed), self._mine, down)
+        answer = to_bytes({"what": "up", **up.header}, up.arrays)
+        self._write(mine, message, answer)
+        self._mine, self._message, self._answer = mine, message, answer
+        return from_bytes(answer)
+
+    def kept(self) -> Arrays:
+        """Return what the node keeps."""
+        return arrays_in(self._mine)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _write(self, mine: Any, message: str, answer: bytes) -> None:
+        """Write all of it, and in the end the index, by which it counts."""
+        self._count += 1
+        names = {"mine": f"mine-{self._count % 2}.npz", "answer": f"answer-{self._count % 2}.bin"}
+        save(self._path(names["mine"]), mine)
+        write(self._path(names["answer"]), answer)
+        index = {**names, "count": self._count, "message": message, "data": self._data}
+        write(self._path(_INDEX), json.dumps(index).encode())
+
+    def _read(self) -> None:
+        try:
+            with open(self._path(_INDEX)) as file:
+                index = json.load(file)
+        except FileNotFoundError:
+            return
+        if index["data"] != self._data:
+            _log.warning("Node: its samples are others than those of %s; it begins anew.", self.folder)
+            return
+        try:
+            mine = load(self._path(index["mine"]), self._mine)
+            with open(self._path(index["answer"]), "rb") as bytes_of:
+                answer = bytes_of.read()
+        except (OSError, ValueError, zipfile.BadZipFile):
+            _log.warning("Node: %s is of another version or broken; it begins anew.", self.folder, exc_info=True)
+            return
+        self._mine, self._count, self._message, self._answer = mine, index["count"], index["message"], answer
+
+
+def keeper_of(folder: str, setup: Mapping[str, Any]) -> Keeper:
+    """Make the node that a setup names, and read what it keeps."""
+    if setup["root"] and setup["root"] not in sys.path:
+        sys.path.insert(0, setup["root"])
+    module, _, function = str(setup["make_node"]).partition(":")
+    node = getattr(importlib.import_module(module), function)(dict(setup["config"]))
+    if not isinstance(node, Node):
+        raise TypeError(f"client_app: make_node must return a federated.Node, got a {type(node).__name__}.")
+    return Keeper(folder, node, int(setup["task"]))
+
+
+@contextlib.contextmanager
+def locked(folder: str, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a node's folder; hand in whether it is held, which it is not where another process has it.
+
+    Args:
+      folder: of the node.
+      wait: until it can be had.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    with open(os.path.join(folder, LOCK), "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def _mark(node: Node) -> str:
+    """A name of a node's samples and settings: duals belong to them."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays_in(node._side).items()):
+        found.update(f"{name} {array.dtype.name} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,221 @@
+"""The rounds of a server over Flower's Grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.serverapp import Grid
+
+from mocha_jax._core import check
+from mocha_jax.federated import Report, Server, ServerState, Up, load, save
+from mocha_jax.flower._plan import Plan
+from mocha_jax.flower._post import Post
+
+_log = logging.getLogger("flwr")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The outcome of the rounds of a server.
+
+    Args:
+      weights: the model of which the last report speaks.
+      state: of the server, after the last round.
+      report: of the last round.
+      converged: whether the tolerance was reached.
+    """
+
+    weights: Any
+    state: ServerState
+    report: Report
+    converged: bool
+
+
+def serve(
+    grid: Grid, server: Server, *, max_rounds: int = 1000, tol: float = 1e-3, round_seconds: float = 60.0,
+    message_seconds: float = 0.0, min_answers: int = 1, asynchronous: bool = False, start_seconds: float = 600.0,
+    leave_after: int = 0, seed: int = 0, poll_seconds: float = 0.1, checkpoint: str = "",
+) -> Served:  # fmt: skip
+    """Do the rounds of a server with nodes that Flower reaches.
+
+    A round sends a message to every node that has none to answer, and ends when all of them have answered or its time
+    is over. Answers that come later are taken in later rounds; meanwhile their nodes are asked nothing. Nodes that are
+    new, or come back under another number, are asked for their task and take part from then on.
+
+    Args:
+      grid: of a ServerApp.
+      server: of the federation.
+      max_rounds: the last round's number, those before a restart included.
+      tol: the rounds end when the residual of the certificate, the relative gap (of a model whose relation is learned
+        too, the joint one), is at most this.
+      round_seconds: a round ends after so long, if `min_answers` are there.
+      message_seconds: a message that was not answered for so long is lost and its node is asked anew; default 3 times
+        `round_seconds`.
+      min_answers: no round ends with fewer.
+      asynchronous: end a round as soon as `min_answers` are there, and ask those nodes at once.
+      start_seconds: the first round begins when all nodes are there, or with `min_answers` of them after so long.
+      leave_after: a node that was not heard in so many rounds is counted out, see `Server.leave`, until it is heard
+        again; 0: it stays.
+      seed: of the nodes' draws: ``jax.random.key(seed)`` of a simulation.
+      poll_seconds: between two looks for answers.
+      checkpoint: path of a file that gets the server's state after every round; where it is there, the rounds go on
+        from it.
+    """
+    check.instance("serve", "server", server, Server, "federated.Server(...)")
+    plan = Plan(
+        max_rounds, tol, round_seconds, message_seconds, min_answers, asynchronous, start_seconds, leave_after, seed,
+        poll_seconds, checkpoint,
+    )  # fmt: skip
+    return Rounds(grid, server, plan).run()
+
+
+class Rounds:
+    """The loop of `serve`."""
+
+    def __init__(self, grid: Grid, server: Server, plan: Plan) -> None:
+        if plan.min_answers > server.num_tasks:
+            raise ValueError(
+                f"serve: min_answers={plan.min_answers} answers cannot come from {server.num_tasks} tasks; lower it."
+            )
+        self.server, self.plan = server, plan
+        seconds = plan.message_seconds or 3.0 * plan.round_seconds
+        self.post = Post(grid, server.num_tasks, seconds, plan.seed, look=min(1.0, 10.0 * plan.poll_seconds))
+        self.state = self._first()
+        self.silent = dict.fromkeys(range(server.num_tasks), 0)  # rounds since a node was heard
+        self.left: set[int] = set(np.flatnonzero(np.asarray(self.state.counts) == 0).tolist())
+        self.back: set[int] = set()
+
+    def run(self) -> Served:
+        """Do all rounds."""
+        plan, server = self.plan, self.server
+        self._gather()
+        while True:
+            begin, down, up = time.monotonic(), self.post.bytes_down, self.post.bytes_up
+            self._join()
+            ups = self._round()
+            before = self.state
+            self.state, report = server.step(before, ups)
+            self._leave(report)
+            if plan.checkpoint:
+                save(plan.checkpoint, self.state)
+            converged = float(report.quality.residual) <= plan.tol
+            sizes = self.post.bytes_down - down, self.post.bytes_up - up
+            self._tell(report, time.monotonic() - begin, *sizes)
+            if converged or report.round >= plan.max_rounds:
+                return Served(jax.device_get(server.weights(before)), self.state, report, converged)
+
+    def _first(self) -> ServerState:
+        path = self.plan.checkpoint
+        # Nodes know another life of the server by its time.
+        fresh = self.server.init(int(time.time()) % 2**31)
+        if not path or not os.path.exists(path):
+            return fresh
+        try:
+            state = load(path, fresh)
+        except Exception as error:
+            raise ValueError(
+                f"serve: {path} is no checkpoint of this server; take the file away or name another one."
+            ) from error
+        if int(state.round) >= self.plan.max_rounds:
+            raise ValueError(
+                f"serve: {path} is of round {int(state.round)}, and max_rounds={self.plan.max_rounds}; raise it or "
+                f"take the file away."
+            )
+        _log.info("The rounds go on after round %d, from %s.", int(state.round), path)
+        return state
+
+    def _gather(self) -> None:
+        """Wait for the nodes."""
+        end = time.monotonic() + self.plan.start_seconds
+        wanted = set(range(self.server.num_tasks)) - self.left
+        while True:
+            self._look()
+            late = time.monotonic() > end and len(self.post.tasks) >= self.plan.min_answers
+            if late or wanted <= self.post.tasks:
+                break
+            time.sleep(self.plan.poll_seconds)
+        missing = sorted(wanted - self.post.tasks)
+        _log.info("%d of %d nodes are there%s.", len(self.post.tasks), len(wanted), _but(missing))
+
+    def _round(self) -> dict[int, Up]:
+        """Send what is to be sent, and wait for answers."""
+        plan, post, now = self.plan, self.post, int(self.state.round) + 1
+        begin, asked = time.monotonic(), set[tuple[int, int]]()
+        ups: dict[int, Up] = {}
+        while True:
+            idle = {
+                task: node
+                for task, node in post.idle().items()
+                if task not in self.left and task not in ups and (task, node) not in asked
+            }
+            asked |= set(idle.items())
+            post.send({task: self.server.down(self.state, task) for task in idle})
+            for task, up in self._look():
+                if task in self.left:  # the server knows it no more; it may come back in the next round
+                    self.back.add(task)
+                elif task not in ups or _number(up) > _number(ups[task]):
+                    ups[task] = up
+            over = plan.asynchronous or not post.waiting(now) or time.monotonic() - begin > plan.round_seconds
+            if len(ups) >= plan.min_answers and over:
+                return ups
+            if time.monotonic() - begin > plan.round_seconds:
+                asked = set()  # too few: whoever is free is asked once more
+                begin = time.monotonic()
+            time.sleep(plan.poll_seconds)
+
+    def _look(self) -> list[tuple[int, Up]]:
+        self.post.look()
+        before = self.post.tasks
+        ups, said = self.post.pull()
+        for sentence in said:
+            _log.warning("%s", sentence)
+        self.back |= (self.post.tasks - before) & self.left
+        return ups
+
+    def _join(self) -> None:
+        for task in sorted(self.back):
+            self.state = self.server.join(self.state, task)
+            self.silent[task] = 0
+            _log.warning("the node of task %d is heard again, and counted on.", task)
+        self.left -= self.back
+        self.back = set()
+
+    def _leave(self, report: Report) -> None:
+        for task in self.silent:
+            self.silent[task] = 0 if task in report.heard or task in report.refused else self.silent[task] + 1
+            if self.plan.leave_after and task not in self.left and self.silent[task] >= self.plan.leave_after:
+                self.state = self.server.leave(self.state, task)
+                self.left.add(task)
+                _log.warning("the node of task %d was not heard in %d rounds; it is left out.", task, self.silent[task])
+
+    def _tell(self, report: Report, seconds: float, down: int, up: int) -> None:
+        for sentence in report.refused.values():
+            _log.warning("refused: %s", sentence)
+        quality = report.quality
+        bound = max(float(quality.bound), float(getattr(quality, "joint_dual", -np.inf)))
+        _log.info(
+            "round %d: gap %s, bound %s, heard %d of %d, refused %d, %.1f s, %d bytes down, %d up",
+            report.round, _known(quality.residual, ".2e"), _known(bound, ".6g"), len(report.heard),
+            self.server.num_tasks - len(self.left), len(report.refused), seconds, down, up,
+        )  # fmt: skip
+
+
+def _number(up: Up) -> int:
+    return up.round if isinstance(up.round, int) else 0
+
+
+def _known(number: Any, form: str) -> str:
+    return f"{float(number):{form}}" if np.isfinite(number) else "unknown"
+
+
+def _but(missing: list[int]) -> str:
+    if not missing:
+        return ""
+    shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+    return f", all but those of tasks {shown}"

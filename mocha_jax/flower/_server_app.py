@@ -1,0 +1,97 @@
+"""The ServerApp of a federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from mocha_jax._core import check
+from mocha_jax._model.linear import LinearModel
+from mocha_jax.federated import Server
+from mocha_jax.flower._plan import Plan, overridden
+from mocha_jax.flower._serve import Rounds, Served
+from mocha_jax.flower._store import export
+
+_log = logging.getLogger("flwr")
+
+
+def server_app(
+    make_server: Callable[[Mapping[str, Any]], Server], *,
+    make_model: Callable[[np.ndarray], Any] | None = None, result: str = "", **options: Any,
+) -> ServerApp:  # fmt: skip
+    """Make the ServerApp of a federation whose central node is a `mocha_jax.federated.Server`.
+
+    What is said here is for all runs. A run-config overrides it under the same names with hyphens, e.g. ``flwr run
+    --run-config 'max-rounds=50 tol=1e-4'``, those of them that ``[tool.flwr.app.config]`` lists.
+
+    Every round is a line in the run's log: the relative gap, a lower bound on the optimum, how many nodes were heard,
+    whose answers were refused and why, seconds and bytes. A run that was killed goes on from its ``checkpoint`` when
+    the next ``flwr run`` names the same file.
+
+    Args:
+      make_server: makes the server, of the run-config.
+      make_model: makes a model to be saved, of the weights ``[num_tasks, d]``; default a `LinearModel` of numbers
+        without intercept and names.
+      result: path of a file for the model in the end, with how well it was trained; where weights are no such array,
+        a file of NumPy's arrays.
+      **options: those of `serve`.
+    """
+    check.function("server_app", "make_server", make_server, "lambda config: Server(...)")
+    if make_model is not None:
+        check.function("server_app", "make_model", make_model, "lambda w: LinearModel(w, 0 * w[:, 0], names)")
+    known = {field.name: field.default for field in dataclasses.fields(Plan)}
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"server_app: there is no option {unknown[0]}; those of serve are {', '.join(known)}.")
+    Plan(**options)
+    if not isinstance(result, str):
+        raise ValueError(f"server_app: result must be the path of a file, got {check.shown(result)}.")
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        plan = Plan(**overridden({**known, **options}, config))
+        server = make_server(config)
+        check.instance("server_app", "make_server(...)", server, Server, "federated.Server(...)")
+        served = Rounds(grid, server, plan).run()
+        report = served.report
+        how = "converged" if served.converged else "ended at max_rounds"
+        _log.info("%s after round %d, gap %.2e.", how, report.round, float(report.quality.residual))
+        if path := str(config.get("result", result)):
+            write_result(path, served, make_model)
+            _log.info("The model is in %s.", path)
+
+    return app
+
+
+def write_result(path: str, served: Served, make_model: Callable[[np.ndarray], Any] | None) -> None:
+    """Write the model to a file.
+
+    Args:
+      path: of the file.
+      served: the outcome.
+      make_model: as in `server_app`.
+    """
+    weights = served.weights
+    if make_model is None and np.ndim(weights) != 2:
+        export(path, weights if jax.tree.leaves(weights) else {})
+        return
+    weights = np.asarray(weights)
+    model = make_model(weights) if make_model else LinearModel(weights, np.zeros(len(weights), weights.dtype))
+    if isinstance(model, LinearModel):
+        quality = served.report.quality
+        numbers = {
+            field.name: float(value)
+            for field in dataclasses.fields(quality)
+            if np.ndim(value := getattr(quality, field.name)) == 0 and value is not None and np.isfinite(value)
+        }
+        trained = {**model.trained, **numbers, "rounds": served.report.round, "converged": served.converged}
+        model = dataclasses.replace(model, trained=trained)
+    model.save(path)

@@ -1,0 +1,139 @@
+"""The ClientApp of a node."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from mocha_jax_client import _line
+from mocha_jax_client._records import Arrays, Header, as_known, from_record, to_record
+
+# The logger of Flower, whose lines go where those of the SuperNode do.
+_log = logging.getLogger("flwr")
+
+# What the node needs to be told in its node-config.
+_TASK, _STATE = "task", "state"
+
+
+def client_app(
+    make_node: str | Callable[[Mapping[str, Any]], Any], *, worker: bool = True, idle_seconds: float = 900.0
+) -> ClientApp:
+    """Make the ClientApp of nodes whose work is that of a `mocha_jax.federated.Node`.
+
+    The node-config of every SuperNode names its ``task``, a whole number from 0, and a folder ``state`` for what the
+    node keeps: ``--node-config 'task=3 state="/var/lib/mocha/3" ...'``; what else is there is for `make_node`. A
+    message's work is done by a worker of the node, a process that compiles once, listens at a Unix socket in that
+    folder, and ends when it was idle for long or its SuperNode is gone. It writes what the node keeps to the disk
+    before it answers, with the message and its answer: where an answer was lost, the same message again gets the same
+    answer and no work is done twice. Killed at any time, it goes on from there.
+
+    Without a worker, or where there are no Unix sockets, the message's own process does the work, with the same files.
+    Flower's ``context.state`` is kept in step then, and nothing is read from it: it is in the SuperNode's memory, and
+    gone when that is restarted, where duals on the disk are still those that the server counts on.
+
+    An exception on a node is written to the node's own log; to the server goes its class alone, as texts of exceptions
+    may hold data. JAX's compiled programs are cached beside the state unless ``JAX_COMPILATION_CACHE_DIR`` is set.
+
+    Args:
+      make_node: the function that makes the node, of the node-config, as ``"package.module:function"``. The module is
+        imported by the worker alone, and the one only that needs JAX.
+      worker: whether there is to be one.
+      idle_seconds: a worker ends after so long without a message.
+    """
+    name = make_node if isinstance(make_node, str) else f"{make_node.__module__}:{make_node.__qualname__}"
+    module, _, function = name.partition(":")
+    if not module or not function.isidentifier():
+        raise ValueError(
+            f"client_app: make_node must be a text 'package.module:function' or a function of a module, got {name!r}."
+        )
+    if not isinstance(worker, bool):
+        raise ValueError(f"client_app: worker must be True or False, got {worker!r}.")
+    if isinstance(idle_seconds, bool) or not isinstance(idle_seconds, int | float) or not idle_seconds > 0:
+        raise ValueError(f"client_app: idle_seconds must be a number > 0, got {idle_seconds!r}.")
+    app = ClientApp()
+
+    @app.query()
+    def which(message: Message, context: Context) -> Message:
+        return _safely(message, lambda: ({"what": "task", "task": _task(context.node_config)}, {}))
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        def answer() -> tuple[Header, Arrays]:
+            header, arrays = from_record(message.content)
+            setup = _setup(name, context.node_config, idle_seconds)
+            folder = _folder(context.node_config)
+            _cache(os.path.dirname(folder))
+            if worker and _line.possible():
+                return _line.ask(folder, setup, header, arrays, float(message.metadata.ttl))
+            return _here(folder, setup, header, arrays, context.state)
+
+        return _safely(message, answer)
+
+    return app
+
+
+def _safely(message: Message, answer: Callable[[], tuple[Header, Arrays]]) -> Message:
+    """The reply; of an exception its class alone."""
+    try:
+        return Message(to_record(*answer()), reply_to=message)
+    except Exception as error:
+        _log.exception("client_app: a message could not be answered.")
+        return Message(to_record({"what": "failed", "kind": type(error).__name__}), reply_to=message)
+
+
+def _task(config: Mapping[str, Any]) -> int:
+    task = config.get(_TASK)
+    if isinstance(task, bool) or not isinstance(task, int) or task < 0:
+        raise ValueError(f"client_app: the node-config must have task=..., a whole number >= 0, got {task!r}.")
+    return task
+
+
+def _folder(config: Mapping[str, Any]) -> str:
+    state = config.get(_STATE)
+    if not isinstance(state, str) or not state:
+        raise ValueError(f'client_app: the node-config must have state="...", a folder for the node, got {state!r}.')
+    os.makedirs(state, exist_ok=True)
+    return _line.private_folder(os.path.join(os.path.abspath(state), f"task-{_task(config)}"))
+
+
+def _setup(name: str, config: Mapping[str, Any], idle_seconds: float) -> dict[str, Any]:
+    """All that a worker must know."""
+    top = name.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(top)  # imports nothing
+    root = None
+    if spec is not None and spec.submodule_search_locations:
+        root = os.path.dirname(os.path.abspath(next(iter(spec.submodule_search_locations))))
+    elif spec is not None and spec.origin:
+        root = os.path.dirname(os.path.abspath(spec.origin))
+    return {"make_node": name, "root": root, "config": dict(config), "task": _task(config), "idle": idle_seconds}
+
+
+def _cache(folder: str) -> None:
+    """Let JAX keep compiled programs, all of them, beside the state."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(folder, "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _here(
+    folder: str, setup: dict[str, Any], header: Header, arrays: Arrays, state: RecordDict
+) -> tuple[Header, Arrays]:
+    """Do the work in this process."""
+    from mocha_jax.flower._keeper import keeper_of, locked
+
+    if _line.possible():
+        _line.dismiss(folder)
+    with locked(folder):
+        keeper = keeper_of(folder, setup)
+        answer = keeper.answer(header, arrays)
+        kept, dtypes = as_known({name: np.asarray(array) for name, array in keeper.kept().items()})
+        state["mocha"] = ArrayRecord({name: Array(array) for name, array in kept.items()})
+        state["mocha dtypes"] = ConfigRecord(dict(dtypes))
+    return answer

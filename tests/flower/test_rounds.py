@@ -1,0 +1,247 @@
+"""The rounds of a ServerApp are those that `run` simulates, whatever happens to messages."""
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flwr.app import Error
+
+import mocha_jax as mj
+from mocha_jax.flower import serve
+from tests.flower import world
+
+KEY = jax.random.key(world.SEED)
+QUICK: dict[str, Any] = {"poll_seconds": 0.0, "round_seconds": 5.0, "seed": world.SEED}
+
+
+@pytest.fixture
+def said(caplog):
+    """Return lines of the log."""
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def loop(folder, **how):
+    return world.LoopGrid({100 + t: world.answering(k) for t, k in enumerate(world.keepers(folder))}, **how)
+
+
+@pytest.fixture(scope="module")
+def best():
+    return mj.solve(world.problem(), tol=1e-5, max_rounds=5000)
+
+
+def at_the_optimum(served, best, tol=1e-3):
+    """Assert what a gap says: the objective at these weights and their own relation is so near to the best one."""
+    quality = served.report.quality
+    assert served.converged
+    primal = float(quality.joint_primal)
+    assert float(quality.relative_joint_gap) <= tol
+    assert primal - float(quality.joint_gap) <= float(best.certificate.joint_primal) * (1 + 1e-5)
+    assert primal <= float(best.certificate.joint_primal) * (1 + 1.01 * tol)
+
+
+def test_it_is_the_simulation(tmp_path):
+    rounds = 12
+    state, history = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
+    served = serve(loop(tmp_path), world.make_server(), max_rounds=rounds + 1, tol=0.0, **QUICK)
+    size = float(np.abs(state.w).max())
+    np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * size)
+    found = float(served.report.quality.relative_joint_gap)
+    np.testing.assert_allclose(found, history.relative_joint_gap[-1], rtol=0.02, atol=1e-6)
+
+
+def test_it_ends_with_a_certificate(tmp_path, best, said):
+    served = serve(loop(tmp_path), world.make_server(), **QUICK)
+    at_the_optimum(served, best)
+    rounds = [line for line in said() if line.startswith("round ")]
+    assert len(rounds) == served.report.round
+    assert all("heard 4 of 4, refused 0" in line and "bytes down" in line for line in rounds)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_late_answers_are_taken_in_later_rounds(tmp_path, best, asynchronous):
+    late = {101: 0.25, 103: 0.1}
+    grid = loop(tmp_path, late=lambda node, k: late.get(node, 0.0) if k in (3, 4, 5, 8) else 0.0)
+    how = QUICK | {"round_seconds": 0.06, "message_seconds": 5.0, "poll_seconds": 0.005}
+    served = serve(grid, world.make_server(), asynchronous=asynchronous, **how)
+    at_the_optimum(served, best)
+    if not asynchronous:
+        assert grid.count[101] < grid.count[100]  # it was asked nothing while its answers were under way
+
+
+def test_lost_answers_are_made_up_for(tmp_path, best):
+    grid = loop(tmp_path)
+    answer, count = grid.nodes[102], itertools.count()
+
+    def lossy(message):  # the work is done, but nobody hears of it
+        found = answer(message)
+        return None if next(count) in (4, 5, 9) else found
+
+    grid.nodes[102] = lossy
+    how = QUICK | {"round_seconds": 0.1, "message_seconds": 0.05}
+    # Flower says so when a message's time is over.
+    pull = grid.pull_messages
+
+    def pull_messages(names):
+        names = list(names)
+        for name in names:
+            if name not in grid.answers and grid.sent[name].metadata.message_type == "train":
+                grid.answers[name] = 0.0, world.Message(Error(3, "Message Unavailable"), reply_to=grid.sent[name])
+        return pull(names)
+
+    grid.pull_messages = pull_messages
+    at_the_optimum(serve(grid, world.make_server(), **how), best)
+
+
+def test_a_node_that_never_answers_is_left_out_and_the_others_are_certified(tmp_path, said):
+    grid = loop(tmp_path)
+    answer = grid.nodes[103]
+    grid.nodes[103] = lambda message: answer(message) if message.metadata.message_type == "query" else None
+    how = QUICK | {"round_seconds": 0.05, "message_seconds": 10.0}
+    served = serve(grid, world.make_server(), leave_after=3, max_rounds=400, **how)
+    assert served.converged
+    assert np.isfinite(float(served.report.quality.relative_joint_gap))
+    assert any("task 3 was not heard in 3 rounds; it is left out" in line for line in said())
+    assert 3 not in served.report.heard
+
+
+def test_without_leaving_it_the_bound_still_holds(tmp_path, best):
+    grid = loop(tmp_path)
+    answer, count = grid.nodes[103], itertools.count()
+    grid.nodes[103] = lambda message: answer(message) if next(count) < 4 else None
+    how = QUICK | {"round_seconds": 0.05, "message_seconds": 10.0}
+    served = serve(grid, world.make_server(), max_rounds=25, **how)
+    assert not served.converged
+    assert not np.isfinite(float(served.report.quality.residual))
+    assert float(served.report.quality.joint_dual) <= float(best.certificate.joint_primal) * (1 + 1e-5)
+
+
+def test_a_node_that_left_comes_back(tmp_path, best, said):
+    grid = loop(tmp_path)
+    answer, count = grid.nodes[103], itertools.count()
+    grid.nodes[103] = lambda message: None if 2 <= next(count) < 4 else answer(message)
+    how = QUICK | {"round_seconds": 0.05, "message_seconds": 10.0}
+    done: list[bool] = []
+
+    def returned(message):  # under another number, as a SuperNode without a key does
+        return answer(message)
+
+    ids = grid.get_node_ids
+
+    def get_node_ids():
+        if any("left out" in line for line in said()) and not done:
+            done.append(True)
+            del grid.nodes[103]
+            grid.nodes[203] = returned
+        return ids()
+
+    grid.get_node_ids = get_node_ids
+    served = serve(grid, world.make_server(), leave_after=3, **how)
+    at_the_optimum(served, best)
+    assert done
+    assert any("task 3 is heard again" in line for line in said())
+
+
+def test_what_is_not_known_is_called_so(tmp_path, said):
+    grid = loop(tmp_path)
+    answer = grid.nodes[103]
+    grid.nodes[103] = lambda message: answer(message) if message.metadata.message_type == "query" else None
+    serve(grid, world.make_server(), max_rounds=2, **QUICK | {"round_seconds": 0.05})
+    assert any(line.startswith("round 2: gap unknown, bound unknown, heard 3 of 4") for line in said())
+
+
+def test_refused_answers_are_said_and_do_no_harm(tmp_path, best, said):
+    grid = loop(tmp_path)
+    answer, count = grid.nodes[101], itertools.count()
+
+    def hostile(message):
+        header, arrays = answer(message)
+        if next(count) in (3, 4):
+            arrays = {**arrays, "v": np.full(world.D, np.nan, np.float32)}
+        return header, arrays
+
+    first, messages = grid.nodes[100], itertools.count()
+
+    def empty(message):
+        found = first(message)
+        return ({"what": "up"}, {}) if next(messages) == 2 else found
+
+    grid.nodes[101], grid.nodes[100] = hostile, empty
+    at_the_optimum(serve(grid, world.make_server(), **QUICK), best)
+    refused = [line for line in said() if line.startswith("refused")]
+    assert len(refused) == 3
+    assert any("the node of task 1 sent v with NaN" in line for line in refused)
+
+
+def test_failures_and_strangers_are_said(tmp_path, best, said):
+    grid = loop(tmp_path)
+    answer, count = grid.nodes[100], itertools.count()
+
+    def failing(message):
+        if next(count) == 2:
+            return {"what": "failed", "kind": "ValueError"}, {}
+        return answer(message)
+
+    grid.nodes[100] = failing
+    grid.nodes[7] = lambda message: ({"what": "task", "task": 9}, {})
+    grid.nodes[8] = lambda message: Error(2, "no such thing")
+    at_the_optimum(serve(grid, world.make_server(), **QUICK), best)
+    assert any("the node of task 0: it failed with a ValueError" in line for line in said())
+    assert any("node 7: it has task 9, and tasks are 0 to 3" in line for line in said())
+    assert any("node 8: no answer, says Flower (error 2" in line for line in said())
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    path, rounds = str(tmp_path / "server.npz"), 12
+    for last in (5, rounds + 1):
+        served = serve(loop(tmp_path), world.make_server(), max_rounds=last, tol=0.0, checkpoint=path, **QUICK)
+    state, _ = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
+    np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
+
+
+def test_a_round_that_the_checkpoint_missed_is_answered_alike(tmp_path):
+    """The server was killed after the nodes' work and before its own: the same messages get the same answers."""
+    path, rounds = str(tmp_path / "server.npz"), 12
+    early = serve(loop(tmp_path), world.make_server(), max_rounds=5, tol=0.0, **QUICK)
+    late = serve(
+        loop(tmp_path), world.make_server(), max_rounds=6, tol=0.0, checkpoint=_written(path, early), **QUICK
+    )  # fmt: skip
+    assert int(late.state.round) == 6
+    served = serve(
+        loop(tmp_path), world.make_server(), max_rounds=rounds + 1, tol=0.0, checkpoint=_written(path, early), **QUICK
+    )  # fmt: skip
+    state, _ = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
+    np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
+
+
+def _written(path, served):
+    mj.federated.save(path, served.state)
+    return path
+
+
+def test_another_server_s_checkpoint_is_refused(tmp_path):
+    path = str(tmp_path / "server.npz")
+    other = mj.federated.Server(mj.Mocha(), world.REGULARIZER, world.M, world.D + 1, **world.OPTIONS)
+    mj.federated.save(path, other.init())
+    with pytest.raises(ValueError, match="is no checkpoint of this server"):
+        serve(world.LoopGrid({}), world.make_server(), checkpoint=path)
+
+
+def test_a_checkpoint_of_the_last_round_is_said(tmp_path):
+    path = str(tmp_path / "server.npz")
+    serve(loop(tmp_path), world.make_server(), max_rounds=2, tol=0.0, checkpoint=path, **QUICK)
+    with pytest.raises(ValueError, match="is of round 2, and max_rounds=2"):
+        serve(loop(tmp_path), world.make_server(), max_rounds=2, checkpoint=path, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_rounds": 0}, "max_rounds"), ({"tol": "small"}, "tol"), ({"round_seconds": 0.0}, "round_seconds"),
+        ({"min_answers": 5}, "min_answers=5"), ({"asynchronous": 1}, "asynchronous"), ({"checkpoint": 3}, "checkpoint"),
+    ],
+)  # fmt: skip
+def test_options_are_checked(options, why):
+    with pytest.raises(ValueError, match=f"serve: {why}"):
+        serve(world.LoopGrid({}), world.make_server(), **options)
