@@ -21,7 +21,7 @@ def deployments():
     return {
         "flower.serve": Call(served, {
             "server": Arg(world.make_server(), instance(mj.federated.Server)),
-            "max_rounds": Arg(1, lambda value: count(1)(value) and value < 1000), "tol": Arg(1e9, SECONDS),
+            "max_rounds": Arg(1, lambda value: count(1)(value) and value < 1000), "tol": Arg(100.0, SECONDS),
             "round_seconds": Arg(30.0, number(above=0, shapes=[()])), "message_seconds": Arg(0.0, SECONDS),
             "min_answers": Arg(1, lambda value: count(1)(value) and value <= world.M), "asynchronous": Arg(False, flag),
             "start_seconds": Arg(1.0, SECONDS), "leave_after": Arg(0, count(0)), "seed": Arg(0, count(0)), "poll_seconds": Arg(0.1, SECONDS),
