@@ -110,8 +110,7 @@ def as_far_as_known(problem: Problem, found: Certificate, known: Array, exact: A
         # As floats give it the dual of an exact round may be above the optimum by a rounding: the bound is not.
         joint_gap, dual, joint_dual = gap, bound, bound
     some = found.replace(
-        primal=jnp.where(known, found.primal, infinite), gap=gap, dual=dual,
-        joint_primal=jnp.where(known, found.joint_primal, infinite), joint_gap=joint_gap, joint_dual=joint_dual,
+        gap=gap, dual=dual, joint_gap=joint_gap, joint_dual=joint_dual,
         relative_gap=jnp.where(exact, found.relative_gap, _relative(gap, found.primal)),
         relative_joint_gap=_relative(joint_gap, found.joint_primal),
     )  # fmt: skip
@@ -119,7 +118,12 @@ def as_far_as_known(problem: Problem, found: Certificate, known: Array, exact: A
         some = some.replace(residual=some.relative_joint_gap)
     else:
         some = some.replace(residual=jnp.where(exact, found.residual, infinite))
-    return some.with_bound(problem, bound) if jointly_bounded(problem) else some
+    some = some.with_bound(problem, bound) if jointly_bounded(problem) else some
+    hidden = {
+        name: jnp.where(known, getattr(some, name), infinite)
+        for name in ("primal", "joint_primal", "relative_gap", "joint_gap", "relative_joint_gap", "residual")
+    }
+    return some.replace(**hidden)
 
 
 def _relative(gap: Array, primal: Array) -> Array:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from mocha_jax._core import check
 from mocha_jax._core.pytree import Tree
 from mocha_jax.federated._server import Server
 
@@ -33,6 +34,7 @@ def message_numbers(server: Server) -> dict[str, dict[str, int]]:
       >>> message_numbers(server)
       {'DualDown': {'float32': 201, 'int32': 1}, 'DualUp': {'float32': 106, 'int32': 1}}
     """
+    check.instance("message_numbers", "server", server, Server, "federated.Server(...)")
     return {name: _of_one(record) for name, record in {**server.like_down(), **server.like_up()}.items()}
 
 
@@ -53,6 +55,8 @@ def as_table(numbers: Mapping[str, Mapping[str, int]]) -> str:
       |---|---|---|---|
       | `DualUp` | 106 | 1 | 428 |
     """
+    if not isinstance(numbers, Mapping) or not all(isinstance(counts, Mapping) for counts in numbers.values()):
+        raise ValueError(f"as_table: numbers must be those of message_numbers(server), got {check.shown(numbers)}.")
     dtypes = sorted({dtype for counts in numbers.values() for dtype in counts})
     rows = [["message", *dtypes, "bytes"], ["---"] * (len(dtypes) + 2)]
     for name, counts in numbers.items():

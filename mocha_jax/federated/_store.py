@@ -89,11 +89,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
       >>> from_bytes(blob, {"v": jnp.zeros(3)})["v"].tolist()
       [1.0, 1.0, 1.0]
     """
-    arrays = {}
-    for name, leaf in _named(record).items():
-        if jnp.issubdtype(getattr(leaf, "dtype", np.dtype("O")), jax.dtypes.prng_key) or not hasattr(leaf, "shape"):
-            raise ValueError(f"{owner}: {name} must be an array, got {check.shown(leaf)}.")
-        arrays[name] = np.asarray(leaf)
+    arrays = {name: np.asarray(leaf) for name, leaf in _arrays(owner, "record", record).items()}
     said = {"format": _FORMAT, "version": _VERSION, "leaves": {name: _form(array) for name, array in arrays.items()}}
     about = np.frombuffer(json.dumps(said).encode(), np.uint8)
     out = io.BytesIO()
@@ -117,7 +113,7 @@ def from_bytes(data: bytes, like: Record) -> Record:
 @on_purpose
 def _record(owner: str, source: str, data: bytes | bytearray | memoryview, like: Record) -> Record:
     """Check names, shapes and dtypes of all leaves before anything is made of them."""
-    wanted = {name: _form(leaf) for name, leaf in _named(like).items()}
+    wanted = {name: _form(leaf) for name, leaf in _arrays(owner, "like", like).items()}
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             said = json.loads(file["about"].tobytes().decode())
@@ -151,8 +147,18 @@ def _compare(owner: str, source: str, found: Mapping[str, Any], wanted: Mapping[
         raise ValueError(f"{owner}: {source} has its arrays in another order than the record that is wanted.")
 
 
-def _named(record: object) -> dict[str, Any]:
+def _arrays(owner: str, what: str, record: object) -> dict[str, Any]:
+    """The leaves of a record, all of them arrays of numbers or booleans, by their places in it."""
     leaves = jax.tree_util.tree_flatten_with_path(record)[0]
+    for path, leaf in leaves:
+        dtype: Any = getattr(leaf, "dtype", None)
+        plain = isinstance(leaf, np.ndarray | np.generic | jax.Array) and not isinstance(leaf, np.ma.MaskedArray)
+        if not plain or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+            where = jax.tree_util.keystr(path).lstrip(".")
+            raise ValueError(
+                f"{owner}: {what} must be a record of arrays of numbers, such as node.init() makes, got "
+                f"{check.shown(leaf)}{f' at {where}' if where else ''}."
+            )
     return {jax.tree_util.keystr(path).lstrip(".") or "record": leaf for path, leaf in leaves}
 
 

@@ -1,6 +1,8 @@
 """Right calls of nodes and servers. What arrives as a message is swept in `tests/federated/test_messages.py`."""
 
 import functools
+import os
+import tempfile
 
 import jax
 import numpy as np
@@ -40,6 +42,28 @@ def down():
     return server().down(state(), 0)
 
 
+@functools.cache
+def blob():
+    return mj.federated.to_bytes(kept())
+
+
+@functools.cache
+def written():
+    path = os.path.join(tempfile.mkdtemp(), "kept.npz")
+    mj.federated.save(path, kept())
+    return path
+
+
+def of_arrays(value):
+    """A tree of arrays of numbers or booleans."""
+    return all(
+        isinstance(leaf, np.ndarray | np.generic | jax.Array)
+        and not isinstance(leaf, np.ma.MaskedArray)
+        and (jax.numpy.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool)
+        for leaf in jax.tree.leaves(value)
+    )
+
+
 def text(value):
     return isinstance(value, str)
 
@@ -75,6 +99,15 @@ def federations():
             "task": task, "steps": Arg(2, optional(count(0))),
         }),
         "federated.Server.step": Call(lambda ups: server().step(state(), ups)[1].heard, {"ups": Arg({}, lambda v: isinstance(v, dict))}),
+        "federated.Server.restarted": Call(lambda life: server().restarted(state(), life).held, {
+            "life": Arg(3, lambda v: count(0)(v) and int(np.asarray(v)) != 0),
+        }),
+        "federated.message_numbers": Call(f.message_numbers, {"server": Arg(server, instance(f.Server))}),
+        "federated.as_table": Call(f.as_table, {"numbers": Arg({"DualUp": {"float32": 3}}, lambda v: isinstance(v, dict) and not v)}),
+        "federated.save": Call(f.save, {"file": Arg("kept.npz", lambda v: isinstance(v, str | bytes | os.PathLike) and len(os.fspath(v)) > 0), "record": Arg(kept, of_arrays)}),
+        "federated.to_bytes": Call(f.to_bytes, {"record": Arg(kept, of_arrays)}),
+        "federated.load": Call(f.load, {"file": Arg(written, lambda v: v is written(), ("the file",)), "like": Arg(kept, lambda v: v is kept(), ("record that is wanted", "belongs to another"))}),
+        "federated.from_bytes": Call(f.from_bytes, {"data": Arg(blob, lambda v: v is blob(), ("blob",)), "like": Arg(kept, lambda v: v is kept(), ("record that is wanted", "belongs to another"))}),
         "federated.Server.leave": Call(lambda task: server().leave(state(), task).held, {"task": task}),
         "federated.Server.join": Call(lambda task: server().join(state(), task).held, {"task": task}),
         "federated.OverChannel": Call(f.OverChannel, {

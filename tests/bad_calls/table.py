@@ -15,7 +15,7 @@ MODULES = (
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
-    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
+    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
@@ -24,14 +24,15 @@ RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
     "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
-    "federated.ChannelState", "federated.Down", "federated.Header", "federated.Heard", "federated.Message", "federated.Refused", "federated.Report", "federated.ServerState", "federated.Sides", "federated.Up", "systems.Fate",
+    "federated.ChannelState", "federated.Down", "federated.Header", "federated.Heard", "federated.Message", "federated.Refused", "federated.Report", "federated.ServerState", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
-    "Problem.aim", "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
+    "Problem.aim", *(f"FedAvg.{name}" for name in ("answer", "first_state", "given", "heard")), *(f"Virtual.{name}" for name in ("first_state", "given", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
+    "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
     )),

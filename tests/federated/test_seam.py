@@ -115,15 +115,18 @@ def test_a_server_holds_no_sample_and_no_dual_variable(key):
         assert not any(n in shape for shape in shapes), shapes
 
 
-def test_a_bound_holds_while_a_node_is_silent(key):
+@pytest.mark.parametrize("case", ["safe mean", "proximal", "adaptive"])
+def test_a_bound_holds_while_a_node_is_silent(case, key):
     xs, ys = world.tables()
-    problem = world.problem_of(xs, ys, L.Hinge(), R.MeanRegularized(0.2, 0.05))
-    best = float(mj.solve(problem, SAFE, tol=1e-9, max_rounds=5000).certificate.primal)
-    server = world.server_of(SAFE, problem.regularizer)
+    algorithm, regularizer, _ = CASES[case]
+    problem = world.problem_of(xs, ys, L.Hinge(), REGULARIZERS[regularizer])
+    best = float(mj.solve(problem, algorithm, tol=1e-9, max_rounds=5000).certificate.joint_primal)
+    server = world.server_of(algorithm, problem.regularizer)
     plan = [[-1] * world.M] * 5 + [[-1] * 4 + [None]] * 30
-    _, _, reports = world.deployed(server, world.nodes_of(xs, ys, L.Hinge(), SAFE), key, 0, plan)
+    _, _, reports = world.deployed(server, world.nodes_of(xs, ys, L.Hinge(), algorithm), key, 0, plan)
     bounds = [float(report.quality.joint_dual) for report in reports]
     assert bounds == sorted(bounds)
     assert bounds[-1] <= best * (1 + 1e-9)
     assert bounds[-1] > bounds[5]
-    assert all(np.isinf(float(report.quality.gap)) for report in reports[5:])
+    for name in ("primal", "gap", "relative_gap", "joint_gap", "relative_joint_gap", "residual"):
+        assert all(float(getattr(report.quality, name)) == np.inf for report in reports[5:]), name
