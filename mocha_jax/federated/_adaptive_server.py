@@ -108,7 +108,7 @@ class AdaptiveCentre(ServerSide):
         memory = tuple(where(anew, own, point.v) for point in rule.memory)
         known = (standing, *(jax.tree.map(lambda a, b: where(anew, a, b), standing, t) for t in state.terms[1:]))
         answered = heard.any & ~anew & (up.share > 0)
-        answers = jnp.where(answered, 1.0, jnp.where(counts > 0, 0.0, -1.0)).astype(own.dtype)
+        real = jnp.sum(counts > 0).astype(own.dtype)
         points = own, where(answered, up.vector, own), *memory
         # Slopes are of the model that the node had: the one now is another where the answer is late.
         moved = rule.model - state.models[heard.late, jnp.arange(len(own))]
@@ -124,7 +124,7 @@ class AdaptiveCentre(ServerSide):
         )
         remembered = tuple(_known(where(p, points[1], old)) for p, old in zip(put, memory, strict=True))
         dual = server.dual.update_model(problem, rule.dual, round, unknown(mixed), mixture)
-        after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answers)
+        after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answered, real)
         bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(heard.ever | (counts == 0)), state.bound)
         return AdaptiveHeld(
             counts, (mixed, *kept), where(heard.any, weights.T, state.weights), where(heard.any, slot, state.slot),

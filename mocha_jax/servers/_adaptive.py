@@ -185,8 +185,9 @@ class AdaptiveServer(Server):
         slope = slopes(problem, state.model, betas)
         answers = jnp.where(update.share > 0, 1.0, jnp.where(data.sizes > 0, 0.0, -1.0)).astype(slope.dtype)
         dv, slope, answers = _received(data, update.dv, slope, answers)
+        answered, real = answers > 0, jnp.sum(answers >= 0).astype(slope.dtype)
         points = state.own, state.own + dv, *(point.v for point in memory)
-        weights, mixture, slot = self.weigh(data, state, points, slope, answers > 0)
+        weights, mixture, slot = self.weigh(data, state, points, slope, answered)
         beta = data.map_rows(mixed_duals, loss, tuple(weights), *betas, data.y)
         own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         memory = tuple(
@@ -194,11 +195,11 @@ class AdaptiveServer(Server):
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
                 jnp.where(put[:, None], points[1], point.v),
             )
-            for put, point in (((answers > 0) & (slot == j), point) for j, point in enumerate(memory))
+            for put, point in ((answered & (slot == j), point) for j, point in enumerate(memory))
         )
         v = data.to_tasks(own)
         dual = self.dual.update_model(problem, state.dual, round, beta, v)
-        return beta, v, self.followed(problem, state, round, dual, own, memory, (weights[1], slot), answers)
+        return beta, v, self.followed(problem, state, round, dual, own, memory, (weights[1], slot), answered, real)
 
     def weigh(
         self, data: TaskData, state: AdaptiveState, points: Sequence[Array], slope: Array, answered: Array
@@ -222,7 +223,7 @@ class AdaptiveServer(Server):
 
     def followed(
         self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState, own: Array,
-        memory: tuple[Point, ...], found: tuple[Array, Array], answers: Array,
+        memory: tuple[Point, ...], found: tuple[Array, Array], answered: Array, real: Array,
     ) -> AdaptiveState:  # fmt: skip
         """The state after a round, with the curvatures of the next one steered by what the last ones were good for.
 
@@ -234,9 +235,9 @@ class AdaptiveServer(Server):
           own: where the nodes stand now ``[m, d]``.
           memory: the points they remember.
           found: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
-          answers: ``[m]`` 1 of those that answered, 0 of others, -1 of those without data.
+          answered: ``[m]`` bool.
+          real: nodes with data [].
         """
-        answered, real = answers > 0, jnp.sum(answers >= 0).astype(own.dtype)
         of_found, slot = found
         count = jnp.sum(answered).astype(own.dtype)
         weight = safe_ratio(jnp.sum(jnp.where(answered, of_found, 0.0)), count)

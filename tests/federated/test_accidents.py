@@ -47,7 +47,7 @@ class World:
         return True
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=[pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
 def federation(request, key):
     return World(request.param, key)
 

@@ -58,7 +58,7 @@ def test_without_accidents_it_is_the_plain_run(name, key):
     assert state.late == state.refused == 0
 
 
-@pytest.mark.parametrize("name", ["safe", "adaptive", "proximal"])
+@pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
 def test_it_is_what_nodes_and_server_do(name, key):
     """The same accidents, with messages from hand to hand."""
     algorithm, regularizer = SERVERS[name]
@@ -113,7 +113,7 @@ def test_a_channel_that_takes_nothing_leaves_the_server_where_it_was(key):
     assert jnp.any(state.beta != 0)
 
 
-@pytest.mark.parametrize("name", ["safe", "adaptive", "proximal"])
+@pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
 def test_a_server_that_waits_for_nobody(name, key):
     """Nodes that take up to six cycles; answers of as many models are mixed, and the optimum is the same."""
     algorithm, regularizer = SERVERS[name]

@@ -42,14 +42,26 @@ SYSTEMS = {
 }
 
 
-# With every system; the other cases with one, and with the others where there is time.
-WITH_ALL = ("safe mean", "adaptive", "proximal")
+# With every system, and with one; all others are slow tests.
+WITH_ALL = ("adaptive", "proximal")
+WITH_ONE = (
+    "safe mean",
+    "lemma 9",
+    "proximal, every third",
+    "adaptive, graph",
+    "adaptive, alternating",
+    "cocoa, learned",
+)
 
 
 @pytest.mark.parametrize(
     ("case", "systems"),
     [
-        pytest.param(case, systems, marks=() if systems == "partial" or case in WITH_ALL else pytest.mark.slow)
+        pytest.param(
+            case,
+            systems,
+            marks=() if case in WITH_ALL or (systems == "partial" and case in WITH_ONE) else pytest.mark.slow,
+        )  # fmt: skip
         for case in CASES
         for systems in SYSTEMS
     ],
