@@ -142,8 +142,9 @@ def timed(
 
 
 def best_of(way: str, found: dict[float, tuple[float, ...]]) -> Timed:
-    chosen = [min(found, key=lambda cycle, i=i: found[cycle][i]) for i in range(len(TARGETS))]  # type: ignore[misc]
-    return Timed(way, tuple(found[cycle][i] for i, cycle in enumerate(chosen)), tuple(chosen))
+    """The least seconds to every target, and the cycles that led to them."""
+    of_each = [min((seconds[i], cycle) for cycle, seconds in found.items()) for i in range(len(TARGETS))]
+    return Timed(way, *(tuple(column) for column in zip(*of_each, strict=True)))
 
 
 def draw(panels: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]) -> Figure:

@@ -7,17 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.around import Around
+from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.dual_method import DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation
-from mocha_jax._node.layout import BucketSizes
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.proof import proven
 from mocha_jax.servers._dual import alternating
-from mocha_jax.systems import System
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._work import Info, Work
 
 
 class AveragedState(State):
@@ -33,7 +32,7 @@ class AveragedState(State):
         return self.beta
 
 
-class Averaged(Algorithm[Problem]):
+class Averaged(Around):
     r"""A dual method whose answer is the mean of its iterates, as Theorem 2 has it.
 
     $$
@@ -64,7 +63,6 @@ class Averaged(Algorithm[Problem]):
       True
     """
 
-    algorithm: DualMethod
     after: Hyperparameter = 0
 
     def __post_init__(self) -> None:
@@ -72,7 +70,7 @@ class Averaged(Algorithm[Problem]):
         check.nonnegative("Averaged", after=self.after)
 
     def check(self, problem: Problem) -> None:
-        self.algorithm.check(problem)
+        super().check(problem)
         self._check_server(problem)
 
     def _check_server(self, problem: Problem) -> None:
@@ -82,16 +80,6 @@ class Averaged(Algorithm[Problem]):
                 f"Averaged: the weights of a {type(server).__name__} do not follow from the duals alone, so that there "
                 f'is nothing to average; use algorithm1(), or server="dual".'
             )
-
-    def select_nodes(self, systems: System) -> System:
-        return self.algorithm.select_nodes(systems)
-
-    def by_loops(self, problem: Problem) -> Averaged | None:
-        other = self.algorithm.by_loops(problem)
-        return None if other is None else self.replace(algorithm=other)
-
-    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
-        return self.algorithm.prepare(problem, bucketing)
 
     def init(self, problem: Problem) -> AveragedState:
         self.expect(problem)
@@ -127,18 +115,6 @@ class Averaged(Algorithm[Problem]):
             return jnp.where(count > 1, old + share * (new - old), new)
 
         return AveragedState(inner.round, inner, mean(state.beta, inner.beta), mean(state.v, inner.v), count), info
-
-    def full_work(self, problem: Problem) -> Array:
-        return self.algorithm.full_work(problem)
-
-    def step_flops(self, problem: Problem) -> Array | float:
-        return self.algorithm.step_flops(problem)
-
-    def fixed_flops(self, problem: Problem) -> Array | float:
-        return self.algorithm.fixed_flops(problem)
-
-    def request(self, problem: Problem, round: Array | int = 0) -> Request:
-        return self.algorithm.request(problem, round)
 
     def measure_theta(
         self, key: Array, before: AveragedState, after: AveragedState, problem: Problem, tol: Array

@@ -65,6 +65,10 @@ class AdaptiveMine(Pytree):
     dual: DualMine  # where they stand
     points: Points
 
+    @property
+    def duals(self) -> Array:
+        return self.dual.beta
+
 
 class AdaptiveNodes(NodeSide):
     """Nodes of `Mocha` whose server may be adaptive, as it is unless Omega is learned."""
@@ -77,9 +81,6 @@ class AdaptiveNodes(NodeSide):
         nodes = DualNodes.of(algorithm, data, loss)
         known = algorithm.server == "proximal" or algorithm.sigma_prime != "adaptive" or algorithm.custom_server
         return nodes if known else cls(nodes, algorithm.memory)
-
-    def duals(self, mine: AdaptiveMine) -> Array:
-        return mine.dual.beta
 
     def init(self) -> AdaptiveMine:
         dual = self.nodes.init()

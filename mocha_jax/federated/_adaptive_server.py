@@ -99,9 +99,12 @@ class AdaptiveCentre(ServerSide):
         counts = where(heard.any & (state.counts > 0), up.samples, state.counts)
         problem, server, rule = self.plain.problem_of(counts), self.server, state.rule
         anew = heard.any & (up.anew > 0)
-        standing = jax.tree.map(lambda a, b: where(heard.any, a, b), up.stands, state.terms[0])
+        # What a node reports is of its duals; the vector that the server has mixed for them has errors of its own.
+        drift = jnp.where(anew, up.stands.error, jnp.maximum(up.stands.error, state.terms[0].error))
+        reported = up.stands.replace(error=drift)
+        standing = jax.tree.map(lambda a, b: where(heard.any, a, b), reported, state.terms[0])
         exact = heard.exact & ~anew
-        before = jax.tree.map(lambda a, b: where(exact, a, b), up.stands, state.terms[0])
+        before = jax.tree.map(lambda a, b: where(exact, a, b), reported, state.terms[0])
         quality = certified(problem, server, rule, rule.own, before, heard, up, exact, state.bound)
         # A node that begins anew stands at the one point that it has.
         own = where(anew, up.vector, rule.own)
@@ -154,8 +157,9 @@ def _mixed_terms(weights: Array, terms: tuple[DualTerms, ...], mixture: Array) -
         for name in ("conjugate", "size", "error")
     )
     eps = jnp.finfo(mixture.dtype).eps
-    # The server mixes vectors and the node duals, each with roundings of its own.
-    lost = 4.0 * eps * len(used) * jnp.sqrt(jnp.sum(mixture**2, axis=1))
+    # The server mixes vectors and the node duals, each with roundings of its own; where nobody moves there are none.
+    longest = jnp.sqrt(jnp.sum(mixture**2, axis=1))
+    lost = jnp.where(weights[0] < 1, 4.0 * eps * len(used) * longest, 0.0)
     return DualTerms(conjugate + 2.0 * eps * len(used) * size, size, error + lost)
 
 

@@ -78,6 +78,10 @@ class DualMine(Pytree):
     life: Array  # [m] int32 of the server that sent the last message; below 0: none has
     sent: Sent
 
+    @property
+    def duals(self) -> Array:
+        return self.beta
+
 
 class DualNodes(NodeSide):
     """Nodes of a method whose local work is on the subproblems (4)."""
@@ -89,9 +93,6 @@ class DualNodes(NodeSide):
     def of(cls, algorithm: SubproblemMethod, data: TaskData, loss: Loss) -> DualNodes:
         # The regularizer is the server's; of this one nothing is asked.
         return cls(algorithm, algorithm.laid_out(Problem(data, loss, Independent(1.0)).unnamed()))
-
-    def duals(self, mine: DualMine) -> Array:
-        return mine.beta
 
     def init(self) -> DualMine:
         data = self.problem.data

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.around import Around
+from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
-from mocha_jax._node.layout import BucketSizes
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.proof import proven
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._work import Info, Work
 
 # Folded into a round's key for the channel's luck.
 _LUCK = 7
@@ -43,14 +43,14 @@ class ChannelState(State):
     transit: Transit
     mine: Any = tree()  # the nodes'
     inner: Any = tree()  # the server's
-    beta: Array  # [m, n] duals of all nodes, where they stand
 
     @property
     def duals(self) -> Array:
-        return self.beta
+        """The duals of all nodes, where they stand."""
+        return self.mine.duals
 
 
-class OverChannel(Algorithm[Problem]):
+class OverChannel(Around):
     """A dual method with a channel between nodes and server; both sides are those of `Node` and `Server`.
 
     Every node has a task of its own. The model is the server's, and its certificate is with the duals that the nodes
@@ -72,7 +72,6 @@ class OverChannel(Algorithm[Problem]):
       'CONVERGED'
     """
 
-    algorithm: SubproblemMethod
     channel: Channel
     max_staleness: int | None = static(default=None)
 
@@ -83,16 +82,9 @@ class OverChannel(Algorithm[Problem]):
             check.integer("OverChannel", 0, max_staleness=self.max_staleness)
 
     def check(self, problem: Problem) -> None:
-        self.algorithm.check(problem)
+        super().check(problem)
         if problem.data.shared or problem.data.num_nodes != problem.data.num_tasks:
             raise ValueError("OverChannel: data must have one node for each task; a server tells nodes by their tasks.")
-
-    def by_loops(self, problem: Problem) -> OverChannel | None:
-        other = self.algorithm.by_loops(problem)
-        return None if other is None else self.replace(algorithm=other)
-
-    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
-        return self.algorithm.prepare(problem, bucketing)
 
     def _sides(self, problem: Problem) -> tuple[NodeSide, ServerSide]:
         data, sides = problem.data, sides_of("OverChannel", self.algorithm)
@@ -112,13 +104,13 @@ class OverChannel(Algorithm[Problem]):
         nobody = jnp.full((rounds, m), -1, jnp.int32)
         transit = Transit(up, nobody, nobody, nobody, nobody)
         inner = centre.init(problem.data.sizes)
-        return ChannelState(none, jnp.zeros((m,), jnp.int32), none, none, transit, mine, inner, nodes.duals(mine))
+        return ChannelState(none, jnp.zeros((m,), jnp.int32), none, none, transit, mine, inner)
 
     def resume(self, state: ChannelState, problem: Problem) -> ChannelState:
         check.instance("OverChannel", "state", state, ChannelState, "solution.state")
-        if state.beta.shape != problem.data.y.shape:
+        if state.duals.shape != problem.data.y.shape:
             raise ValueError(
-                f"OverChannel: the state has duals {state.beta.shape}, and the problem's data needs "
+                f"OverChannel: the state has duals {state.duals.shape}, and the problem's data needs "
                 f"{problem.data.y.shape}; it belongs to other data."
             )
         return state
@@ -153,32 +145,19 @@ class OverChannel(Algorithm[Problem]):
         late = state.late + jnp.sum(heard.any & ~heard.now, dtype=jnp.int32)
         flops = budget.astype(data.dtype) * self.step_flops(problem) + jnp.where(asked, self.fixed_flops(problem), 0.0)
         after = ChannelState(
-            round, jnp.where(heard.any, taken, state.held), late, state.refused + refused, transit, mine, inner,
-            nodes.duals(mine),
+            round, jnp.where(heard.any, taken, state.held), late, state.refused + refused, transit, mine, inner
         )  # fmt: skip
         return after, Info(budget, flops, jnp.zeros_like(asked))
 
-    def full_work(self, problem: Problem) -> Array:
-        return self.algorithm.full_work(problem)
-
-    def step_flops(self, problem: Problem) -> Array | float:
-        return self.algorithm.step_flops(problem)
-
-    def fixed_flops(self, problem: Problem) -> Array | float:
-        return self.algorithm.fixed_flops(problem)
-
-    def request(self, problem: Problem, round: Array | int = 0) -> Request:
-        return self.algorithm.request(problem, round)
-
     def certify(self, state: ChannelState, problem: Problem) -> Certificate:
         data, regularizer, w = problem.data, problem.regularizer, self.weights(state)
-        relation, v = self.relation(state, problem), data.dual_vectors(state.beta)
+        relation, v = self.relation(state, problem), data.dual_vectors(state.duals)
         value = regularizer.penalty(w, relation)
         slack = fenchel_young(value, regularizer.coupling(data.num_tasks, relation).conjugate(v), v, w)
-        return certify(problem, state.beta, v, w, value, slack, regularizer.offset(relation, data.num_features))
+        return certify(problem, state.duals, v, w, value, slack, regularizer.offset(relation, data.num_features))
 
     def prove(self, state: ChannelState, problem: Problem) -> Certificate:
-        return proven(problem, state.beta, self.weights(state), self.relation(state, problem))
+        return proven(problem, state.duals, self.weights(state), self.relation(state, problem))
 
     def weights(self, state: ChannelState) -> Array:
         return state.inner.rule.model

@@ -60,9 +60,6 @@ class SendingNodes(NodeSide):
     def init(self) -> Any:
         return self.inner.init()
 
-    def duals(self, mine: Any) -> Any:
-        return self.inner.duals(mine)
-
     def like_down(self) -> Mapping[str, Tree]:
         return self.inner.like_down()
 

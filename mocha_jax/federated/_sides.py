@@ -43,10 +43,6 @@ class NodeSide(Pytree):
     def like_down(self) -> Mapping[str, Tree]:
         """Return records of the shapes and dtypes of what may come down, by their names."""
 
-    def duals(self, mine: Any) -> Any:
-        """Return the nodes' dual variables ``[m, n]``. Default: there are none."""
-        return None
-
     @abstractmethod
     def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
         """Do a round's work.

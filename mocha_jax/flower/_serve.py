@@ -86,6 +86,7 @@ class Rounds:
         self.server, self.plan = server, plan
         seconds = plan.message_seconds or 3.0 * plan.round_seconds
         self.post = Post(grid, server.num_tasks, seconds, plan.seed, look=min(1.0, 10.0 * plan.poll_seconds))
+        self.resumed = bool(plan.checkpoint) and os.path.exists(plan.checkpoint)
         self.state = self._first()
         self.silent = dict.fromkeys(range(server.num_tasks), 0)  # rounds since a node was heard
         self.left: set[int] = set(np.flatnonzero(np.asarray(self.state.counts) == 0).tolist())
@@ -102,8 +103,7 @@ class Rounds:
             before = self.state
             self.state, report = server.step(before, ups)
             self._leave(report)
-            if plan.checkpoint:
-                save(plan.checkpoint, self.state)
+            self._save()
             converged = float(report.quality.residual) <= plan.tol
             sizes = self.post.bytes_down - down, self.post.bytes_up - up
             self._tell(report, time.monotonic() - begin, *sizes)
@@ -165,6 +165,11 @@ class Rounds:
             if len(ups) >= plan.min_answers and over:
                 return ups
             if time.monotonic() - begin > plan.round_seconds:
+                if self.resumed and not ups:
+                    # An older checkpoint was put back, it seems, and nodes do not answer a round twice.
+                    self.state = self.server.restarted(self.state, int(time.time()) % 2**31)
+                    _log.warning("Nobody answers; the rounds go on as another life of the server.")
+                self.resumed = False
                 asked = set()  # too few: whoever is free is asked once more
                 begin = time.monotonic()
             time.sleep(plan.poll_seconds)
@@ -183,8 +188,14 @@ class Rounds:
             self.state = self.server.join(self.state, task)
             self.silent[task] = 0
             _log.warning("the node of task %d is heard again, and counted on.", task)
+        if self.back:
+            self._save()  # before a message of the round that it begins goes down
         self.left -= self.back
         self.back = set()
+
+    def _save(self) -> None:
+        if self.plan.checkpoint:
+            save(self.plan.checkpoint, self.state)
 
     def _leave(self, report: Report) -> None:
         for task in self.silent:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
+from mocha_jax.federated._certifying import best_bound
 from tests.federated import world
 
 R, L = mj.regularizers, mj.losses
@@ -97,12 +98,44 @@ def test_it_is_what_nodes_and_server_do(name, key):
     assert taken < rounds * world.M
 
 
+def bound_now(problem, state):
+    """The lower bound of the points that the adaptive server holds in this round, whatever it was before."""
+    inner = state.inner
+    everyone, nothing = jnp.bool_(True), jnp.float64(-jnp.inf)
+    return float(best_bound(problem, None, inner.terms[0], inner.rule.own, everyone, nothing))
+
+
+def test_late_points_never_lower_the_dual(key):
+    """They are weighed by slopes of the model there is now, not of the one that their nodes had."""
+    problem = problem_of(R.MeanRegularized(1.0, 0.003), L.Logistic())
+    both = mj.federated.OverChannel(mj.Mocha(), mj.systems.Unreliable(late=0.7, most=5))
+    state, bounds = both.init(problem), []
+    for _ in range(40):
+        state, _ = mj.run(problem, both, key, num_rounds=1, state=state)
+        bounds.append(bound_now(problem, state))
+    assert state.late > 15
+    assert np.diff(bounds[1:]).min() > -1e-12 * abs(bounds[-1])
+
+
+def test_the_vectors_of_mixtures_are_as_near_as_is_said(key):
+    """What the server has mixed differs from the vector of the node's mixture by no more than its error's bound."""
+    xs, ys = world.tables(dtype=np.float32)
+    server = world.server_of(mj.Mocha(), GIVEN, dtype=np.float32)
+    nodes = world.nodes_of(xs, ys, L.Logistic(), mj.Mocha())
+    state, mine, _ = world.deployed(server, nodes, key, 30)
+    for task, (node, x, one) in enumerate(zip(nodes, xs, mine, strict=True)):
+        after = node.step(key, one, server.down(state, task))[0]
+        v = np.asarray(after.duals[0, : len(x)], np.float64) @ np.asarray(x, np.float64) / len(x)
+        off = np.linalg.norm(v - np.asarray(state.inner.rule.own[task], np.float64))
+        assert 0 < off <= float(state.inner.terms[0].error[task])
+
+
 def test_lost_changes_would_end_beside_the_optimum(key):
     """The whole vector goes up, for sums of changes miss what was lost."""
     problem = problem_of(GIVEN)
     channel = mj.systems.Unreliable(lost=0.3)
     state, history = mj.run(problem, mj.federated.OverChannel(SAFE, channel), key, num_rounds=300, record_every=300)
-    np.testing.assert_allclose(state.inner.v, problem.data.dual_vectors(state.beta), atol=1e-6)
+    np.testing.assert_allclose(state.inner.v, problem.data.dual_vectors(state.duals), atol=1e-6)
     assert history.relative_gap[-1] < 1e-10
 
 
@@ -110,7 +143,7 @@ def test_a_channel_that_takes_nothing_leaves_the_server_where_it_was(key):
     problem = problem_of(GIVEN)
     state, _ = mj.run(problem, mj.federated.OverChannel(SAFE, mj.systems.Unreliable(lost=1.0)), key, num_rounds=5)
     np.testing.assert_array_equal(state.inner.v, 0.0)
-    assert jnp.any(state.beta != 0)
+    assert jnp.any(state.duals != 0)
 
 
 @pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])

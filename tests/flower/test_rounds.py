@@ -220,6 +220,27 @@ def _written(path, served):
     return path
 
 
+def test_an_older_checkpoint_that_was_put_back_is_another_life(tmp_path):
+    path = str(tmp_path / "server.npz")
+    early = serve(loop(tmp_path), world.make_server(), max_rounds=3, tol=0.0, **QUICK)
+    serve(loop(tmp_path), world.make_server(), max_rounds=8, tol=0.0, checkpoint=_written(path, early), **QUICK)
+
+    def careful(answer):
+        def answered(message):
+            try:
+                return answer(message)
+            except mj.federated.Refused:
+                return {"what": "failed", "kind": "Refused"}, {}  # as a worker says it
+
+        return answered
+
+    grid = world.LoopGrid({100 + t: careful(world.answering(k)) for t, k in enumerate(world.keepers(tmp_path))})
+    options = {**QUICK, "round_seconds": 1.0, "checkpoint": _written(path, early)}
+    served = serve(grid, world.make_server(), max_rounds=300, tol=1e-3, **options)
+    assert served.converged
+    assert int(served.state.life) != int(early.state.life)
+
+
 def test_another_server_s_checkpoint_is_refused(tmp_path):
     path = str(tmp_path / "server.npz")
     other = mj.federated.Server(mj.Mocha(), world.REGULARIZER, world.M, world.D + 1, **world.OPTIONS)
