@@ -58,34 +58,20 @@ def test_a_node_begins_again_from_nothing(federation):
     assert federation.at_optimum()
 
 
-def test_a_node_begins_again_from_what_it_kept_some_rounds_ago(federation):
+@pytest.mark.parametrize("since", [20, 1])
+def test_a_node_begins_again_from_what_it_kept_before(federation, since):
     federation.rounds(5)
     kept = federation.mine[2]
-    federation.rounds(20)
+    federation.rounds(since)
     federation.mine[2] = kept
     assert federation.at_optimum()
 
 
-def test_a_node_begins_again_from_what_it_kept_in_the_last_round(federation):
-    federation.rounds(5)
-    kept = federation.mine[2]
-    federation.rounds(1)
-    federation.mine[2] = kept
-    assert federation.at_optimum()
-
-
-def test_the_server_begins_again_from_an_older_state(federation):
+@pytest.mark.parametrize("since", [20, 1])
+def test_the_server_begins_again_from_an_earlier_state(federation, since):
     federation.rounds(5)
     kept = federation.state
-    federation.rounds(20)
-    federation.state = federation.server.restarted(kept, life=1)
-    assert federation.at_optimum()
-
-
-def test_the_server_begins_again_from_the_state_of_the_round_before(federation):
-    federation.rounds(5)
-    kept = federation.state
-    federation.rounds(1)
+    federation.rounds(since)
     federation.state = federation.server.restarted(kept, life=1)
     assert federation.at_optimum()
 

@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.federated._message import arrays_of
-from mocha_jax.federated._sides import Header, sides_of
+from mocha_jax.federated._sides import sides_of
 from tests.federated import world
 
 MODEL = mj.networks.MLP(world.D, 3, (6,))
@@ -139,19 +138,8 @@ def test_nodes_together_answer_as_each_by_itself(key):
     server, nodes = both_sides(FEDAVG, xs, ys)
     there, mine, _ = world.deployed(server, nodes, key, 2)
     side = sides_of("Node", FEDAVG).node(FEDAVG, world.prediction_of(xs, ys).data, CLASSES)
-    steps = [-1, 1, 0, -1, 2]
-    downs = [server.down(there, task, steps=None if s < 0 else s) for task, s in enumerate(steps)]
-    header = Header(
-        *(jnp.asarray([getattr(d, name) for d in downs], jnp.int32) for name in ("round", "life", "held", "task"))
-    )
-    down = server._side.down(there.inner).exchange(steps=jnp.asarray(steps, jnp.int32))
-    kept, held, up = side.work(jax.random.fold_in(jax.random.fold_in(key, 2), 1), (), header, down)
-    alone = [node.step(key, one, d) for node, one, d in zip(nodes, mine, downs, strict=True)]
+    kept, _ = world.as_each_by_itself(key, server, nodes, there, mine, (), side)
     chex.assert_trees_all_close(kept, (), rtol=1e-9, atol=1e-9)
-    assert held.tolist() == [answer.held for _, answer in alone]
-    for task, (_, answer) in enumerate(alone):
-        for name, array in arrays_of(jax.tree.map(lambda a, t=task: a[t : t + 1], up)).items():
-            np.testing.assert_allclose(array, answer.arrays[name], rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def test_what_does_not_fit_is_said(key):

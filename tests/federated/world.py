@@ -1,9 +1,12 @@
 """Federations in one process, as the tests run them: messages are handed over, with or without an accident."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
+from mocha_jax.federated import Header
+from mocha_jax.federated._message import arrays_of
 from tests import zoo
 
 M, D = 5, 4
@@ -71,3 +74,21 @@ def deployed(server, nodes, key, rounds, plan=None, lost=None, begin=None):
         assert not report.refused, report.refused
         reports.append(report)
     return state, mine, reports
+
+
+def as_each_by_itself(key, server, nodes, there, mine, together, side):
+    """Assert that nodes together answer as each by itself, and return what they keep and what each keeps."""
+    steps = [-1, 1, 0, -1, 2]
+    downs = [server.down(there, task, steps=None if s < 0 else s) for task, s in enumerate(steps)]
+    header = Header(
+        *(jnp.asarray([getattr(d, name) for d in downs], jnp.int32) for name in ("round", "life", "held", "task"))
+    )
+    down = server._side.down(there.inner).exchange(steps=jnp.asarray(steps, jnp.int32))
+    here = jax.random.fold_in(jax.random.fold_in(key, downs[0].round - 1), 1)
+    kept, held, up = side.work(here, together, header, down)
+    alone = [node.step(key, one, d) for node, one, d in zip(nodes, mine, downs, strict=True)]
+    assert held.tolist() == [answer.held for _, answer in alone]
+    for task, (_, answer) in enumerate(alone):
+        for name, array in arrays_of(jax.tree.map(lambda a, t=task: a[t : t + 1], up)).items():
+            np.testing.assert_allclose(array, answer.arrays[name], rtol=1e-9, atol=1e-9, err_msg=name)
+    return kept, [one for one, _ in alone]
