@@ -1,17 +1,20 @@
 """A federation over Flower: nodes and server of `mocha_jax.federated` as a ClientApp and a ServerApp.
 
-It needs Flower 1.42 or newer: ``pip install mocha_jax[flower]``. The file of a ClientApp takes `client_app` from
-`mocha_jax_client`, where it is the same function and comes without JAX.
+It needs Flower 1.42 or newer: ``pip install mocha_jax[flower]``. Flower starts a new Python process for every message
+to a node: `client_app` does without JAX, whose import would be most of such a process's time, and leaves the work to a
+process that stays.
 
 It may import `_core`, `_model` and `federated`.
 """
 
-from mocha_jax_client import client_app as client_app  # says so without Flower
+from mocha_jax._core import lazy
 
-# isort: split
-from mocha_jax.flower._serve import Served as Served
-from mocha_jax.flower._serve import serve as serve
-from mocha_jax.flower._server_app import server_app as server_app
+try:
+    import flwr.app as _needed  # noqa: F401
+except ImportError as error:
+    raise ImportError("mocha_jax.flower: needs Flower (pip install 'mocha_jax[flower]').") from error
+
+__getattr__, _ = lazy.attach(__name__, __file__)
 
 __all__ = ["client_app", "serve", "Served", "server_app"]
 

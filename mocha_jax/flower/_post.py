@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from mocha_jax.federated import Down, Up
-from mocha_jax_client._records import from_record, to_record
+from mocha_jax.flower._records import from_record, to_record
 
 _log = logging.getLogger("flwr")
 

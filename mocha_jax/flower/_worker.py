@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mocha_jax.flower._keeper import Keeper, keeper_of, locked
-from mocha_jax_client._line import address, mark, receive, send
+from mocha_jax.flower._line import address, mark, receive, send
 
 _log = logging.getLogger("flwr")
 

@@ -59,7 +59,11 @@ def public():
     found, seen = {}, set()
     for module_name in MODULES:
         module = getattr(mj, module_name) if module_name else mj
-        for name, thing in vars(module).items():
+        names = (
+            module.__all__ if module_name in ("", "flower") else list(vars(module))
+        )  # those that are imported late too
+        for name in names:
+            thing = getattr(module, name)
             home = str(getattr(thing, "__module__", ""))
             ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")
             if name.startswith("_") or isinstance(thing, types.ModuleType) or not callable(thing) or not ours:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax_client import _line
+from mocha_jax.flower import _line
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "flower"

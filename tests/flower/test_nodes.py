@@ -14,9 +14,9 @@ import pytest
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
+from mocha_jax.flower import _line, client_app
 from mocha_jax.flower._keeper import Keeper
-from mocha_jax_client import _line, client_app
-from mocha_jax_client._records import from_record, to_record
+from mocha_jax.flower._records import from_record, to_record
 from tests.flower import world
 
 MAKE = "tests.flower.world:make_node"
@@ -96,7 +96,7 @@ def test_make_node_must_be_a_function_of_a_module():
 
 
 def test_the_client_needs_no_jax():
-    code = "import sys, mocha_jax_client; mocha_jax_client.client_app('a.b:c'); sys.exit('jax' in sys.modules or 'mocha_jax' in sys.modules)"
+    code = "import sys; from mocha_jax.flower import client_app; client_app('a.b:c'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from mocha_jax_client import _records
+from mocha_jax.flower import _records
 from tests.flower import world
 
 HEADER = {"what": "down", "round": 3, "held": -1, "federation": "mocha", "kind": "DualDown", "seed": np.int64(5)}

@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import mocha_jax as mj
 from mocha_jax.flower._keeper import Keeper
-from mocha_jax_client._records import from_record, to_record
+from mocha_jax.flower._records import from_record, to_record
 from tests import zoo
 
 M, D, SEED = 4, 4, 3

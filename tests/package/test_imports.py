@@ -50,8 +50,8 @@ ROOMS = rooms()
 
 def test_every_room_has_its_place():
     assert set(ROOMS) == set(FLOOR)
-    entries = [p for p in ROOT.iterdir() if p.name != "__pycache__"]
-    assert len(entries) <= 30, sorted(p.name for p in entries)
+    entries = {p.stem for p in ROOT.iterdir() if p.name != "__pycache__"}
+    assert len(entries) <= 30, sorted(entries)
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mocha_jax_client._records import Arrays, Header, from_bytes, to_bytes
+from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
 
 LOG, LOCK = "worker.log", "worker.lock"
 

@@ -12,8 +12,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from mocha_jax_client import _line
-from mocha_jax_client._records import Arrays, Header, as_known, from_record, to_record
+from mocha_jax.flower import _line
+from mocha_jax.flower._records import Arrays, Header, as_known, from_record, to_record
 
 # The logger of Flower, whose lines go where those of the SuperNode do.
 _log = logging.getLogger("flwr")

@@ -1,0 +1,47 @@
+"""Names of a package that are imported when they are first asked for.
+
+A program that needs one name of a package waits for that one, and a process that needs none of JAX does without. The
+names are those of the package's stub, ``__init__.pyi``, which tools that read code without running it read as well
+(Scientific Python's SPEC 1).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Getter = Callable[[str], object]
+
+
+def attach(package: str, file: str) -> tuple[Getter, list[str]]:
+    """Return a package's ``__getattr__``, and the names in its stub.
+
+    Args:
+      package: ``__name__`` of the package.
+      file: its ``__file__``.
+    """
+    origins: dict[str, str] = {}
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package.split(".")[0]:
+            origins |= {alias.name: node.module for alias in node.names}
+
+    def get(name: str) -> object:
+        if name not in origins:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = _imported(package, origins[name], name)
+        setattr(sys.modules[package], name, found)  # the next time it is there
+        return found
+
+    return get, list(origins)
+
+
+def _imported(package: str, module: str, name: str) -> object:
+    """Do as ``from module import name``; a package's own names are its submodules."""
+    if module != package:
+        holder = importlib.import_module(module)
+        if hasattr(holder, name):
+            return getattr(holder, name)
+    return importlib.import_module(f"{module}.{name}")
