@@ -47,16 +47,15 @@ def client_app(
       worker: whether there is to be one.
       idle_seconds: a worker ends after so long without a message.
     """
-    name = make_node if isinstance(make_node, str) else f"{make_node.__module__}:{make_node.__qualname__}"
-    module, _, function = name.partition(":")
-    if not module or not function.isidentifier():
-        raise ValueError(
-            f"client_app: make_node must be a text 'package.module:function' or a function of a module, got {name!r}."
-        )
+    name = _name(make_node)
     if not isinstance(worker, bool):
-        raise ValueError(f"client_app: worker must be True or False, got {worker!r}.")
-    if isinstance(idle_seconds, bool) or not isinstance(idle_seconds, int | float) or not idle_seconds > 0:
-        raise ValueError(f"client_app: idle_seconds must be a number > 0, got {idle_seconds!r}.")
+        raise ValueError(f"client_app: worker must be True or False, got {_shown(worker)}.")
+    number = isinstance(idle_seconds, int | float | np.integer | np.floating)
+    number = number and not isinstance(idle_seconds, bool | np.timedelta64)
+    if not number or not 0 < idle_seconds < 1e9:
+        raise ValueError(
+            f"client_app: idle_seconds must be a number of seconds in (0, 1e9), got {_shown(idle_seconds)}."
+        )
     app = ClientApp()
 
     @app.query()
@@ -67,7 +66,7 @@ def client_app(
     def work(message: Message, context: Context) -> Message:
         def answer() -> tuple[Header, Arrays]:
             header, arrays = from_record(message.content)
-            setup = _setup(name, context.node_config, idle_seconds)
+            setup = _setup(name, context.node_config, float(idle_seconds))
             folder = _folder(context.node_config)
             _cache(os.path.dirname(folder))
             if worker and _line.possible():
@@ -77,6 +76,26 @@ def client_app(
         return _safely(message, answer)
 
     return app
+
+
+def _name(make_node: object) -> str:
+    """A function's module and name, as text."""
+    if isinstance(make_node, str):
+        name = make_node
+    else:
+        name = f"{getattr(make_node, '__module__', '')}:{getattr(make_node, '__qualname__', '')}"
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ValueError(
+            "client_app: make_node must be a text 'package.module:function' or a function of a module, "
+            f"got {_shown(make_node)}."
+        )
+    return name
+
+
+def _shown(value: object) -> str:
+    """A value in a message, as text; of one that is not plain its type."""
+    return repr(value) if isinstance(value, str | bool | int | float) else f"a value of {type(value).__name__}"
 
 
 def _safely(message: Message, answer: Callable[[], tuple[Header, Arrays]]) -> Message:
