@@ -26,6 +26,7 @@ import numpy as np
 import mocha_jax as mj
 
 R = mj.regularizers
+pack_tasks, Problem, solve = mj.pack_tasks, mj.Problem, mj.solve  # names are imported when they are asked for: here
 CASES: dict[str, tuple[mj.Mocha, Callable[[Any], Any]]] = {
     "local": (mj.Mocha(), lambda lam: R.Independent(lam)),
     "near the mean, Algorithm 1": (mj.Mocha(sigma_prime="per_task"), lambda lam: R.MeanRegularized(lam, 0.1)),
@@ -103,8 +104,8 @@ def measured(name: str, *shape: int) -> dict[str, float]:
     raw = [samples(seed, *shape) for seed in range(2)]
 
     def solved(lam: Any, seed: int) -> mj.Solution:
-        data = mj.pack_tasks(*raw[seed], loss_scaling="task_mean")
-        return mj.solve(mj.Problem(data, mj.losses.Hinge(), regularizer(lam)), algorithm, tol=1e-3, max_rounds=200)
+        data = pack_tasks(*raw[seed], loss_scaling="task_mean")
+        return solve(Problem(data, mj.losses.Hinge(), regularizer(lam)), algorithm, tol=1e-3, max_rounds=200)
 
     def gradient() -> jax.Array:
         return jax.grad(lambda lam: (solved(lam, 0).weights ** 2).sum())(0.1)
