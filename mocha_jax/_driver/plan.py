@@ -20,7 +20,7 @@ from mocha_jax._driver.config import RunConfig
 from mocha_jax.systems._work import Work
 
 # Folded into the run's key for what lasts longer than a round; rounds are counted below it.
-_NO_ROUND = np.uint32(2**32 - 1)
+NO_ROUND = np.uint32(2**32 - 1)
 
 # Rounds planned at once, at most; and the bytes that their plans may take, so many or a share of those of the samples.
 _AT_ONCE, _BYTES, _SHARE = 64, 2**20, 1 / 32
@@ -38,7 +38,7 @@ def plan(key: Array, config: RunConfig, round: Array) -> Plan:
     """Plan a round. Its randomness depends on the run's key and the round's number only."""
     algorithm, problem = config.algorithm, config.problem
     request = algorithm.request(problem, round)
-    work = config.systems.work(jax.random.fold_in(key, _NO_ROUND), problem.data, request)
+    work = config.systems.work(jax.random.fold_in(key, NO_ROUND), problem.data, request)
     key = jax.random.fold_in(key, round)
     return Plan(work, algorithm.draw(jax.random.fold_in(key, 1), problem), jax.random.fold_in(key, 2))
 

@@ -113,6 +113,9 @@ class AdaptiveNodes(NodeSide):
 
         return {**self.nodes.like_down(), "AdaptiveDown": jax.eval_shape(some)}
 
+    def weights(self, mine: AdaptiveMine, down: AdaptiveDown | DualDown) -> Array:
+        return down.model if isinstance(down, DualDown) else down.start
+
     def work(
         self, key: Any, mine: AdaptiveMine, header: Header, down: AdaptiveDown | DualDown
     ) -> tuple[AdaptiveMine, Array, AdaptiveUp | DualUp]:

@@ -18,9 +18,11 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.pytree import Pytree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._driver.plan import NO_ROUND
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer
 from mocha_jax._neural.prediction import Prediction
+from mocha_jax.federated._absent import absent
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, Sides, register, where
 from mocha_jax.federated._training import (
     Training,
@@ -33,6 +35,8 @@ from mocha_jax.federated._training import (
     total_of,
     training,
 )
+from mocha_jax.systems import Full
+from mocha_jax.systems._work import Request
 
 
 class AveragingDown(Pytree):
@@ -73,6 +77,9 @@ class AveragingNodes(NodeSide):
             return AveragingDown(of_each(self.algorithm.begin(dtype), m), jnp.zeros((m,), jnp.int32))
 
         return {"AveragingDown": jax.eval_shape(some)}
+
+    def weights(self, mine: tuple[()], down: AveragingDown) -> Any:
+        return down.params
 
     def work(
         self, key: Any, mine: tuple[()], header: Header, down: AveragingDown
@@ -121,6 +128,12 @@ class AveragingCentre(ServerSide):
 
     def resume(self, state: AveragingHeld, counts: Array) -> AveragingHeld:
         return state.replace(counts=counts)
+
+    def asked(self, key: Array, state: AveragingHeld) -> Array | None:
+        zero = jnp.zeros((), self.dtype)
+        request = Request(state.state.round, jnp.ones_like(state.counts), zero, zero, zero, zero)
+        selected, data = self.algorithm.select_nodes(Full()), absent(state.counts, 1, self.dtype)
+        return selected.work(jax.random.fold_in(key, NO_ROUND), data, request).active
 
     def down(self, state: AveragingHeld) -> AveragingDown:
         return AveragingDown(of_each(state.state.params, 1), jnp.full((self.num_tasks,), -1, jnp.int32))

@@ -113,6 +113,9 @@ class DualNodes(NodeSide):
 
         return {"DualDown": jax.eval_shape(some)}
 
+    def weights(self, mine: DualMine, down: DualDown) -> Array:
+        return down.model
+
     def work(self, key: Any, mine: DualMine, header: Header, down: DualDown) -> tuple[DualMine, Array, DualUp]:
         data, loss = self.problem.data, self.problem.node_loss
         rounds = known_answers(mine, header)

@@ -81,8 +81,7 @@ class Node:
           Refused: the message is none that a server of this federation sends; nothing is changed.
         """
         check.key("Node", key)
-        check_header("Node", "the server", down, Down, self.federation)
-        record = check_arrays("Node", "the server", down, self._like)
+        record = self._read(down)
         said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held, down.task))
         numbers = Header(*said)
         if why := _oddity(down) or self._side.doubts(mine, numbers, record):
@@ -96,6 +95,28 @@ class Node:
         return after, Up(
             down.federation, down.task, down.round, down.life, int(held[0]), type(told).__name__, arrays
         )  # fmt: skip
+
+    @on_purpose
+    def weights(self, mine: Any, down: Down) -> Any:
+        """Return this node's model as a message has it: ``[d]``, or a network's parameters.
+
+        Of `Virtual` they are the means of the posterior, the shared ones from the message and the private ones, which
+        never leave the node.
+
+        Args:
+          mine: what the node keeps.
+          down: a message of the server.
+
+        Raises:
+          Refused: the message is none that a server of this federation sends.
+        """
+        record = jax.tree.map(jnp.asarray, self._read(down))
+        return jax.tree.map(lambda leaf: leaf[0], self._side.weights(mine, record))
+
+    def _read(self, down: Down) -> Any:
+        """The record in a message whose form is right."""
+        check_header("Node", "the server", down, Down, self.federation)
+        return check_arrays("Node", "the server", down, self._like)
 
 
 def _oddity(down: Down) -> str:

@@ -66,6 +66,9 @@ class SendingNodes(NodeSide):
     def doubts(self, mine: Any, header: Header, down: Any) -> str:
         return self.inner.doubts(mine, header, down)
 
+    def weights(self, mine: Any, down: Any) -> Any:
+        return self.inner.weights(mine, down)
+
     def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Coded]:
         held, known = self.inner.held_of(mine, header)
         after, since, up = self.inner.work(key, mine, header, down)

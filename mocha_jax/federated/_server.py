@@ -107,6 +107,18 @@ class Server:
         )
 
     @on_purpose
+    def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
+        """Return the tasks whose nodes are asked in the next round: all, unless the algorithm selects some.
+
+        Args:
+          key: a JAX random key, the same in every round; with the one of a simulation the same nodes are selected.
+          state: of the server.
+        """
+        check.key("Server", key)
+        marked = _asked(key, self._side, state.inner)
+        return tuple(range(self.num_tasks) if marked is None else np.flatnonzero(np.asarray(marked)).tolist())
+
+    @on_purpose
     def down(self, state: ServerState, task: int, *, steps: int | None = None) -> Down:
         """Make the message to a node that begins its next round.
 
@@ -220,6 +232,11 @@ class Server:
 
 _init = jax.jit(lambda side, counts: side.init(counts))
 _resume = jax.jit(lambda side, inner, counts: side.resume(inner, counts))
+
+
+@jax.jit
+def _asked(key: Array, side: ServerSide, inner: Any) -> Array | None:
+    return side.asked(key, inner)
 
 
 @jax.jit

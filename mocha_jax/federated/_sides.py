@@ -57,6 +57,10 @@ class NodeSide(Pytree):
           What the nodes keep now, `Header.held` of their answers ``[m]``, and the rest of these.
         """
 
+    @abstractmethod
+    def weights(self, mine: Any, down: Any) -> Any:
+        """Return the nodes' models as a message has them, arrays with a leading axis of nodes."""
+
     def held_of(self, mine: Any, header: Header) -> tuple[Array, Array]:
         """Return the vectors that the server holds of nodes ``[m, d]``, and whether these know them ``[m]`` bool.
 
@@ -104,6 +108,13 @@ class ServerSide(Pytree):
     @abstractmethod
     def resume(self, state: Any, counts: Array) -> Any:
         """Continue a state with other nodes: who has left has no samples."""
+
+    def asked(self, key: Array, state: Any) -> Array | None:
+        """Mark the nodes that are asked in the next round ``[m]`` bool, those of a simulation with this key.
+
+        Default: None, all are.
+        """
+        return None
 
     @abstractmethod
     def down(self, state: Any) -> Any:

@@ -116,6 +116,10 @@ class VirtualNodes(NodeSide):
 
         return {"VirtualDown": jax.eval_shape(some)}
 
+    def weights(self, mine: VirtualMine, down: VirtualDown) -> Any:
+        to_shared, to_private, join = self.algorithm.apart(self.problem.data.dtype)
+        return join(jax.vmap(to_shared)(down.posterior.mean), jax.vmap(to_private)(mine.private.mean))
+
     def work(
         self, key: Any, mine: VirtualMine, header: Header, down: VirtualDown
     ) -> tuple[VirtualMine, Array, VirtualUp]:

@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._neural.clients import whose_turn
 from mocha_jax._neural.gaussian import Gaussian
 from mocha_jax._neural.posterior import VirtualState, each_of, product
 from mocha_jax._neural.refinement import Answer, Own
@@ -71,6 +72,11 @@ class VirtualCentre(ServerSide):
         return VirtualHeld(
             counts, first, before.replace(posterior=product(factors), factors=factors, losses=losses)
         )  # fmt: skip
+
+    def asked(self, key: Array, state: VirtualHeld) -> Array | None:
+        if self.algorithm.parallel:
+            return None
+        return whose_turn(state.counts > 0, state.state.round, self.algorithm.order, self.algorithm.seed)
 
     def down(self, state: VirtualHeld) -> VirtualDown:
         m = self.num_tasks

@@ -13,7 +13,8 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from mocha_jax._core import check
-from mocha_jax.federated import Report, Server, ServerState, Up, load, save
+from mocha_jax._problem.quality import Quality
+from mocha_jax.federated import Report, Server, ServerState, Training, Up, load, save
 from mocha_jax.flower._plan import Plan
 from mocha_jax.flower._post import Post
 
@@ -25,7 +26,7 @@ class Served:
     """The outcome of the rounds of a server.
 
     Args:
-      weights: the model of which the last report speaks.
+      weights: the model of which the last report speaks; of networks the parameters after the last round.
       state: of the server, after the last round.
       report: of the last round.
       converged: whether the tolerance was reached.
@@ -89,6 +90,7 @@ class Rounds:
         self.resumed = bool(plan.checkpoint) and os.path.exists(plan.checkpoint)
         self.state = self._first()
         self.silent = dict.fromkeys(range(server.num_tasks), 0)  # rounds since a node was heard
+        self.asked: set[int] = set()  # in this round
         self.left: set[int] = set(np.flatnonzero(np.asarray(self.state.counts) == 0).tolist())
         self.back: set[int] = set()
 
@@ -108,7 +110,9 @@ class Rounds:
             sizes = self.post.bytes_down - down, self.post.bytes_up - up
             self._tell(report, time.monotonic() - begin, *sizes)
             if converged or report.round >= plan.max_rounds:
-                return Served(jax.device_get(server.weights(before)), self.state, report, converged)
+                # Of networks nobody has judged the one that was sent: here is the one that came of it.
+                last = self.state if isinstance(report.quality, Training) else before
+                return Served(jax.device_get(server.weights(last)), self.state, report, converged)
 
     def _first(self) -> ServerState:
         path = self.plan.checkpoint
@@ -145,32 +149,34 @@ class Rounds:
 
     def _round(self) -> dict[int, Up]:
         """Send what is to be sent, and wait for answers."""
-        plan, post, now = self.plan, self.post, int(self.state.round) + 1
+        plan, post, server, now = self.plan, self.post, self.server, int(self.state.round) + 1
         begin, asked = time.monotonic(), set[tuple[int, int]]()
+        self.asked = set(self.server.asked(jax.random.key(plan.seed), self.state))
+        enough = min(plan.min_answers, len(self.asked))
         ups: dict[int, Up] = {}
         while True:
             idle = {
                 task: node
                 for task, node in post.idle().items()
-                if task not in self.left and task not in ups and (task, node) not in asked
+                if task in self.asked - self.left and task not in ups and (task, node) not in asked
             }
             asked |= set(idle.items())
-            post.send({task: self.server.down(self.state, task) for task in idle})
+            post.send({task: server.down(self.state, task) for task in idle})
             for task, up in self._look():
                 if task in self.left:  # the server knows it no more; it may come back in the next round
                     self.back.add(task)
                 elif task not in ups or _number(up) > _number(ups[task]):
                     ups[task] = up
             over = plan.asynchronous or not post.waiting(now) or time.monotonic() - begin > plan.round_seconds
-            if len(ups) >= plan.min_answers and over:
+            if len(ups) >= enough and over:
                 return ups
             if time.monotonic() - begin > plan.round_seconds:
                 if self.resumed and not ups:
                     # An older checkpoint was put back, it seems, and nodes do not answer a round twice.
-                    self.state = self.server.restarted(self.state, int(time.time()) % 2**31)
+                    self.state = server.restarted(self.state, int(time.time()) % 2**31)
                     _log.warning("Nobody answers; the rounds go on as another life of the server.")
                 self.resumed = False
-                asked = set()  # too few: whoever is free is asked once more
+                asked, self.asked = set(), set(range(server.num_tasks))  # too few: whoever is free is asked, once more
                 begin = time.monotonic()
             time.sleep(plan.poll_seconds)
 
@@ -199,7 +205,10 @@ class Rounds:
 
     def _leave(self, report: Report) -> None:
         for task in self.silent:
-            self.silent[task] = 0 if task in report.heard or task in report.refused else self.silent[task] + 1
+            if task in report.heard or task in report.refused:
+                self.silent[task] = 0
+            elif task in self.asked:
+                self.silent[task] += 1
             if self.plan.leave_after and task not in self.left and self.silent[task] >= self.plan.leave_after:
                 self.state = self.server.leave(self.state, task)
                 self.left.add(task)
@@ -208,13 +217,20 @@ class Rounds:
     def _tell(self, report: Report, seconds: float, down: int, up: int) -> None:
         for sentence in report.refused.values():
             _log.warning("refused: %s", sentence)
-        quality = report.quality
-        bound = max(float(quality.bound), float(getattr(quality, "joint_dual", -np.inf)))
         _log.info(
-            "round %d: gap %s, bound %s, heard %d of %d, refused %d, %.1f s, %d bytes down, %d up",
-            report.round, _known(quality.residual, ".2e"), _known(bound, ".6g"), len(report.heard),
+            "round %d: %s, heard %d of %d, refused %d, %.1f s, %d bytes down, %d up",
+            report.round, in_words(report.quality), len(report.heard),
             self.server.num_tasks - len(self.left), len(report.refused), seconds, down, up,
         )  # fmt: skip
+
+
+def in_words(quality: Quality) -> str:
+    """Say how good a model is, as far as it is known."""
+    if isinstance(quality, Training):
+        diverged = int(quality.diverged)
+        return f"loss {_known(quality.loss, '.6g')}" + (f", {diverged} diverged" if diverged else "")
+    bound = max(float(quality.bound), float(getattr(quality, "joint_dual", -np.inf)))
+    return f"gap {_known(quality.residual, '.2e')}, bound {_known(bound, '.6g')}"
 
 
 def _number(up: Up) -> int:

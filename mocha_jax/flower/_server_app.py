@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
+from mocha_jax._model.network import NetworkModel
 from mocha_jax.federated import Server
 from mocha_jax.flower._plan import Plan, overridden
-from mocha_jax.flower._serve import Rounds, Served
+from mocha_jax.flower._serve import Rounds, Served, in_words
 from mocha_jax.flower._store import export
 
 _log = logging.getLogger("flwr")
@@ -24,7 +24,7 @@ _log = logging.getLogger("flwr")
 
 def server_app(
     make_server: Callable[[Mapping[str, Any]], Server], *,
-    make_model: Callable[[np.ndarray], Any] | None = None, result: str = "", **options: Any,
+    make_model: Callable[[Any], Any] | None = None, result: str = "", **options: Any,
 ) -> ServerApp:  # fmt: skip
     """Make the ServerApp of a federation whose central node is a `mocha_jax.federated.Server`.
 
@@ -37,10 +37,10 @@ def server_app(
 
     Args:
       make_server: makes the server, of the run-config.
-      make_model: makes a model to be saved, of the weights ``[num_tasks, d]``; default a `LinearModel` of numbers
-        without intercept and names.
-      result: path of a file for the model in the end, with how well it was trained; where weights are no such array,
-        a file of NumPy's arrays.
+      make_model: makes a model to be saved, of the weights ``[num_tasks, d]`` or a network's parameters, e.g. ``lambda
+        parameters: NetworkModel(network, parameters, d)``; default a `LinearModel` of numbers without intercept and
+        names, of networks a file of NumPy's arrays.
+      result: path of a file for the model in the end, with how well it was trained.
       **options: those of `serve`.
     """
     check.function("server_app", "make_server", make_server, "lambda config: Server(...)")
@@ -63,7 +63,7 @@ def server_app(
         served = Rounds(grid, server, plan).run()
         report = served.report
         how = "converged" if served.converged else "ended at max_rounds"
-        _log.info("%s after round %d, gap %.2e.", how, report.round, float(report.quality.residual))
+        _log.info("%s after round %d, %s.", how, report.round, in_words(report.quality))
         if path := str(config.get("result", result)):
             write_result(path, served, make_model)
             _log.info("The model is in %s.", path)
@@ -71,7 +71,7 @@ def server_app(
     return app
 
 
-def write_result(path: str, served: Served, make_model: Callable[[np.ndarray], Any] | None) -> None:
+def write_result(path: str, served: Served, make_model: Callable[[Any], Any] | None) -> None:
     """Write the model to a file.
 
     Args:
@@ -80,12 +80,11 @@ def write_result(path: str, served: Served, make_model: Callable[[np.ndarray], A
       make_model: as in `server_app`.
     """
     weights = served.weights
-    if make_model is None and np.ndim(weights) != 2:
-        export(path, weights if jax.tree.leaves(weights) else {})
+    if make_model is None and not isinstance(weights, np.ndarray):
+        export(path, weights)
         return
-    weights = np.asarray(weights)
     model = make_model(weights) if make_model else LinearModel(weights, np.zeros(len(weights), weights.dtype))
-    if isinstance(model, LinearModel):
+    if isinstance(model, LinearModel | NetworkModel):
         quality = served.report.quality
         numbers = {
             field.name: float(value)

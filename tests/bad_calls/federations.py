@@ -89,6 +89,10 @@ def federations():
         "federated.Node.step": Call(lambda key, down: node().step(key, kept(), down)[1].arrays["v"], {
             "key": Arg(world.key, key), "down": Arg(down, lambda v: v is down(), ("server",)),
         }),
+        "federated.Node.weights": Call(lambda down: node().weights(kept(), down), {
+            "down": Arg(down, lambda v: v is down(), ("server",)),
+        }),
+        "federated.Server.asked": Call(lambda key: server().asked(key, state()) == (), {"key": Arg(world.key, key)}),
         "federated.Server": Call(lambda **given: f.Server(**given).init().held, {
             "algorithm": METHOD, "regularizer": Arg(mj.regularizers.MeanRegularized(0.5, 0.25), instance(mj.regularizers.Regularizer)),
             "num_tasks": Arg(world.M, count(1)), "num_features": Arg(world.D, count(1)), "loss_scaling": Arg("sum", word("sum", "task_mean")),

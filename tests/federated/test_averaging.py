@@ -53,6 +53,35 @@ def test_it_is_the_simulation(case, systems, key):
     np.testing.assert_array_equal(there.counts[there.held > 0], problem.data.sizes[there.held > 0])
 
 
+def test_the_nodes_asked_are_those_of_the_simulation(key):
+    xs, ys = world.labels()
+    problem = world.prediction_of(xs, ys)
+    for case, algorithm in CASES.items():
+        server, nodes = both_sides(algorithm, xs, ys, "task_mean" if case == "fedadam" else "sum")
+        state, mine = server.init(), [node.init() for node in nodes]
+        for steps in world.works(problem, algorithm, key, None, 4):
+            asked = tuple(task for task, some in enumerate(steps) if some is not None)
+            assert server.asked(key, state) == asked
+            assert (len(asked) < world.M) == (case == "sampled")
+            ups = {task: nodes[task].step(key, mine[task], server.down(state, task))[1] for task in asked}
+            state = server.step(state, ups)[0]
+    # Who has left is not asked; half of the others are.
+    server, _ = both_sides(CASES["sampled"], xs, ys)
+    state = server.leave(server.init(), 2)
+    asked = server.asked(key, state)
+    assert len(asked) == 2
+    assert 2 not in asked
+
+
+def test_a_node_has_the_network(key):
+    xs, ys = world.labels()
+    server, (node, *_) = both_sides(FEDAVG, xs, ys)
+    down = server.down(server.init(), 0)
+    chex.assert_trees_all_equal(node.weights(node.init(), down), server.weights(server.init()))
+    with pytest.raises(mj.federated.Refused, match="the server"):
+        node.weights(node.init(), dataclasses.replace(down, arrays={}))
+
+
 def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     xs, ys = world.labels()
     xs[1] = 1e306 * xs[1]

@@ -77,6 +77,9 @@ def test_it_is_the_simulation(case, systems, key):
     there, mine, _ = world.deployed(server, nodes, key, rounds, plan)
     size = float(jnp.max(jnp.abs(state.w)))
     np.testing.assert_allclose(server.weights(there), state.w, atol=1e-10 * size)
+    for task, node in enumerate(nodes):
+        there_too = node.weights(mine[task], server.down(there, task))
+        np.testing.assert_array_equal(there_too, server.weights(there)[task])
     if "adaptive" in case:  # a node mixes its points when the next message comes
         mine = [
             node.step(key, m, server.down(there, t))[0].dual

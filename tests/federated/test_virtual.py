@@ -79,6 +79,11 @@ def test_it_is_the_simulation(case, systems, key):
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds, systems=SYSTEMS[systems])
     plan = list(world.works(problem, algorithm, key, SYSTEMS[systems], rounds))
     server, nodes = both_sides(algorithm, xs, ys)
+    if SYSTEMS[systems] is None:
+        there = server.init()
+        for done, steps in enumerate(plan):
+            there = there.replace(inner=there.inner.replace(state=there.inner.state.replace(round=np.int32(done))))
+            assert server.asked(key, there) == tuple(task for task, some in enumerate(steps) if some is not None)
     there, mine, reports = world.deployed(server, nodes, key, rounds, plan)
     close = partial(chex.assert_trees_all_close, rtol=1e-9, atol=1e-9)
     close(state_of(there, mine), state)
@@ -87,6 +92,8 @@ def test_it_is_the_simulation(case, systems, key):
     ))  # fmt: skip
     np.testing.assert_allclose([float(r.quality.loss) for r in reports], history.loss, rtol=1e-9)
     shared = algorithm.weights(state)
+    for task, node in enumerate(nodes):
+        close(node.weights(mine[task], server.down(there, task)), algorithm.parameters(state, problem, task))
     close(server.weights(there), mj.networks.Parts(shared.shared, None) if case != "all is shared" else shared)
 
 

@@ -1,15 +1,20 @@
 """The rounds of a ServerApp are those that `run` simulates, whatever happens to messages."""
 
 import itertools
+import re
 from typing import Any
 
+import chex
 import jax
 import numpy as np
+import optax
 import pytest
 from flwr.app import Error
 
 import mocha_jax as mj
 from mocha_jax.flower import serve
+from mocha_jax.flower._keeper import Keeper
+from mocha_jax.flower._server_app import write_result
 from tests.flower import world
 
 KEY = jax.random.key(world.SEED)
@@ -57,6 +62,60 @@ def test_it_ends_with_a_certificate(tmp_path, best, said):
     rounds = [line for line in said() if line.startswith("round ")]
     assert len(rounds) == served.report.round
     assert all("heard 4 of 4, refused 0" in line and "bytes down" in line for line in rounds)
+
+
+NETWORK = mj.networks.MLP(world.D, 2, (5,))
+LABELS = mj.likelihoods.Categorical()
+NETWORKS = {
+    "fedavg": mj.FedAvg(NETWORK, optax.sgd(0.2), local_epochs=2, batch_size=4),
+    "sampled": mj.FedAvg(NETWORK, optax.sgd(0.2), batch_size=4, fraction=0.5),
+    "virtual": mj.Virtual(NETWORK, optax.adam(0.02), samples=2, draws=3, local_epochs=2, batch_size=8, temperature=0.1),
+}
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_networks_go_over_flower_too(case, tmp_path, said):
+    algorithm, rounds = NETWORKS[case], 6
+    xs, ys = world.tables()
+    ys = [(y > 0).astype(y.dtype) for y in ys]
+    keepers = []
+    for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        (tmp_path / f"{task}").mkdir()
+        node = mj.federated.Node(x, y, LABELS, algorithm, rows=max(map(len, xs)), dtype=np.float32)
+        keepers.append(Keeper(str(tmp_path / f"{task}"), node, task))
+    grid = world.LoopGrid({100 + t: world.answering(keeper) for t, keeper in enumerate(keepers)})
+    server = mj.federated.Server(algorithm, None, world.M, world.D, dtype=np.float32)
+    # Nobody who is not asked is called silent.
+    served = serve(grid, server, max_rounds=rounds, leave_after=2, **QUICK)
+    state, history = mj.run(mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32)), algorithm, KEY, num_rounds=rounds)
+    chex.assert_trees_all_close(served.weights, algorithm.weights(state), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(float(served.report.quality.loss), history.loss[-1], rtol=1e-5)
+    lines = [line for line in said() if line.startswith("round ")]
+    asked = {"fedavg": world.M, "sampled": world.M // 2, "virtual": 1}[case]
+    assert len(lines) == rounds
+    assert all(re.fullmatch(rf"round \d: loss \S+, heard {asked} of 4, refused 0, .*", line) for line in lines)
+    for make_model in (None, lambda parameters: mj.NetworkModel(NETWORK, parameters, world.D)):
+        path = str(tmp_path / "model.npz")
+        write_result(path, served, make_model)
+        if make_model is None:
+            with np.load(path) as file:
+                written = [file[name] for name in file.files]
+            chex.assert_trees_all_equal(written, jax.tree.leaves(served.weights))
+        else:
+            model = mj.load_model(path)
+            assert model.trained["rounds"] == rounds
+            assert model.predict(xs[0][:2]).shape == (2,)
+
+
+def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
+    algorithm = NETWORKS["virtual"]
+    xs, ys = world.tables()
+    node = mj.federated.Node(xs[1], (ys[1] > 0).astype(np.float32), LABELS, algorithm, dtype=np.float32)
+    keeper = Keeper(str(tmp_path), node, 1)
+    server = mj.federated.Server(algorithm, None, 2, world.D, dtype=np.float32)
+    how = QUICK | {"round_seconds": 0.1, "start_seconds": 0.0}
+    served = serve(world.LoopGrid({101: world.answering(keeper)}), server, max_rounds=2, **how)
+    assert served.report.heard == (1,)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
