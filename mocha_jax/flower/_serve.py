@@ -238,7 +238,7 @@ def _number(up: Up) -> int:
 
 
 def _known(number: Any, form: str) -> str:
-    return f"{float(number):{form}}" if np.isfinite(number) else "unknown"
+    return f"{float(number) + 0.0:{form}}" if np.isfinite(number) else "unknown"  # no -0
 
 
 def _but(missing: list[int]) -> str:
