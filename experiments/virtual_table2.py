@@ -2,16 +2,15 @@
 
 Four federations: MNIST dealt at random to 10 clients, the same with the pixels of every client in an order of its own
 (P-MNIST), the digits of 10 writers (in place of FEMNIST), and HAR's 30 subjects with 6 activities; with the folder of
-the vehicle sensors' raw files also these (VSN: 23 sensors, two kinds of vehicle). Every
-client's samples are split at random, 25 % for testing; mean over clients of the accuracy, mean and standard deviation
-over splits.
+the vehicle sensors' raw files also these (VSN: 23 sensors, two kinds of vehicle). Every client's samples are split at
+random, 25 % for testing; mean over clients of the accuracy, mean and standard deviation over splits.
 
 Methods: one network for all data in one place (Global), one for each client (Local), FedAvg (C = 0.2, E = 1, as many
 epochs in all), VIRTUAL (3 refinements of every client, in order), and MOCHA one class against the rest with (14).
 MOCHA's lambda, FedAvg's rate and VIRTUAL's temperature are chosen on a fifth of the training samples. Networks have
-two hidden layers of 100 and dropout 0.3; Adam at 1e-3, of FedAvg's clients SGD; batches are the paper's, VSN's 64. The paper has
-100 or 200 epochs a refinement and 20 draws: here flags say how much to do. A CSV keeps every result; a run that was
-interrupted goes on.
+two hidden layers of 100 and dropout 0.3; Adam at 1e-3, of FedAvg's clients SGD; batches are the paper's, VSN's 64. The
+paper has 100 or 200 epochs a refinement and 20 draws: here flags say how much to do. A CSV keeps every result; a run
+that was interrupted goes on.
 """
 
 from __future__ import annotations
