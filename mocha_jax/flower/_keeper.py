@@ -19,12 +19,12 @@ import numpy as np
 from mocha_jax.federated import Down, Message, Node, Refused, load, save
 from mocha_jax.flower._line import LOCK
 from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
-from mocha_jax.flower._store import arrays_in, write
+from mocha_jax.flower._store import arrays_in, export, write
 
 _log = logging.getLogger("flwr")
 
-# The file that says which others count.
-_INDEX = "kept.json"
+# The file that says which others count, and one that is for people and is not read here.
+_INDEX, WEIGHTS = "kept.json", "weights.npz"
 
 Names = tuple[str, ...]
 _FIELDS: Names = (*Message.integers, *Message.texts)
@@ -66,12 +66,17 @@ class Keeper:
         mine, up = self.node.step(jax.random.key(seed), self._mine, down)
         answer = to_bytes({"what": "up", **up.header}, up.arrays)
         self._write(mine, message, answer)
+        self._export(self.node.weights(mine, down))
         self._mine, self._message, self._answer = mine, message, answer
         return from_bytes(answer)
 
     def kept(self) -> Arrays:
         """Return what the node keeps."""
         return arrays_in(self._mine)
+
+    def _export(self, weights: Any) -> None:
+        """Write the node's own model, for whoever predicts there."""
+        export(self._path(WEIGHTS), {"weights": weights} if isinstance(weights, jax.Array) else weights)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -50,6 +50,9 @@ def test_it_is_the_simulation(tmp_path):
     rounds = 12
     state, history = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
     served = serve(loop(tmp_path), world.make_server(), max_rounds=rounds + 1, tol=0.0, **QUICK)
+    for task in range(world.M):  # the last message had the model that was judged
+        with np.load(tmp_path / f"{task}" / "weights.npz") as file:
+            np.testing.assert_array_equal(file["weights"], served.weights[task])
     size = float(np.abs(state.w).max())
     np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * size)
     found = float(served.report.quality.relative_joint_gap)
@@ -94,6 +97,9 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     asked = {"fedavg": world.M, "sampled": world.M // 2, "virtual": 1}[case]
     assert len(lines) == rounds
     assert all(re.fullmatch(rf"round \d: loss \S+, heard {asked} of 4, refused 0, .*", line) for line in lines)
+    with np.load(tmp_path / "0" / "weights.npz") as file:
+        shapes = [file[name].shape for name in file.files]
+        assert shapes == [leaf.shape for leaf in jax.tree.leaves(served.weights)]
     for make_model in (None, lambda parameters: mj.NetworkModel(NETWORK, parameters, world.D)):
         path = str(tmp_path / "model.npz")
         write_result(path, served, make_model)
