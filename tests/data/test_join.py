@@ -40,7 +40,11 @@ def test_it_is_the_data_packed_at_once():
 
 
 @pytest.mark.parametrize(
-    "regularizer", [mj.regularizers.Probabilistic(0.05, 10.0), mj.regularizers.MeanRegularized(0.1, 0.01)],
+    "regularizer",
+    [
+        mj.regularizers.Probabilistic(0.05, 10.0),
+        pytest.param(mj.regularizers.MeanRegularized(0.1, 0.01), marks=pytest.mark.slow),
+    ],
     ids=["learned", "given"],
 )  # fmt: skip
 def test_a_solve_goes_on_and_needs_fewer_rounds(regularizer):

@@ -46,9 +46,7 @@ def test_every_server_reaches_the_optimum(name, key):
     assert state.refused > 300  # duplicates, and answers that newer ones had overtaken
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("adaptive", "proximal") else pytest.mark.slow) for n in SERVERS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "adaptive" else pytest.mark.slow) for n in SERVERS])
 def test_without_accidents_it_is_the_plain_run(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer, L.Logistic())

@@ -135,7 +135,7 @@ LISTED = mj.networks.Model(
 )
 
 
-@pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, mj.Virtual])
+@pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, pytest.param(mj.Virtual, marks=pytest.mark.slow)])
 def test_parameters_may_be_a_list(make):
     found = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=2)
     again = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1)

@@ -27,7 +27,7 @@ def code(page):
 
 
 # Pages whose programs take a minute to compile.
-LONG = {"classes.md"}
+LONG = {"classes.md", "derivatives.md"}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,16 @@ from tests import oracles, zoo
 from tests.servers.problems import MODELS, R, joint_primal, make
 
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
+QUICK = ("probabilistic", "hinge"), ("probabilistic", "logistic"), ("sharp clusters", "logistic")
 
 
-@pytest.mark.parametrize("model", ["probabilistic", pytest.param("no ridge", marks=pytest.mark.slow), "sharp clusters"])
 @pytest.mark.parametrize(  # fewer tasks than features, and more
-    ("loss", "m"), [("hinge", 7), ("logistic", 3), pytest.param("quantile", 7, marks=pytest.mark.slow)]
+    ("model", "loss", "m"),
+    [
+        pytest.param(model, *case, marks=() if (model, case[0]) in QUICK else pytest.mark.slow)
+        for model in ("probabilistic", "no ridge", "sharp clusters")
+        for case in (("hinge", 7), ("logistic", 3), ("quantile", 7))
+    ],
 )
 def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     problem = make(model, loss, m=m)

@@ -94,7 +94,7 @@ def test_points_that_rounding_tells_apart_keep_still(twin):
     assert lost.max() <= 1e-4 * (1 - best).max()
 
 
-@pytest.mark.parametrize("near", [0.0, 1e-7, 1e-6])
+@pytest.mark.parametrize("near", [0.0, 1e-7, pytest.param(1e-6, marks=pytest.mark.slow)])
 def test_points_that_are_all_the_same_are_numbers(near):
     # What is left between them is rounding, which must not be taken for lengths.
     rng = np.random.default_rng(0)

@@ -134,7 +134,7 @@ def test_rounds_are_those_of_the_graph_model_with_that_omega(name, d, key):
     np.testing.assert_allclose(history.gap, seen.gap, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sparse" else n for n in MODELS])
 def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
     p = make(MODELS[name])
     own = np.asarray(p.relationship(5, p.regularizer.initial_relation(5, 4)))
@@ -147,7 +147,7 @@ def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
 
 # The records of all models are of two kinds, a matrix and a factor.
 RESUMED = [(name, server) for name in MODELS for server in ("algorithm 1", "adaptive")]
-QUICK = ("probabilistic", "algorithm 1"), ("sparse", "algorithm 1")
+QUICK = (("probabilistic", "algorithm 1"),)
 
 
 @pytest.mark.parametrize(

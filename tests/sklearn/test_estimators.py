@@ -62,7 +62,7 @@ def test_several_classes_are_one_against_the_rest():
     assert found.score(X, names[GRADE], groups=SCHOOL) > 0.8
 
 
-@pytest.mark.parametrize("scaling", ["task_mean", "sum"])
+@pytest.mark.parametrize("scaling", [pytest.param("task_mean", marks=pytest.mark.slow), "sum"])
 def test_local_and_pooled_are_ridge(scaling):
     # (1/2n) |Xw - y|^2 + lam |w|^2 is Ridge's |Xw - y|^2 + alpha |w|^2 with alpha = 2 n lam; of a sum, alpha = 2 lam.
     lam = 0.05 if scaling == "task_mean" else 2.0
@@ -78,7 +78,9 @@ def test_local_and_pooled_are_ridge(scaling):
         assert_same_weights(found, (t, t), want.coef_)
 
 
-@pytest.mark.parametrize("loss", ["logistic", "hinge", "squared_hinge"])
+@pytest.mark.parametrize(
+    "loss", ["logistic", *(pytest.param(n, marks=pytest.mark.slow) for n in ("hinge", "squared_hinge"))]
+)
 def test_local_and_pooled_are_scikit_learn_s_classifiers(loss):
     lam = 0.05
     local, pooled = (
@@ -259,7 +261,7 @@ def test_strength_by_cross_validation_is_that_of_the_functions():
 
 
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
-@pytest.mark.parametrize("regularizer", ["independent", "pooled"])
+@pytest.mark.parametrize("regularizer", ["independent", pytest.param("pooled", marks=pytest.mark.slow)])
 def test_strength_for_several_classes_is_that_of_the_functions(regularizer):
     lams, grade = [1.0, 0.1, 0.01, 0.001], np.digitize(Y + np.random.default_rng(1).normal(size=len(Y)), [-0.5, 0.8])
     data = mj.pack_tasks(X, grade, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)

@@ -95,7 +95,7 @@ def test_without_routing_groups_go_by_the_step_s_name():
     assert np.mean((pipeline.predict(X, groups=SCHOOL) - Y) ** 2) < 0.1
 
 
-@pytest.mark.parametrize("kind", ["numbers", "grades"])
+@pytest.mark.parametrize("kind", ["numbers", pytest.param("grades", marks=pytest.mark.slow)])
 def test_folds_compile_what_one_fit_compiles(kind):
     table, y = frame(count=400)
     estimator = MochaRegressor(groups="school")

@@ -14,14 +14,21 @@ GRADE = np.digitize(Y, [-0.5, 0.8])
 WEIGHT = np.random.default_rng(4).integers(0, 4, len(Y)) * 0.5
 EXACT: dict[str, Any] = dict(tol=1e-12, max_iter=20_000)
 ONES = np.c_[X, np.ones(len(X))]
+QUICK = ("independent", "sum"), ("pooled", "task_mean")
 
 
 def parts(pooled):
     return [(0, SCHOOL != "")] if pooled else [(t, name == SCHOOL) for t, name in enumerate(NAMES)]
 
 
-@pytest.mark.parametrize("scaling", ["task_mean", "sum"])
-@pytest.mark.parametrize("regularizer", ["independent", "pooled"])
+@pytest.mark.parametrize(
+    ("regularizer", "scaling"),
+    [
+        pytest.param(regularizer, scaling, marks=() if (regularizer, scaling) in QUICK else pytest.mark.slow)
+        for regularizer in ("independent", "pooled")
+        for scaling in ("task_mean", "sum")
+    ],
+)
 def test_a_regressor_is_ridge_with_weights(regularizer, scaling):
     lam = 0.05 if scaling == "task_mean" else 2.0
     found = MochaRegressor(regularizer=regularizer, loss_scaling=scaling, lam=lam, **EXACT)

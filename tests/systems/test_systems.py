@@ -164,7 +164,8 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
 @pytest.mark.parametrize(
     "system",
     [
-        Dropout(0.3) & PartialEpochs(0.1, 1.0) & UniformBudget(0.1, 1.0), Outages(0.3, length=3) & Sampled(0.5),
+        pytest.param(Dropout(0.3) & PartialEpochs(0.1, 1.0) & UniformBudget(0.1, 1.0), marks=pytest.mark.slow),
+        Outages(0.3, length=3) & Sampled(0.5),
     ],
 )  # fmt: skip
 def test_a_cut_run_draws_what_a_whole_one_does(system, data, key):
