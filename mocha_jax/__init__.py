@@ -13,10 +13,10 @@ from mocha_jax._core import lazy
 
 __version__ = "0.1.0"
 
-__getattr__, _names = lazy.attach(__name__, __file__)
+__getattr__, _names = lazy.attach(__name__)
 
-# Of `import *` these two are no part: one would hide scikit-learn itself, and each needs what may be missing.
-__all__ = [name for name in _names if name not in ("flower", "sklearn")]  # noqa: PLE0604
+# Of `import *` these are no part: they need what may be missing, and one would hide scikit-learn itself.
+__all__ = [name for name in _names if name not in ("flower", "plotting", "sklearn")]
 
 
 def __dir__() -> list[str]:

@@ -83,5 +83,4 @@ from mocha_jax.servers._base import NodeUpdate as NodeUpdate
 from mocha_jax.servers._base import Server as Server
 from mocha_jax.systems._work import Info as Info
 
-__all__: list[str]
 __version__: str

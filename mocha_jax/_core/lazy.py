@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 Getter = Callable[[str], object]
 
 
-def attach(package: str, file: str) -> tuple[Getter, list[str]]:
+def attach(package: str) -> tuple[Getter, list[str]]:
     """Return a package's ``__getattr__``, and the names in its stub.
 
     Args:
-      package: ``__name__`` of the package.
-      file: its ``__file__``.
+      package: its ``__name__``.
     """
-    origins: dict[str, str] = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+    stub = pkgutil.get_data(package, "__init__.pyi")  # also of packages in archives
+    if stub is None:
+        raise ImportError(f"{package}: its stub __init__.pyi is missing, which lists its names; install it anew.")
+    origins: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(stub).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package.split(".")[0]:
-            origins |= {alias.name: node.module for alias in node.names}
+            origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
 
     def get(name: str) -> object:
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = _imported(package, origins[name], name)
+        found = _imported(package, *origins[name])
         setattr(sys.modules[package], name, found)  # the next time it is there
         return found
 
@@ -44,4 +46,6 @@ def _imported(package: str, module: str, name: str) -> object:
         holder = importlib.import_module(module)
         if hasattr(holder, name):
             return getattr(holder, name)
+        if not hasattr(holder, "__path__"):
+            raise ImportError(f"cannot import name {name!r} from {module!r}, as {package}/__init__.pyi has it")
     return importlib.import_module(f"{module}.{name}")

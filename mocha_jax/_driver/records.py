@@ -8,6 +8,7 @@ has no use for it, so that checkpoints of before there was one are resumed too.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 from pathlib import Path
@@ -102,8 +103,14 @@ def _name(cls: type[Quality]) -> str:
     return cls.__qualname__ if ours else f"{cls.__module__}.{cls.__qualname__}"
 
 
+# Where the library's own kinds are defined, above and below here.
+_KINDS = ("mocha_jax._problem.certificate", "mocha_jax._neural.prediction")
+
+
 def _kind(name: str) -> type[Quality]:
-    """The kind of that name among those that there are: nothing is imported because a file says so."""
+    """The kind of that name among the library's own and those that there are: a file decides on no import."""
+    for module in _KINDS:
+        importlib.import_module(module)
     queue: list[type[Quality]] = Quality.__subclasses__()
     while queue:
         cls = queue.pop()

@@ -108,15 +108,16 @@ class Server:
 
     @on_purpose
     def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
-        """Return the tasks whose nodes are asked in the next round: all, unless the algorithm selects some.
+        """Return the tasks whose nodes are asked in the next round: all that are there, or those the algorithm selects.
 
         Args:
           key: a JAX random key, the same in every round; with the one of a simulation the same nodes are selected.
           state: of the server.
         """
         check.key("Server", key)
+        there = np.asarray(state.counts) > 0
         marked = _asked(key, self._side, state.inner)
-        return tuple(range(self.num_tasks) if marked is None else np.flatnonzero(np.asarray(marked)).tolist())
+        return tuple(np.flatnonzero(there if marked is None else there & np.asarray(marked)).tolist())
 
     @on_purpose
     def down(self, state: ServerState, task: int, *, steps: int | None = None) -> Down:

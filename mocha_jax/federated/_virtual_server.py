@@ -44,6 +44,8 @@ class VirtualCentre(ServerSide):
         # The features are the model's: of sequences it does not see all of them.
         no_regularizer(algorithm, regularizer)
         whole_factors("Server", algorithm)
+        if isinstance(algorithm.order, tuple) and max(algorithm.order) >= num_tasks:
+            raise ValueError(f"Server: order names client {max(algorithm.order)}, but there are {num_tasks}.")
         if scaling != "sum":
             raise ValueError("Server: the likelihoods of Virtual count every sample; use loss_scaling='sum'.")
         return cls(algorithm, num_tasks, dtype)

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("mocha_jax.flower: needs Flower (pip install 'mocha_jax[flower]').") from error
 
-__getattr__, _ = lazy.attach(__name__, __file__)
+__getattr__, _ = lazy.attach(__name__)
 
 __all__ = ["client_app", "serve", "Served", "server_app"]
 

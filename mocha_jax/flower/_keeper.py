@@ -54,6 +54,7 @@ class Keeper:
         """
         message = hashlib.sha256(to_bytes(header, arrays)).hexdigest()
         if message == self._message:
+            self._export(_down(header, arrays))
             return from_bytes(self._answer)
         seed = header.get("seed", 0)
         if header.get("what") != "down" or any(name not in header for name in _FIELDS):
@@ -62,21 +63,24 @@ class Keeper:
             raise Refused(f"Node: the server sent a message to task {header['task']!r}, and this is task {self.task}.")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
             raise Refused("Node: the server sent a seed that is none.")
-        down = Down(**{name: header[name] for name in _FIELDS}, arrays=arrays)
+        down = _down(header, arrays)
         mine, up = self.node.step(jax.random.key(seed), self._mine, down)
         answer = to_bytes({"what": "up", **up.header}, up.arrays)
         self._write(mine, message, answer)
-        self._export(self.node.weights(mine, down))
         self._mine, self._message, self._answer = mine, message, answer
+        self._export(down)
         return from_bytes(answer)
 
     def kept(self) -> Arrays:
         """Return what the node keeps."""
         return arrays_in(self._mine)
 
-    def _export(self, weights: Any) -> None:
-        """Write the node's own model, for whoever predicts there."""
-        export(self._path(WEIGHTS), {"weights": weights} if isinstance(weights, jax.Array) else weights)
+    def _export(self, down: Down) -> None:
+        """Write the node's own model, for whoever predicts there; the federation does without."""
+        try:
+            export(self._path(WEIGHTS), self.node.weights(self._mine, down))
+        except OSError:
+            _log.warning("Node: %s could not be written.", self._path(WEIGHTS), exc_info=True)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -107,6 +111,10 @@ class Keeper:
             _log.warning("Node: %s is of another version or broken; it begins anew.", self.folder, exc_info=True)
             return
         self._mine, self._count, self._message, self._answer = mine, index["count"], index["message"], answer
+
+
+def _down(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Down:
+    return Down(**{name: header[name] for name in _FIELDS}, arrays=arrays)
 
 
 def keeper_of(folder: str, setup: Mapping[str, Any]) -> Keeper:

@@ -45,9 +45,11 @@ def serve(
 ) -> Served:  # fmt: skip
     """Do the rounds of a server with nodes that Flower reaches.
 
-    A round sends a message to every node that has none to answer, and ends when all of them have answered or its time
-    is over. Answers that come later are taken in later rounds; meanwhile their nodes are asked nothing. Nodes that are
-    new, or come back under another number, are asked for their task and take part from then on.
+    A round sends a message to every node that is to be asked, see `Server.asked`, and has none to answer. It ends when
+    all of them have answered or its time is over. Answers that come later are taken in later rounds; meanwhile their
+    nodes are asked nothing. Where an algorithm selects nodes and too few of these are there, others that are free are
+    asked in their place. Nodes that are new, or come back under another number, are asked for their task and take part
+    from then on.
 
     Args:
       grid: of a ServerApp.
@@ -58,11 +60,11 @@ def serve(
       round_seconds: a round ends after so long, if `min_answers` are there.
       message_seconds: a message that was not answered for so long is lost and its node is asked anew; default 3 times
         `round_seconds`.
-      min_answers: no round ends with fewer.
-      asynchronous: end a round as soon as `min_answers` are there, and ask those nodes at once.
+      min_answers: no round ends with fewer, but for rounds in which fewer nodes are asked.
+      asynchronous: end a round as soon as `min_answers` are there, and begin the next one at once.
       start_seconds: the first round begins when all nodes are there, or with `min_answers` of them after so long.
-      leave_after: a node that was not heard in so many rounds is counted out, see `Server.leave`, until it is heard
-        again; 0: it stays.
+      leave_after: a node that was asked in so many rounds and not heard is counted out, see `Server.leave`, until it is
+        heard again; 0: it stays.
       seed: of the nodes' draws: ``jax.random.key(seed)`` of a simulation.
       poll_seconds: between two looks for answers.
       checkpoint: path of a file that gets the server's state after every round; where it is there, the rounds go on
@@ -151,14 +153,14 @@ class Rounds:
         """Send what is to be sent, and wait for answers."""
         plan, post, server, now = self.plan, self.post, self.server, int(self.state.round) + 1
         begin, asked = time.monotonic(), set[tuple[int, int]]()
-        self.asked = set(self.server.asked(jax.random.key(plan.seed), self.state))
-        enough = min(plan.min_answers, len(self.asked))
+        self.asked = set(server.asked(jax.random.key(plan.seed), self.state)) - self.left
+        enough = max(min(plan.min_answers, len(self.asked)), 1)
         ups: dict[int, Up] = {}
         while True:
             idle = {
                 task: node
                 for task, node in post.idle().items()
-                if task in self.asked - self.left and task not in ups and (task, node) not in asked
+                if task in self.asked and task not in ups and (task, node) not in asked
             }
             asked |= set(idle.items())
             post.send({task: server.down(self.state, task) for task in idle})
@@ -167,18 +169,28 @@ class Rounds:
                     self.back.add(task)
                 elif task not in ups or _number(up) > _number(ups[task]):
                     ups[task] = up
-            over = plan.asynchronous or not post.waiting(now) or time.monotonic() - begin > plan.round_seconds
-            if len(ups) >= enough and over:
+            late = time.monotonic() - begin > plan.round_seconds
+            if len(ups) >= enough and (plan.asynchronous or late or not post.waiting(now)):
+                self.resumed = False
                 return ups
-            if time.monotonic() - begin > plan.round_seconds:
+            if (late or not post.waiting(now)) and (others := self._others(enough - len(ups))):
+                self.asked |= others  # in place of those that were selected
+                begin = time.monotonic()
+            elif late:
                 if self.resumed and not ups:
                     # An older checkpoint was put back, it seems, and nodes do not answer a round twice.
                     self.state = server.restarted(self.state, int(time.time()) % 2**31)
                     _log.warning("Nobody answers; the rounds go on as another life of the server.")
                 self.resumed = False
-                asked, self.asked = set(), set(range(server.num_tasks))  # too few: whoever is free is asked, once more
+                asked = set()  # too few: whoever is free is asked once more
                 begin = time.monotonic()
             time.sleep(plan.poll_seconds)
+
+    def _others(self, count: int) -> set[int]:
+        """Choose so many tasks whose nodes are free and were not selected, the next ones in turn."""
+        free = [task for task in self.post.idle() if task not in self.asked and task not in self.left]
+        turn, m = int(self.state.round), self.server.num_tasks
+        return set(sorted(free, key=lambda task: (task - turn) % m)[:count])
 
     def _look(self) -> list[tuple[int, Up]]:
         self.post.look()
@@ -212,7 +224,9 @@ class Rounds:
             if self.plan.leave_after and task not in self.left and self.silent[task] >= self.plan.leave_after:
                 self.state = self.server.leave(self.state, task)
                 self.left.add(task)
-                _log.warning("the node of task %d was not heard in %d rounds; it is left out.", task, self.silent[task])
+                _log.warning(
+                    "the node of task %d was asked in %d rounds and not heard; it is left out.", task, self.silent[task]
+                )
 
     def _tell(self, report: Report, seconds: float, down: int, up: int) -> None:
         for sentence in report.refused.values():

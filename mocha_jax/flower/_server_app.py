@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.network import NetworkModel
-from mocha_jax.federated import Server
+from mocha_jax.federated import Server, Training
 from mocha_jax.flower._plan import Plan, overridden
 from mocha_jax.flower._serve import Rounds, Served, in_words
 from mocha_jax.flower._store import export
@@ -31,15 +31,15 @@ def server_app(
     What is said here is for all runs. A run-config overrides it under the same names with hyphens, e.g. ``flwr run
     --run-config 'max-rounds=50 tol=1e-4'``, those of them that ``[tool.flwr.app.config]`` lists.
 
-    Every round is a line in the run's log: the relative gap, a lower bound on the optimum, how many nodes were heard,
-    whose answers were refused and why, seconds and bytes. A run that was killed goes on from its ``checkpoint`` when
-    the next ``flwr run`` names the same file.
+    Every round is a line in the run's log: the relative gap and a lower bound on the optimum, of networks the loss; how
+    many nodes were heard, whose answers were refused and why, seconds and bytes. A run that was killed goes on from its
+    ``checkpoint`` when the next ``flwr run`` names the same file.
 
     Args:
       make_server: makes the server, of the run-config.
       make_model: makes a model to be saved, of the weights ``[num_tasks, d]`` or a network's parameters, e.g. ``lambda
         parameters: NetworkModel(network, parameters, d)``; default a `LinearModel` of numbers without intercept and
-        names, of networks a file of NumPy's arrays.
+        names, of networks a file of NumPy's arrays. Of `Virtual` the nodes' private parts are not here, and None.
       result: path of a file for the model in the end, with how well it was trained.
       **options: those of `serve`.
     """
@@ -77,13 +77,18 @@ def write_result(path: str, served: Served, make_model: Callable[[Any], Any] | N
     Args:
       path: of the file.
       served: the outcome.
-      make_model: as in `server_app`.
+      make_model: as in `server_app`; where it fails the file has the arrays, so that no training is lost.
     """
-    weights = served.weights
-    if make_model is None and not isinstance(weights, np.ndarray):
+    weights, network = served.weights, isinstance(served.report.quality, Training)
+    if make_model is None and network:
         export(path, weights)
         return
-    model = make_model(weights) if make_model else LinearModel(weights, np.zeros(len(weights), weights.dtype))
+    try:
+        model = make_model(weights) if make_model else LinearModel(weights, np.zeros(len(weights), weights.dtype))
+    except Exception:
+        _log.exception("server_app: make_model failed; %s has the arrays of the weights.", path)
+        export(path, weights)
+        return
     if isinstance(model, LinearModel | NetworkModel):
         quality = served.report.quality
         numbers = {

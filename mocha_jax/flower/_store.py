@@ -16,7 +16,8 @@ def arrays_in(record: Any) -> dict[str, np.ndarray]:
 
 
 def export(path: str | os.PathLike[str], record: Any) -> None:
-    """Write the arrays of a record to a file that NumPy reads."""
+    """Write the arrays of a record to a file that NumPy reads; an array by itself as ``weights``."""
+    record = {"weights": record} if isinstance(record, jax.Array | np.ndarray) else record
     with open(f"{path}.new", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays_in(record))
         flush(file)

@@ -45,7 +45,7 @@ def test_nothing_of_a_trace_is_left_in_modules_that_it_imported():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", mj.__all__)
+@pytest.mark.parametrize("name", getattr(mj, "__all__"))  # noqa: B009
 def test_every_name_is_there(name):
     assert getattr(mj, name) is getattr(mj, name)
     assert name in dir(mj)
@@ -72,15 +72,17 @@ def test_a_name_is_an_attribute_or_a_module(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.pyi").write_text(
         "import other\nfrom os import sep as sep\nfrom some_package import inner as inner\n"
-        "from some_package.inner import VALUE as VALUE\n"
+        "from some_package.inner import VALUE as renamed, missing as missing\n"
     )
     (package / "__init__.py").write_text(
-        "from mocha_jax._core import lazy\n__getattr__, names = lazy.attach(__name__, __file__)\n"
+        "from mocha_jax._core import lazy\n__getattr__, names = lazy.attach(__name__)\n"
     )
     (package / "inner.py").write_text("VALUE = [1]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     package_itself = importlib.import_module("some_package")
-    assert package_itself.names == ["inner", "VALUE"]
-    assert package_itself.VALUE is package_itself.inner.VALUE
+    assert package_itself.names == ["inner", "renamed", "missing"]
+    assert package_itself.renamed is package_itself.inner.VALUE
+    with pytest.raises(ImportError, match="cannot import name 'missing' from 'some_package.inner'"):
+        package_itself.missing  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'sep'"):
         package_itself.sep  # noqa: B018

@@ -66,7 +66,7 @@ CASES = {
 
 
 # The rest differ from one of these in what other tests look at.
-QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation", "mini-batch")
+QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation", "sizes that differ", "mini-batch")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])

@@ -290,8 +290,14 @@ def test_what_does_not_fit_is_said(key):
         world.nodes_of(xs, ys, CLASSES, ONE)
     with pytest.raises(ValueError, match="Server: Virtual has no regularizer"):
         world.server_of(ONE, mj.regularizers.Independent(1.0), scaling="sum")
+    with pytest.raises(ValueError, match="Server: order names client 7, but there are 5"):
+        world.server_of(ONE.replace(order=(0, 7)), None, scaling="sum")
     server, nodes = both_sides(ONE, xs, ys)
     start = server.init()
+    # Whose turn it would be and has left is not asked.
+    ordered = world.server_of(ONE.replace(order=(1, 0)), None, scaling="sum")
+    assert ordered.asked(key, ordered.init()) == (1,)
+    assert ordered.asked(key, ordered.leave(ordered.init(), 1)) == ()
     up = nodes[0].step(key, nodes[0].init(), server.down(start, 0))[1]
     negative = up.arrays["factor.precision"].copy()
     negative[1] = -3.0

@@ -68,6 +68,11 @@ def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     count = (folder / "kept.json").read_text()
     same(from_record(app(message(), world.context(task=0, state=str(tmp_path))).content), up)
     assert (folder / "kept.json").read_text() == count
+    # The file for people is written again as well.
+    (folder / "weights.npz").unlink()
+    app(message(), world.context(task=0, state=str(tmp_path)))
+    with np.load(folder / "weights.npz") as file:
+        np.testing.assert_array_equal(file["weights"], world.make_server().weights(world.make_server().init(7))[0])
     # Another message goes on from there.
     assert (
         from_record(app(message(round=2, held=1), world.context(task=0, state=str(tmp_path))).content)[0]["round"] == 2

@@ -27,7 +27,7 @@ def code(page):
 
 
 # Pages whose programs take a minute to compile.
-LONG = {"classes.md", "derivatives.md"}
+LONG = {"classes.md"}
 
 
 @pytest.mark.parametrize(

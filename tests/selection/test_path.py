@@ -35,7 +35,7 @@ def test_a_path_is_the_same_as_separate_solves(make):
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(R.Probabilistic, marks=pytest.mark.slow),
+        R.Probabilistic,
         R.Independent,
         pytest.param(lambda lam: R.SparsePrecision(lam, 1.0, 0.01, lam), marks=pytest.mark.slow),
     ],

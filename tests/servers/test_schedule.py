@@ -147,7 +147,7 @@ def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
 
 # The records of all models are of two kinds, a matrix and a factor.
 RESUMED = [(name, server) for name in MODELS for server in ("algorithm 1", "adaptive")]
-QUICK = (("probabilistic", "algorithm 1"),)
+QUICK = ("probabilistic", "algorithm 1"), ("sparse", "algorithm 1")
 
 
 @pytest.mark.parametrize(
