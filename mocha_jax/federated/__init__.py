@@ -37,3 +37,35 @@ from mocha_jax.federated._store import load as load
 from mocha_jax.federated._store import save as save
 from mocha_jax.federated._store import to_bytes as to_bytes
 from mocha_jax.federated._training import Training as Training
+
+__all__ = [
+    "as_table",
+    "ChannelState",
+    "Down",
+    "from_bytes",
+    "Header",
+    "Heard",
+    "load",
+    "Message",
+    "message_numbers",
+    "Node",
+    "NodeSide",
+    "OverChannel",
+    "Quantized",
+    "Refused",
+    "register",
+    "Report",
+    "save",
+    "Sending",
+    "Server",
+    "ServerSide",
+    "ServerState",
+    "Sides",
+    "to_bytes",
+    "Training",
+    "Up",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
