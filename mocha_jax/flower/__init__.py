@@ -1,7 +1,7 @@
 """A federation over Flower: nodes and server of `mocha_jax.federated` as a ClientApp and a ServerApp.
 
 It needs Flower 1.42 or newer: ``pip install mocha_jax[flower]``. Flower starts a new Python process for every message
-to a node: `client_app` does without JAX, whose import would be most of such a process's time, and leaves the work to a
+to a node: `client_app` does without JAX, which each of them would import and compile with, and leaves the work to a
 process that stays.
 
 It may import `_core`, `_model`, `_problem` and `federated`.
