@@ -316,6 +316,15 @@ def test_an_older_checkpoint_that_was_put_back_is_another_life(tmp_path):
     assert int(served.state.life) != int(early.state.life)
 
 
+def test_silence_after_a_round_that_was_answered_is_no_other_life(tmp_path):
+    path = str(tmp_path / "server.npz")
+    first = serve(loop(tmp_path), world.make_server(), max_rounds=2, tol=0.0, checkpoint=path, **QUICK)
+    how = QUICK | {"round_seconds": 0.1, "message_seconds": 5.0, "poll_seconds": 0.01}
+    grid = loop(tmp_path, late=lambda node, k: 0.5 if k == 2 else 0.0)
+    again = serve(grid, world.make_server(), max_rounds=5, tol=0.0, checkpoint=path, **how)
+    assert again.state.life == first.state.life
+
+
 def test_another_server_s_checkpoint_is_refused(tmp_path):
     path = str(tmp_path / "server.npz")
     other = mj.federated.Server(mj.Mocha(), world.REGULARIZER, world.M, world.D + 1, **world.OPTIONS)
