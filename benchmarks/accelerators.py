@@ -242,12 +242,11 @@ def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(machine: str, work: Any, *given: Any) -> Any:
     """The program of a function of abstract arrays, for the devices that these lie on."""
-    lowered_for = AbstractMesh((), ())
-    if GPU:  # a kernel is written for a card; a mesh that is not there tells which
-        lowered_for = AbstractMesh(
-            (), (), abstract_device=AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu")
-        )
-    with use_abstract_mesh(lowered_for):
+    # A kernel is written for a device; a mesh that is not there tells which.
+    device = (
+        AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu") if GPU else AbstractDevice(machine, 1, "tpu")
+    )
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         return jax.jit(work).lower(*given).compile()
 
 

@@ -31,6 +31,36 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", f"ignore:{said}:mocha_jax.NotConverged")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the default's `-m` looks at marks
+def pytest_collection_modifyitems(items):
+    """Of a test marked `thin`, let a few cases stay in the default run and mark the others as extended."""
+    thin = {}
+    for item in items:
+        if marker := item.get_closest_marker("thin"):
+            thin.setdefault((item.fspath, item.originalname), (marker.args, []))[1].append(item)
+    for count, cases in thin.values():
+        kept = spread(cases, *count) if count else covering(cases)
+        for item in cases:
+            if item not in kept:
+                item.add_marker(pytest.mark.extended)
+
+
+def spread(cases, count):
+    """So many of the cases, evenly."""
+    return [cases[i * len(cases) // count] for i in range(min(count, len(cases)))]
+
+
+def covering(cases):
+    """As few cases as have every value of every parameter, the first ones first."""
+    kept, seen = [], set()
+    for item in cases:
+        values = set(enumerate(item.callspec.id.split("-")))
+        if not values <= seen:
+            kept.append(item)
+            seen |= values
+    return kept
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Free what a module compiled: each program takes several memory maps, and a process may have 65,530 of them."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
+
+from mocha_jax._core.values import is_traced
 
 # By numbers up to which to leave something out. Measured with JAX 0.10 on two cores, rounds of `Mocha` with both of its
 # servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
@@ -36,27 +39,49 @@ class Program:
     def __init__(
         self, function: Callable[..., Any], numbers: Callable[..., float], *, often: bool = False, **options: Any
     ) -> None:
-        hurries: dict[float, Any] = {most: dict(compiler_options=how) for most, how in _HURRIES.items()}
         self._numbers, self._often = numbers, often
-        self._by_most = {m: jax.jit(function, **how, **options) for m, how in (hurries | {math.inf: {}}).items()}
+        self._function, self._options = function, options
+        self._thorough = jax.jit(function, **options)
+
+    @cached_property
+    def _by_most(self) -> dict[float, Any]:
+        """The function as it is compiled, by the numbers up to which it is compiled so."""
+        by_most: dict[float, Any] = {}
+        for most, options in _HURRIES.items():
+            known = {name: value for name, value in options.items() if _is_known(name, value)}
+            by_most[most] = jax.jit(self._function, compiler_options=known, **self._options)
+        return by_most | {math.inf: self._thorough}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        thorough = self._by_most[math.inf]
+        thorough = self._thorough
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
         numbers = self._numbers(*args, **kwargs)
         # A tracer is mapped, over nobody knows how many.
-        if self._often or any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(args)):
+        if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)
         chosen = self._by_most[min(most for most in self._by_most if numbers <= most)]
         try:
             return chosen(*args, **kwargs)
-        except (ValueError, jax.errors.JaxRuntimeError) as refused:
-            # Part of a program that is compiled as a whole or differentiated; or an XLA without such an option.
-            if "compiler_options" not in str(refused) and "compile option" not in str(refused):
+        except ValueError as refused:
+            # Part of a program that is compiled as a whole or differentiated, which JAX gives no options of their own.
+            if "compiler_options" not in str(refused):
                 raise
             return thorough(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower for a compiler that takes its time."""
-        return self._by_most[math.inf].lower(*args, **kwargs)
+        return self._thorough.lower(*args, **kwargs)
+
+
+@lru_cache
+def _is_known(option: str, value: object) -> bool:
+    """Ask XLA whether it knows an option of its compiler: its options come and go without notice."""
+    number = jax.ShapeDtypeStruct((), "float32")
+    try:
+        jax.jit(lambda x: x, compiler_options={option: value}).lower(number).compile()
+    except jax.errors.JaxRuntimeError as refused:
+        if "compile option" not in str(refused):
+            raise
+        return False
+    return True

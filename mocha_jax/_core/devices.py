@@ -10,12 +10,12 @@ from typing import Any, TypeVar, TypeVarTuple, cast
 import jax
 import numpy as np
 from jax import Array
-from jax.experimental import multihost_utils
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
+from mocha_jax._core.processes import all_rows
 
 Shared = TypeVar("Shared")
 Tree = TypeVar("Tree")
@@ -164,7 +164,17 @@ def _in_plain_order(array: ArrayLike, sharding: Sharding) -> ArrayLike:
     layout, plain = cast(Any, array).format.layout, tuple(range(array.ndim))
     if layout is None or layout.major_to_minor == plain:
         return array
-    return jax.jit(_same, out_shardings=cast(Any, Format(Layout(plain), array.sharding)))(array)
+    return in_order(array, plain)
+
+
+def in_order(array: Array, order: tuple[int, ...]) -> Array:
+    """Put the axes of an array in this order in memory, the one whose neighbours are farthest apart first."""
+    return jax.jit(_same, out_shardings=cast(Any, format_of(order, array.sharding)))(array)
+
+
+def format_of(order: tuple[int, ...], sharding: Sharding) -> Format:
+    """Return the format of arrays on some devices with their axes in this order."""
+    return Format(Layout(order), sharding)
 
 
 def _same(array: Array) -> Array:
@@ -178,7 +188,7 @@ def fetched(array: ArrayLike) -> np.ndarray:
     """
     array = numbers(array)
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+        return all_rows(array)
     return np.asarray(array)
 
 

@@ -65,6 +65,11 @@ def gathered(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(numbers))
 
 
+def all_rows(array: jax.Array) -> np.ndarray:
+    """Gather an array that processes share; all of them have to ask for it together."""
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
 def _exchange(text: str) -> list[str]:
     raw = text.encode()
     if len(raw) > _LENGTH:

@@ -16,6 +16,11 @@ from jax.typing import DTypeLike
 Value = TypeVar("Value")
 
 
+def is_traced(value: object) -> bool:
+    """Tell whether JAX is tracing this value: it has a shape and a dtype, but no numbers."""
+    return isinstance(value, jax.core.Tracer)
+
+
 def concrete(value: object) -> np.ndarray | None:
     """The value as a NumPy array, or None where it is traced, abstract, partly with other processes, or no array."""
     return None if hidden(value) else as_array(value)
@@ -23,7 +28,7 @@ def concrete(value: object) -> np.ndarray | None:
 
 def of_this_process(value: object) -> np.ndarray | None:
     """The value as a NumPy array; of one that processes share the rows that lie here; None as of `concrete`."""
-    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or not hidden(value):
+    if not isinstance(value, jax.Array) or is_traced(value) or not hidden(value):
         return concrete(value)
     rows = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
     return np.concatenate([np.asarray(rows[start]) for start in sorted(rows)])
@@ -31,7 +36,7 @@ def of_this_process(value: object) -> np.ndarray | None:
 
 def hidden(value: object) -> bool:
     """Tell whether there are numbers that cannot be looked at: traced, abstract, or partly with other processes."""
-    if isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct):
+    if is_traced(value) or isinstance(value, jax.ShapeDtypeStruct):
         return True
     return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
 

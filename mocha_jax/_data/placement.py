@@ -15,20 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
+
+from mocha_jax._core.devices import format_of, in_order
+from mocha_jax._core.values import is_traced
 
 # Axes of ``[m, n, d]``, the one whose neighbours are farthest apart first.
 _ORDER, _ORDER_ON_TPU = (1, 0, 2), (1, 2, 0)
 
 # Bytes below which no program notices its copy.
 _SMALL = 2**20
-
-
-def format_of(sharding: Sharding) -> Format:
-    """Return the format of samples on some devices."""
-    return Format(Layout(major_to_minor=_order_on(sharding)), sharding)
 
 
 def _order_on(sharding: Sharding) -> tuple[int, ...]:
@@ -41,17 +38,17 @@ def in_format(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     small = np.prod(x.shape) * x.dtype.itemsize < _SMALL
     if small or isinstance(getattr(x.sharding, "mesh", None), AbstractMesh):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=format_of(x.sharding))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cast(Any, format_of(_order_on(x.sharding), x.sharding)))
 
 
 def row_by_row(x: Any) -> Any:
     """Put samples ``[m, n, d]`` in order, if they are an array that lies otherwise and is not small."""
-    if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, jax.core.Tracer) or x.nbytes < _SMALL:
+    if not isinstance(x, jax.Array | np.ndarray) or is_traced(x) or x.nbytes < _SMALL:
         return x
     array: Any = jnp.asarray(x)
     if array.format.layout is None or array.format.layout.major_to_minor == _order_on(array.sharding):
         return array
-    return jax.jit(_same, out_shardings=format_of(array.sharding))(array)
+    return in_order(array, _order_on(array.sharding))
 
 
 def seen_by_rows(x: Any) -> Array | None:
@@ -59,7 +56,7 @@ def seen_by_rows(x: Any) -> Array | None:
 
     XLA for CPUs copies what it gets in any order but its own. Other compilers read it as it lies.
     """
-    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or len(x.devices()) != 1 or x.nbytes < _SMALL:
+    if not isinstance(x, jax.Array) or is_traced(x) or len(x.devices()) != 1 or x.nbytes < _SMALL:
         return None
     [device], array = x.devices(), cast(Any, x)
     if device.platform != "cpu" or array.format.layout.major_to_minor != _ORDER:
@@ -76,17 +73,13 @@ def collect(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLi
     if np.prod(shape) * jnp.dtype(dtype).itemsize < _SMALL:
         return jax.device_put(np.concatenate(list(pieces)))
     [device] = jnp.zeros(()).devices()
-    wanted = format_of(SingleDeviceSharding(device))
+    wanted: Any = format_of(_order_on(here := SingleDeviceSharding(device)), here)
     x = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=wanted)()
     put = jax.jit(_put, donate_argnums=0, out_shardings=wanted)
     begin = 0
     for piece in pieces:
         x = put(x, piece, np.int32(begin))
         begin += len(piece)
-    return x
-
-
-def _same(x: Array) -> Array:
     return x
 
 

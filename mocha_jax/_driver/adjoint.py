@@ -20,6 +20,7 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
 from mocha_jax._driver.chunk import allocate, finalize, run_chunk
 from mocha_jax._driver.config import RunConfig, prepared
@@ -255,7 +256,7 @@ def hypergradient(
     found = Hypergradient(
         value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
     )
-    if not isinstance(known, jax.core.Tracer) and not known:
+    if not is_traced(known) and not known:
         warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.")
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from typing import Any, Generic
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -14,6 +13,7 @@ from mocha_jax import networks
 from mocha_jax._algorithms.base import Kind
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.values import is_traced
 from mocha_jax._data.scaling import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.network import NetworkModel
@@ -219,11 +219,11 @@ class Solution(Pytree, Generic[Kind]):
         return _number(self.certificate.relative_joint_gap) if self.problem.jointly_convex else None
 
     def __repr__(self) -> str:
-        if isinstance(self.code, jax.core.Tracer) or np.ndim(self.code):
+        if is_traced(self.code) or np.ndim(self.code):
             return f"Solution({np.shape(self.weights)} weights)"
         return f"Solution({self.message})"
 
 
 def _number(value: Array) -> Number:
     """A Python number; inside a transformation, or of many solutions, the array."""
-    return value if isinstance(value, jax.core.Tracer) or np.ndim(value) else float(value)
+    return value if is_traced(value) or np.ndim(value) else float(value)

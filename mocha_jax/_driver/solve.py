@@ -17,6 +17,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import fetched
 from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_device, on_purpose
+from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.checkpoint import Saver
@@ -230,7 +231,7 @@ _ending = program(_read_ending, static_argnames="otherwise")
 
 
 def _traced(*given: Tree) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given))
+    return any(is_traced(leaf) for leaf in jax.tree.leaves(given))
 
 
 def _solution(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from mocha_jax._core.pytree import Tree
 
@@ -20,10 +19,10 @@ def flops(fn: Callable[..., Tree], *args: Tree) -> float:
       >>> flops(lambda a, b: a @ b + 1.0, jnp.ones((3, 4)), jnp.ones((4, 5)))
       135.0
     """
-    return _count(jax.make_jaxpr(fn)(*args).jaxpr)
+    return _count(jax.make_jaxpr(fn)(*args))
 
 
-def _count(jaxpr: Jaxpr) -> float:
+def _count(jaxpr: Any) -> float:
     return float(sum(_operations(equation) for equation in jaxpr.eqns))
 
 
@@ -43,10 +42,8 @@ def _operations(equation: Any) -> float:
     return made
 
 
-def _programs(value: object) -> list[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
+def _programs(value: object) -> list[Any]:
+    if hasattr(value, "eqns"):
         return [value]
     if isinstance(value, tuple | list):
         return [program for item in value for program in _programs(item)]

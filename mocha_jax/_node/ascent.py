@@ -144,12 +144,11 @@ def _by(backend: str, *given: *Given) -> Result:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_machine(backend: str, *given: *Given) -> Result:
     """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
-    beta, w, _, steps = given[-4:]
     other = _interpreted if backend == "pallas" else _in_blocks
     by = dict(cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu)
     if backend == "xla":
         by = dict.fromkeys(by, _at_once)
-    return platform_dependent((beta, w, steps), *given, default=other, **by)
+    return platform_dependent(*given, default=other, **by)
 
 
 @_by_machine.defjvp

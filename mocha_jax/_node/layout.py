@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding, each_device, fetched
 from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._core.values import is_traced
 from mocha_jax._data.layout import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.products import combine, times
@@ -257,7 +258,7 @@ _extents = jax.jit(extents)  # one program, where it is called from the host
 
 def bucket_sizes(data: TaskData) -> BucketSizes:
     """Choose which sizes to put together, so that padding costs little; one bucket where sizes are alike or unknown."""
-    if isinstance(data.weight, jax.core.Tracer | jax.ShapeDtypeStruct):
+    if is_traced(data.weight) or isinstance(data.weight, jax.ShapeDtypeStruct):
         return ()
     devices = 1 if data.sharding is None else data.sharding.devices
     with jax.ensure_compile_time_eval():

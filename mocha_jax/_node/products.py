@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,8 @@ def row_of(x: Array, i: Array, first: Array | int, width: int) -> Array:
 @jax.custom_jvp
 def times(x: Array, weights: Array) -> Array:
     """``[n, c, d]`` times ``[c, d]``, in the precision of the latter, ``[c, n]``."""
-    shape = cast(Array, jax.ShapeDtypeStruct((x.shape[1], x.shape[0]), weights.dtype))
     whole = dict.fromkeys(("cuda", "rocm", "tpu"), _times_at_once)
-    return platform_dependent(shape, x, weights, default=_times_by_rows, **whole)
+    return platform_dependent(x, weights, default=_times_by_rows, **whole)
 
 
 def _times_at_once(x: Array, weights: Array) -> Array:
@@ -61,9 +60,8 @@ def combine(x: Array, factors: Array, begin: Array | int = 0) -> Array:
 
 @jax.custom_jvp
 def _combine(x: Array, factors: Array, begin: Array) -> Array:
-    shape = cast(Array, jax.ShapeDtypeStruct((len(factors), x.shape[2]), factors.dtype))
     whole = dict.fromkeys(("cuda", "rocm", "tpu"), _combine_at_once)
-    return platform_dependent(shape, x, factors, begin, default=_combine_by_rows, **whole)
+    return platform_dependent(x, factors, begin, default=_combine_by_rows, **whole)
 
 
 def _combine_at_once(x: Array, factors: Array, begin: Array) -> Array:

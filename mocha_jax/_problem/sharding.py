@@ -12,6 +12,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, node_sharding, place
 from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.values import is_traced
 from mocha_jax._data.layout import AsStored
 from mocha_jax._data.placement import in_format, row_by_row
 from mocha_jax._data.task_data import TaskData
@@ -62,7 +63,7 @@ def shard(problem: Kind, mesh: Mesh | AbstractMesh | None = None, axes: str | tu
       (15625, 64, 8)
     """
     check.instance("shard", "problem", problem, Federated, "Problem(data, loss, regularizer)")
-    if isinstance(problem.data.x, jax.core.Tracer):
+    if is_traced(problem.data.x):
         raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
     sharding = problem.placement(_where(problem.data, mesh, axes))
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(problem)):

@@ -14,6 +14,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, silenced
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
@@ -94,7 +95,7 @@ class OneProblem(Learner[Solution[Problem], Path]):
         path = or_by_loops(
             problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
         )
-        if not isinstance(path.rounds, jax.core.Tracer):
+        if not is_traced(path.rounds):
             residuals, rounds = np.asarray(path.certificate.residual), np.asarray(path.rounds)
             warn_of_candidates(owner, residuals, rounds, budget, problem.data)
         return path

@@ -164,11 +164,9 @@ Weighed = tuple[Array, Array]  # weights [p, m], and the way that they go [m, d]
 
 def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     other = dict.fromkeys(("cuda", "rocm", "tpu"), _in_some_steps)
-    m, _, d = along.shape
-    if backend != "xla" and along.dtype == jnp.float32 and d <= _LONGEST:
+    if backend != "xla" and along.dtype == jnp.float32 and along.shape[-1] <= _LONGEST:
         other |= dict.fromkeys(("cuda", "rocm"), _by_kernel)
-    shapes = slope, jnp.zeros((m, d), slope.dtype)
-    return platform_dependent(shapes, tasks, along, slope, free, default=_until_they_agree, **other)
+    return platform_dependent(tasks, along, slope, free, default=_until_they_agree, **other)
 
 
 def _step(

@@ -76,7 +76,11 @@ def test_a_path_has_one_underscore():
 
 def test_tests_lie_where_their_room_does():
     tests = Path(__file__).parents[1]
-    folders = {p.name for p in tests.iterdir() if p.is_dir() and p.name not in ("__pycache__", "package", "bad_calls")}
+    folders = {
+        p.name
+        for p in tests.iterdir()
+        if p.is_dir() and p.name not in ("__pycache__", "package", "bad_calls", "faults")
+    }
     assert folders == {p.name.lstrip("_") for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
     modules = {p.stem.removeprefix("test_") for p in tests.glob("test_*.py")}
     assert modules <= {p.stem for p in ROOT.glob("*.py")}

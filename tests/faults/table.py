@@ -1,0 +1,154 @@
+"""Thirty ways to break the library by a line: each is a mistake that somebody could make."""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """A line as it is and as it must not be; `near` are the folders of tests that should see it first."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    near: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(
+        "the hinge's step is not clipped from above", "losses/_margin.py",
+        "return jnp.clip(a + saturating_ratio(1.0 - p, kappa), 0.0, 1.0)",
+        "return jnp.maximum(a + saturating_ratio(1.0 - p, kappa), 0.0)", ("losses", "node"),
+    ),
+    Fault(
+        "the conjugate of the logistic loss has the wrong sign in one term", "losses/_margin.py",
+        "return _xlogx(a) + (1.0 - a) * jnp.log1p(", "return _xlogx(a) - (1.0 - a) * jnp.log1p(", ("losses",),
+    ),
+    Fault(
+        "the quantile loss takes the other quantile", "losses/_residual.py",
+        "return jnp.clip(beta - saturating_ratio(e, kappa), self.tau - 1.0, self.tau)",
+        "return jnp.clip(beta - saturating_ratio(e, kappa), -self.tau, 1.0 - self.tau)", ("losses",),
+    ),
+    Fault(
+        "padded rows take steps", "_node/ascent.py",
+        "visit = (weight > 0) & (done < steps)", "visit = (weight >= 0) & (done < steps)", ("node", "algorithms"),
+    ),
+    Fault(
+        "budgets are not kept", "_node/kernel.py",
+        "visit = (weight > 0) & (done < steps)", "visit = weight > 0", ("node",),
+    ),
+    Fault(
+        "sigma' is not multiplied with the tasks' curvature", "servers/_dual.py",
+        "return DualState(relation, coupling, sigma, own, sigma * own,", "return DualState(relation, coupling, sigma, own, own,",
+        ("servers", "theory", "algorithms"),
+    ),
+    Fault(
+        "Omega is never replaced", "servers/_dual.py",
+        "return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)",
+        "return lax.cond(due & False, lambda: self._relearn(problem, state, beta, v), lambda: state)", ("servers",),
+    ),
+    Fault(
+        "the weighing forgets the strength of the coupling", "servers/_weighing.py",
+        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h + pulled), a), asked",
+        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h), a), asked", ("servers",),
+    ),
+    Fault(
+        "rounding is not counted in a certificate", "_problem/proof.py",
+        "return terms, value, moved + 8.0 * eps * jnp.abs(value)", "return terms, value, 0.0 * moved", ("problem",),
+    ),
+    Fault(
+        "an older bound counts although it is worse", "_problem/certificate.py",
+        "better = bound > self.joint_dual", "better = bound < self.joint_dual", ("problem", "driver", "servers"),
+    ),
+    Fault(
+        "drop-outs are the other nodes", "systems/_availability.py",
+        "return Work(request.steps, per_node(key, request, p.dtype) >= p)",
+        "return Work(request.steps, per_node(key, request, p.dtype) < p)", ("systems", "algorithms"),
+    ),
+    Fault(
+        "a round lasts as long as its quickest node", "costs.py",
+        "longest = jnp.max(", "longest = jnp.min(", ("test_costs.py", "systems"),
+    ),
+    Fault(
+        "uploads are charged at the price of downloads", "costs.py",
+        "return latency + width * down / self.download + width * up / self.upload",
+        "return latency + width * down / self.download + width * up / self.download", ("test_costs.py",),
+    ),
+    Fault(
+        "a solve goes on beyond its tolerance", "_driver/chunk.py",
+        "record.quality.finite & ~(record.residual <= tol)", "record.quality.finite & ~(record.residual <= 0.0 * tol)",
+        ("driver",),
+    ),
+    Fault(
+        "a run that has converged says that it has not", "_driver/solve.py",
+        "Status.CONVERGED: residual <= tol,", "Status.CONVERGED: residual < 0.1 * tol,", ("driver",),
+    ),
+    Fault(
+        "a damaged checkpoint is taken", "_driver/checkpoint.py",
+        "if digest != digest_of(arrays):", "if not digest:", ("driver",),
+    ),
+    Fault(
+        "hypergradients forget the direct part", "_driver/optimum.py",
+        "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)",
+        "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else b, direct, through)", ("driver",),
+    ),
+    Fault(
+        "MINRES loses a rotation", "_numerics/minres.py",
+        "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)",
+        "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("driver",),
+    ),
+    Fault(
+        "federated averaging weighs every client alike", "_neural/fedavg.py",
+        "weight = jnp.where(finite, jnp.sum(data.weight[place]), 0.0)",
+        "weight = jnp.where(finite, jnp.ones(()), 0.0).astype(data.dtype)", ("neural",),
+    ),
+    Fault(
+        "a Gaussian's shift is its mean", "_neural/gaussian.py",
+        "return cls(precision, precision * mean)", "return cls(precision, mean)", ("neural",),
+    ),
+    Fault(
+        "folds are dealt by row, not in random order", "_data/splits.py",
+        "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
+    ),
+    Fault(
+        "standardising ignores the mean", "_data/scaling.py",
+        "return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level",
+        "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
+    ),
+    Fault(
+        "ties count as wins in the area under the curve", "metrics/_rankings.py",
+        'for side in ("left", "right"))', 'for side in ("right", "right"))', ("metrics",),
+    ),
+    Fault(
+        "errors of one kind count twice", "metrics/_classes.py",
+        "jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))", "jnp.where(z * data.y > 0, 0.0, 1.0 + (data.y > 0))", ("metrics",),
+    ),
+    Fault(
+        "rounds of quantised vectors lose their scale", "federated/_quantized.py",
+        "return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]",
+        "return held + code.steps.astype(held.dtype)", ("federated",),
+    ),
+    Fault(
+        "the classes of a saved model come back in another order", "_model/linear.py",
+        "labels[signs] = self._classes((z[signs] > 0).astype(int), (-1.0, 1.0))",
+        "labels[signs] = self._classes((z[signs] <= 0).astype(int), (-1.0, 1.0))", ("model",),
+    ),
+    Fault(
+        "the least likely class is predicted", "multiclass/_one_vs_rest.py",
+        "return jnp.argmax(_scores.said(self, data), axis=0).astype(jnp.int32)",
+        "return jnp.argmin(_scores.said(self, data), axis=0).astype(jnp.int32)", ("multiclass",),
+    ),
+    Fault(
+        "scores of the last fits are those of the first", "_selection/by_fold.py",
+        "which = np.minimum(np.arange(start, start + size), total - 1)",
+        "which = np.minimum(np.arange(size), total - 1)", ("selection",),
+    ),
+    Fault(
+        "svmlight's indices begin at the wrong end", "datasets/_svmlight.py",
+        "index.extend([int(i) for i, _ in given])", "index.extend([int(i) + 1 for i, _ in given])", ("datasets",),
+    ),
+    Fault(
+        "the proximal server forgets who did not answer", "servers/_proximal.py",
+        "model, step = found.weights, since.share[:, None] * (found.weights - state.center)",
+        "model, step = found.weights, found.weights - state.center", ("servers",),
+    ),
+)  # fmt: skip
