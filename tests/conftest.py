@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -34,7 +35,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before the default's `-m` looks at marks
 def pytest_collection_modifyitems(items):
     """Of a test marked `thin`, let a few cases stay in the default run and mark the others as extended."""
-    thin = {}
+    thin: dict[Any, Any] = {}
     for item in items:
         if marker := item.get_closest_marker("thin"):
             thin.setdefault((item.fspath, item.originalname), (marker.args, []))[1].append(item)
@@ -52,7 +53,8 @@ def spread(cases, count):
 
 def covering(cases):
     """As few cases as have every value of every parameter, the first ones first."""
-    kept, seen = [], set()
+    kept: list[Any] = []
+    seen: set[Any] = set()
     for item in cases:
         values = set(enumerate(item.callspec.id.split("-")))
         if not values <= seen:

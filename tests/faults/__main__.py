@@ -19,8 +19,10 @@ from pathlib import Path
 from tests.faults.table import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("mocha_jax", "tests", "benchmarks", "experiments", "docs", "examples", "README.md", "CHANGELOG.md")
-COPIED += ("CONTRIBUTING.md", "pyproject.toml", "mkdocs.yml")
+COPIED = (
+    "mocha_jax", "tests", "benchmarks", "experiments", "docs", "examples",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "mkdocs.yml",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ def test_what_is_no_class_is_said():
 
 def programs():
     """How many were compiled for the models."""
-    return sum(program._cache_size() for program in trained._by_most.values())  # type: ignore[attr-defined]
+    return sum(program._cache_size() for program in trained._by_most.values())
 
 
 def test_a_model_is_trained_by_what_make_says_now():

@@ -7,6 +7,7 @@ wanted, and kept to one place.
 import ast
 from collections import defaultdict
 from pathlib import Path
+from typing import cast
 
 import mocha_jax
 
@@ -43,7 +44,7 @@ def names_in(tree):
     inner = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node not in inner:
-            parts, at = [], node
+            parts, at = [], cast(ast.expr, node)
             while isinstance(at, ast.Attribute):
                 inner.add(at)
                 parts.append(at.attr)
