@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -41,28 +41,26 @@ class Program:
     ) -> None:
         self._numbers, self._often = numbers, often
         self._function, self._options = function, options
-        self._thorough = jax.jit(function, **options)
+        self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
 
-    @cached_property
-    def _by_most(self) -> dict[float, Any]:
-        """The function as it is compiled, by the numbers up to which it is compiled so."""
-        by_most: dict[float, Any] = {}
-        for most, options in _HURRIES.items():
-            known = {name: value for name, value in options.items() if _is_known(name, value)}
-            by_most[most] = jax.jit(self._function, compiler_options=known, **self._options)
-        return by_most | {math.inf: self._thorough}
+    def _for(self, numbers: float) -> Any:
+        """The function as it is compiled for so many numbers."""
+        most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
+        if most not in self._by_most:
+            known = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
+            self._by_most[most] = jax.jit(self._function, compiler_options=known, **self._options)
+        return self._by_most[most]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        thorough = self._thorough
+        thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
         numbers = self._numbers(*args, **kwargs)
         # A tracer is mapped, over nobody knows how many.
         if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)
-        chosen = self._by_most[min(most for most in self._by_most if numbers <= most)]
         try:
-            return chosen(*args, **kwargs)
+            return self._for(numbers)(*args, **kwargs)
         except ValueError as refused:
             # Part of a program that is compiled as a whole or differentiated, which JAX gives no options of their own.
             if "compiler_options" not in str(refused):
@@ -71,7 +69,7 @@ class Program:
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower for a compiler that takes its time."""
-        return self._thorough.lower(*args, **kwargs)
+        return self._by_most[math.inf].lower(*args, **kwargs)
 
 
 @lru_cache
@@ -79,9 +77,13 @@ def _is_known(option: str, value: object) -> bool:
     """Ask XLA whether it knows an option of its compiler: its options come and go without notice."""
     number = jax.ShapeDtypeStruct((), "float32")
     try:
-        jax.jit(lambda x: x, compiler_options={option: value}).lower(number).compile()
+        jax.jit(_unchanged, compiler_options={option: value}).lower(number).compile()
     except jax.errors.JaxRuntimeError as refused:
         if "compile option" not in str(refused):
             raise
         return False
     return True
+
+
+def _unchanged(x: jax.Array) -> jax.Array:
+    return x
