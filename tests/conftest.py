@@ -34,33 +34,17 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before the default's `-m` looks at marks
 def pytest_collection_modifyitems(items):
-    """Of a test marked `thin`, let a few cases stay in the default run and mark the others as extended."""
+    """Of a test marked `thin(k)` k of the cases, evenly spread, are as they are and the others are slow."""
     thin: dict[Any, Any] = {}
     for item in items:
-        if marker := item.get_closest_marker("thin"):
-            thin.setdefault((item.fspath, item.originalname), (marker.args, []))[1].append(item)
-    for count, cases in thin.values():
-        kept = spread(cases, *count) if count else covering(cases)
-        for item in cases:
-            if item not in kept:
-                item.add_marker(pytest.mark.extended)
-
-
-def spread(cases, count):
-    """So many of the cases, evenly."""
-    return [cases[i * len(cases) // count] for i in range(min(count, len(cases)))]
-
-
-def covering(cases):
-    """As few cases as have every value of every parameter, the first ones first."""
-    kept: list[Any] = []
-    seen: set[Any] = set()
-    for item in cases:
-        values = set(enumerate(item.callspec.id.split("-")))
-        if not values <= seen:
-            kept.append(item)
-            seen |= values
-    return kept
+        marker = item.get_closest_marker("thin")
+        if marker and not item.get_closest_marker("slow"):
+            thin.setdefault((item.path, item.originalname, *marker.args), []).append(item)
+    for (*_, count), cases in thin.items():
+        kept = {i * len(cases) // count for i in range(count)}
+        for i, item in enumerate(cases):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,12 +61,11 @@ def key():
 
 @pytest.fixture
 def real_data():
-    """Load a real task set by name; skips where the folder of data sets is absent."""
-    folder = Path(os.environ.get("MOCHA_JAX_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    """Load a real task set by name from the folder `MOCHA_JAX_DATA`; skips where it is not there."""
 
     def load(name):
-        path = folder / f"{name}.npz"
-        if not path.exists():
+        path = Path(os.environ.get("MOCHA_JAX_DATA", "")) / f"{name}.npz"
+        if "MOCHA_JAX_DATA" not in os.environ or not path.exists():
             pytest.skip(f"{path.name} is not here; set MOCHA_JAX_DATA to the folder that holds it")
         return np.load(path, allow_pickle=False)
 

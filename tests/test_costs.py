@@ -17,6 +17,7 @@ def problem(**kwargs):
     return mj.Problem(zoo.data(**kwargs), mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.05))
 
 
+@pytest.mark.slow
 def test_a_rounds_time_is_its_slowest_nodes(key):
     p = problem(low=10, high=60)
     rates, d, sizes = np.arange(1.0, 6.0), p.data.num_features, np.asarray(p.data.sizes)
@@ -60,6 +61,7 @@ def test_each_direction_is_counted_for_itself(key):
     np.testing.assert_allclose(h.simulated_time, 4 * problem().data.num_features / 64 + 4 * 2 / 32)
 
 
+@pytest.mark.slow
 def test_a_solution_says_how_busy_each_node_was():
     p = problem(low=10, high=60)
     cost = mj.costs.Cost(1e3, latency=0.0)
@@ -68,6 +70,7 @@ def test_a_solution_says_how_busy_each_node_was():
     np.testing.assert_allclose(solution.utilisation, sizes / sizes.max(), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_servers_work_comes_after_the_slowest_node(key):
     plain, busy = mj.costs.lte(), mj.costs.lte().replace(server=0.25)
     times = [
@@ -123,6 +126,7 @@ def test_operations_agree_with_the_compiled_program(key):
     assert abs(counted - 6 * d) < 0.2 * d
 
 
+@pytest.mark.slow
 def test_cocoa_is_charged_for_its_gaps(key):
     p = problem()
     algorithm = mj.Cocoa(0.5)

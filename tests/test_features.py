@@ -44,6 +44,7 @@ def test_random_features_approximate_as_they_say():
     np.testing.assert_allclose(jnp.diagonal(draws[0]), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_landmarks_reproduce_the_kernel_with_them_and_bound_it_elsewhere():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(30, D)))
     kernel = features.Gaussian(GAMMA)
@@ -58,6 +59,7 @@ def test_landmarks_reproduce_the_kernel_with_them_and_bound_it_elsewhere():
     np.testing.assert_allclose(again @ again.T, exact, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_dual_on_gram_matrices_with_a_kernel_of_tasks():
     # max over duals of sum c y b - <u, (M x K) u> / 2, u = c y b and M x K the product of the two kernels.
     data = zoo.data(m=M, d=D, loss_scaling="task_mean")
@@ -77,6 +79,7 @@ def test_the_dual_on_gram_matrices_with_a_kernel_of_tasks():
     np.testing.assert_allclose(z, product @ (c * y * b.value), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ridge_regression_in_closed_form():
     data = zoo.data(m=M, d=D, regression=True, loss_scaling="task_mean")
     problem = mj.Problem(in_features(data), mj.losses.Squared(), R.MeanRegularized(0.2, 0.05))
@@ -90,6 +93,7 @@ def test_ridge_regression_in_closed_form():
     np.testing.assert_allclose(z, expected, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_support_vector_machine_per_task_is_scikit_learns():
     data = zoo.data(m=M, d=D, low=20, high=30)
     lam, unpenalised = 0.3, 1e4  # scikit-learn's intercept is free: as good as, with a feature so large
@@ -107,6 +111,7 @@ def test_a_support_vector_machine_per_task_is_scikit_learns():
         np.testing.assert_allclose(z[t][real], theirs, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_derivatives_of_a_kernels_width():
     data = zoo.data(m=M, d=D, regression=True, loss_scaling="task_mean")
     at = features.landmarks(data)[:6]
@@ -134,6 +139,7 @@ def test_derivatives_of_a_kernels_width():
 @pytest.mark.parametrize(
     "network", [mj.networks.MLP(784, 10, (20,)), mj.networks.CNN((28, 28, 1), 10, channels=(2, 3), hidden=5)]
 )
+@pytest.mark.thin(1)
 def test_heads_are_the_last_layer(network, key):
     params = network.init(key)
     x = jnp.asarray(np.random.default_rng(0).random((2, 3, 784)), params[-1].w.dtype)

@@ -25,6 +25,8 @@ def make(**kwargs):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_it_is_the_mean_of_the_iterates(name, key):
     p, method, first, rounds = make(), METHODS[name], 3, 9
     averaged = mj.Averaged(method, after=first)
@@ -48,6 +50,7 @@ def test_it_is_the_mean_of_the_iterates(name, key):
     assert int(mean.count) == rounds - first
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_ends_bit_for_bit_where_it_would_have(key, tmp_path):
     p, averaged = make(dtype=np.float32), mj.Averaged(mj.algorithm1(), after=4)
     many: dict = dict(key=key, tol=None, systems=SYSTEMS)
@@ -64,6 +67,7 @@ def test_a_run_that_was_cut_ends_bit_for_bit_where_it_would_have(key, tmp_path):
     np.testing.assert_allclose(end.beta, whole.state.beta, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_its_certificate_counts_everything(key):
     p = make(dtype=np.float32)
     found = mj.solve(p, mj.Averaged(mj.algorithm1(sigma_prime="per_task"), after=30), key=key, tol=None, max_rounds=120)
@@ -73,6 +77,7 @@ def test_its_certificate_counts_everything(key):
     assert found.relative_gap < 0.05
 
 
+@pytest.mark.slow
 def test_a_mean_begins_where_a_run_of_the_method_ended(key):
     p, method = make(), METHODS["algorithm 1"]
     before, _ = mj.run(p, method, key, num_rounds=5)

@@ -56,6 +56,7 @@ def one_step(algorithm, problem, state, key):
 
 
 @every_algorithm
+@pytest.mark.thin(2)
 def test_a_step_keeps_the_structure_of_the_state(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
@@ -82,6 +83,7 @@ def test_the_data_sets_the_dtype(name, dtype, key):
 
 
 @every_algorithm
+@pytest.mark.thin(3)
 def test_jit_changes_nothing(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
@@ -93,6 +95,7 @@ def test_jit_changes_nothing(name, key):
 
 
 @every_algorithm
+@pytest.mark.thin(2)
 def test_a_continued_run_is_one_run(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     whole, history = mj.run(problem, algorithm, key, num_rounds=4, systems=SYSTEMS)
@@ -103,6 +106,7 @@ def test_a_continued_run_is_one_run(name, key):
 
 
 @every_algorithm
+@pytest.mark.thin(2)
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_is(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state, _ = mj.run(problem, algorithm, key, num_rounds=1)
@@ -148,6 +152,7 @@ def test_vmap_over_hyperparameters_and_keys_is_a_loop(name, key):
 
 
 @pytest.mark.parametrize("name", ["mocha_gamma"])
+@pytest.mark.slow
 def test_one_trace_for_all_hyperparameters(name, key):
     algorithm = ALGORITHMS[name]
     traces = 0
@@ -179,6 +184,7 @@ def test_one_trace_for_all_hyperparameters(name, key):
 
 
 @each_algorithm
+@pytest.mark.thin(3)
 def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
     problem = make_problem(loss_scaling="task_mean")
     best = mj.solve(
@@ -220,6 +226,7 @@ def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
 
 
 @each_mocha
+@pytest.mark.thin(1)
 def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
     # Six copies of one node overshoot six times over unless sigma' counts nodes, not tasks.
     xs, ys = zoo.ragged(m=1, regression=True)
@@ -236,6 +243,7 @@ def test_an_infeasible_dual_point_certifies_nothing():
     assert mj.certificate(problem, 2.0 * jnp.ones_like(problem.data.y)).gap == jnp.inf
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_a_run(key):
     # Smooth loss; the derivative of the final primal by scan against central differences.
     data = zoo.data(regression=True, m=3, d=2)
@@ -253,6 +261,7 @@ def test_gradients_flow_through_a_run(key):
 
 
 @pytest.mark.parametrize("p", [0.5, np.linspace(0.0, 0.9, 5)])
+@pytest.mark.thin(1)
 def test_drops_do_not_move_the_optimum(p, key):
     problem = make_problem()
     plain = mj.solve(
@@ -318,6 +327,7 @@ class Charging(mj.Server):
 
 
 @pytest.mark.parametrize("algorithm", [MOCHAS["mocha"], mj.Cocoa(0.2)], ids=["mocha", "cocoa"])
+@pytest.mark.slow
 def test_what_a_server_costs_is_charged(algorithm, key):
     problem = make_problem()
     own = algorithm.replace(custom_server=Charging(algorithm.server_for(problem)))

@@ -38,6 +38,7 @@ def step(algorithm):
 
 
 @pytest.mark.parametrize(("loss", "theta"), [("hinge", 0.5), ("logistic", 0.9), ("squared", 1e-3)])
+@pytest.mark.thin(1)
 def test_cocoa_keeps_theta_on_every_node_in_every_round(theta, loss, key):
     _, history = mj.run(
         problem(loss=loss), mj.Cocoa(theta, max_epochs=10_000), key, num_rounds=6, watch=mj.Watch(theta=1e-9)
@@ -62,6 +63,7 @@ def test_cocoa_says_when_it_is_capped(key):
     assert len(set((np.asarray(uneven.nodes.steps) / np.asarray(p.data.sizes))[0].tolist())) > 1
 
 
+@pytest.mark.slow
 def test_cocoa_obeys_its_budget(key):
     p = problem(low=10, high=30)
     algorithm = mj.Cocoa(1e-6)
@@ -98,6 +100,7 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
+@pytest.mark.thin(1)
 def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
     p = problem(loss=loss, loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
@@ -111,6 +114,7 @@ def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
 
 
 @pytest.mark.parametrize(("name", "loss"), [("graph", "hinge"), ("probabilistic", "squared"), ("sparse", "hinge")])
+@pytest.mark.thin(1)
 def test_averaged_sdca_never_loses(name, loss, key):
     # beta = 1 averages single coordinate steps, each of which is exact: the dual cannot fall.
     p = problem(name, loss)
@@ -120,6 +124,7 @@ def test_averaged_sdca_never_loses(name, loss, key):
     assert history.dual[-1] > history.dual[0]
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_on_one_node_is_an_exact_coordinate_step(key):
     data = zoo.data(m=1, regression=True)
     p = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.1))
@@ -135,6 +140,7 @@ def test_a_batch_of_one_on_one_node_is_an_exact_coordinate_step(key):
     np.testing.assert_allclose(after.w[0], after.beta[0, row[0]] * x / 0.2)
 
 
+@pytest.mark.slow
 def test_sdca_scales_by_beta_over_the_whole_batch(key):
     p = problem()
     steps = [mj.MiniBatchSdca(batch=3, beta=b) for b in (1.0, 5.0, 15.0, 99.0)]
@@ -145,6 +151,7 @@ def test_sdca_scales_by_beta_over_the_whole_batch(key):
     np.testing.assert_array_equal(beyond, all_)
 
 
+@pytest.mark.slow
 def test_batches_are_uniform_and_without_replacement(key):
     p = problem(low=4, high=9)
     algorithm = mj.MiniBatchSdca(batch=3, beta=1.0)
@@ -175,6 +182,7 @@ def test_a_batch_larger_than_the_data_takes_all_of_it(key):
 
 @each_regularizer
 @pytest.mark.parametrize("loss", ["logistic"])
+@pytest.mark.thin(1)
 def test_a_full_batch_step_follows_a_subgradient_of_the_objective(name, loss, key):
     # A subgradient g of a convex P: P(W') >= P(W) + <g, W' - W> for all W'; it is the gradient where there is one.
     p = problem(name, loss, intercept=True, loss_scaling="task_mean")
@@ -192,6 +200,7 @@ def test_a_full_batch_step_follows_a_subgradient_of_the_objective(name, loss, ke
         np.testing.assert_allclose(g, want, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_batches_estimate_the_subgradient_without_bias(key):
     p = problem("graph", "squared", loss_scaling="task_mean")
     rng = np.random.default_rng(0)
@@ -232,6 +241,7 @@ def test_tasks_of_absent_nodes_stay_and_present_nodes_stand_for_their_task(key):
 
 
 @pytest.mark.parametrize("sigma2", [2.0, np.inf])
+@pytest.mark.slow
 def test_sgd_descends_with_a_learned_omega(sigma2, key):
     p = problem("probabilistic", "logistic", loss_scaling="task_mean")
     p = p.replace(regularizer=mj.regularizers.Probabilistic(0.05, sigma2))
@@ -282,6 +292,7 @@ def test_cocoa_keeps_a_deadline_gaps_included(key):
         assert h.active[-1] >= 1
 
 
+@pytest.mark.slow
 def test_grids_of_what_a_function_makes(key):
     networks = mj.grid(mj.costs.relative, ratio=[10.0, 100.0, 1000.0])
     assert np.shape(networks.download) == (3,)

@@ -18,6 +18,7 @@ def command_line(*arguments, **kwargs):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=here, **kwargs)
 
 
+@pytest.mark.extended
 def test_demo_prints_a_table_and_saves_a_picture(tmp_path):
     result = command_line(*ARGUMENTS, "--out", "pictures/demo.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -37,6 +38,7 @@ def test_demo_prints_a_table_and_saves_a_picture(tmp_path):
         (["--max-rounds", "0"], ">= 1"),
     ],
 )
+@pytest.mark.thin(1)
 def test_bad_options_get_one_sentence(arguments, message):
     result = command_line("demo", *arguments)
     assert result.returncode == 2

@@ -56,6 +56,7 @@ def fitted(folder):
     return folder
 
 
+@pytest.mark.extended
 def test_fit_compares_and_saves(fitted, capsys):
     assert fit(fitted, "passed.csv", "--model", str(fitted / "passed.npz"), "--standardize", "task") == 0
     out = capsys.readouterr().out
@@ -67,6 +68,7 @@ def test_fit_compares_and_saves(fitted, capsys):
     assert model.trained["standardized"] == "task"
 
 
+@pytest.mark.slow
 def test_what_there_is_to_say_of_a_search_stands_below_the_table(folder, capsys):
     arguments = ["--lambdas", "1000", "100", "--model", str(folder / "edge.npz")]
     assert fit(folder, "school.csv", *arguments) == 0

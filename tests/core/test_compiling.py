@@ -102,6 +102,7 @@ def small(regularizer):
 
 
 @pytest.mark.parametrize("regularizer", [mj.regularizers.Independent(0.1), mj.regularizers.Probabilistic(0.1)])
+@pytest.mark.thin(1)
 def test_a_first_solve_compiles_few_programs(caplog, regularizer):
     """From raw samples to a solution: the key's two, sizes, layout, start, rounds, and three that end it.
 
@@ -118,6 +119,7 @@ def test_a_first_solve_compiles_few_programs(caplog, regularizer):
         assert not [m for m in caplog.messages if m.startswith("Finished XLA compilation")]
 
 
+@pytest.mark.slow
 def test_the_samples_alone_say_how_programs_of_a_run_are_compiled():
     """Not the room for records: other chunks are the same rounds to the bit."""
     problem = small(mj.regularizers.MeanRegularized(0.1, 0.1))

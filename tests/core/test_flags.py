@@ -128,6 +128,8 @@ SLOW = "examined", "tuned", "divided", "averaging", "measured", "clustered", "sp
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
 )
+@pytest.mark.extended
+@pytest.mark.thin(2)
 def test_debugging_nans_finds_none(name, tmp_path):
     with jax.debug_nans(True):
         ENTRIES[name](tmp_path)

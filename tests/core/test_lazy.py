@@ -22,6 +22,7 @@ def test_the_package_alone_needs_no_jax():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_starts_no_device():
     done = run(
         "import mocha_jax as mj, jax._src.xla_bridge as bridge\n"
@@ -31,6 +32,7 @@ def test_importing_starts_no_device():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_of_a_trace_is_left_in_modules_that_it_imported():
     done = run(
         "import jax, sys, mocha_jax as mj\n"

@@ -72,6 +72,7 @@ TRAINERS = {
 }
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_to_another_process_as_it_is(tmp_path):
     for name, trainer in TRAINERS.items():
         (tmp_path / name).write_bytes(pickle.dumps(trainer))

@@ -14,6 +14,7 @@ from tests import zoo
 
 
 @pytest.mark.parametrize("name", zoo.regularizers(5))
+@pytest.mark.thin(4)
 def test_coupling_is_the_inverse_hessian_of_the_regularizer(name):
     m, d = 5, 3
     regularizer = zoo.regularizers(m)[name]
@@ -51,6 +52,7 @@ def couplings(m, seed):
 
 @pytest.mark.parametrize("rule", SIGMA_PRIME_RULES)
 @given(seed=st.integers(0, 10_000), m=st.integers(1, 6), gamma=st.floats(0.1, 1.0))
+@pytest.mark.thin(1)
 def test_sigma_prime_is_safe_over_nodes(rule, seed, m, gamma):
     rng = np.random.default_rng(seed)
     nodes = rng.integers(1, 4, size=m)
@@ -77,6 +79,7 @@ def test_rules_are_ordered(seed, m):
 
 
 @given(seed=st.integers(0, 10_000), m=st.integers(2, 6))
+@pytest.mark.slow
 def test_gradients_undo_the_coupling_and_restriction_keeps_its_range(seed, m):
     rng = np.random.default_rng(seed)
     factor = jnp.asarray(rng.normal(size=(m, m - 1)))

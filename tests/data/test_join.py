@@ -47,6 +47,7 @@ def test_it_is_the_data_packed_at_once():
     ],
     ids=["learned", "given"],
 )  # fmt: skip
+@pytest.mark.extended
 def test_a_solve_goes_on_and_needs_fewer_rounds(regularizer):
     algorithm = mj.Mocha()
     old = mj.Problem(packed(OLD), mj.losses.Squared(), regularizer)
@@ -61,6 +62,7 @@ def test_a_solve_goes_on_and_needs_fewer_rounds(regularizer):
     np.testing.assert_allclose(on.primal, anew.primal, rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_task_that_left_weighs_nothing():
     problem = mj.Problem(packed(OLD), mj.losses.Squared(), mj.regularizers.MeanRegularized(0.1, 0.01))
     algorithm = mj.Mocha()
@@ -74,6 +76,7 @@ def test_a_task_that_left_weighs_nothing():
     np.testing.assert_allclose(on.primal, anew.primal, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_standardised_data_takes_what_is_packed_like_it():
     old = packed(OLD).standardized("task", labels=True)
     some = NEW[2] != "yew"

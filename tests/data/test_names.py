@@ -63,6 +63,7 @@ def test_groups_columns_and_classes_have_names():
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), absent=st.integers(0, 2))
+@pytest.mark.slow
 def test_data_are_matched_by_name_in_any_order(seed, absent):
     rng = np.random.default_rng(seed)
     train = mj.pack_tasks(frame(), "score", "tree", intercept=True, loss_scaling="task_mean")
@@ -177,6 +178,7 @@ def test_names_follow_the_tasks():
     assert mapped.intercept
 
 
+@pytest.mark.slow
 def test_other_names_compile_nothing_anew(key):
     def solved(prefix):
         groups = np.array([prefix + name for name in WHO])
@@ -299,6 +301,7 @@ def test_sparse_samples_are_refused_at_once():
 
 
 @pytest.mark.parametrize("kind", ["BCOO", "BCSR"])
+@pytest.mark.thin(1)
 def test_sparse_arrays_of_jax_are_refused_at_once(kind):
     from jax.experimental import sparse
 

@@ -30,6 +30,7 @@ def order(x):
     return x.format.layout.major_to_minor
 
 
+@pytest.mark.slow
 def test_packed_and_divided_samples_lie_row_by_row(data):
     xs, packed = data
     parts = packed.split(jax.random.key(0), 0.5)
@@ -45,6 +46,7 @@ def test_small_samples_stay_as_they_come():
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.algorithm1(), mj.MiniBatchSdca(4, beta=2.0)], ids=["a", "p", "b"])
+@pytest.mark.thin(1)
 def test_their_order_changes_no_result(data, algorithm):
     _, packed = data
     stored = packed.replace(x=np.array(packed.x))
@@ -59,6 +61,7 @@ def test_their_order_changes_no_result(data, algorithm):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     monkeypatch.setattr(placement, "_SMALL", 0)
     monkeypatch.setattr("mocha_jax._node.layout.PART", 2**15)
@@ -97,6 +100,7 @@ def test_samples_are_checked_where_they_are(monkeypatch):
         mj.TaskData(wrong, y, y, jnp.arange(40, dtype=jnp.int32))
 
 
+@pytest.mark.slow
 def test_rounds_go_on_in_the_memory_of_the_last_ones(key):
     m, n, d = 50, 7, 6
     x, y = jnp.ones((m, n, d)), jnp.ones((m, n))

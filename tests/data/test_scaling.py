@@ -83,6 +83,7 @@ def test_the_model_is_in_the_units_of_the_samples(by):
     np.testing.assert_allclose(mj.metrics.rmse(solution.weights, again, per_task=True), own, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_without_intercept_finds_scaled_data(tmp_path):
     standard = packed(intercept=False).standardized("task", labels=True)
     problem = mj.Problem(standard, mj.losses.Squared(), mj.regularizers.Independent(1e-3))
@@ -114,6 +115,7 @@ def test_no_intercept_is_penalised_with_the_squared_loss(by, intercept):
         np.testing.assert_allclose(solution.model.predict(x[own], name), ridge.predict(x[own] / scale), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_of_samples_count_in_the_means_of_tasks():
     x, y, _ = table()
     counts = np.tile([1.0, 3.0], 15)
@@ -127,6 +129,7 @@ def test_weights_of_samples_count_in_the_means_of_tasks():
     np.testing.assert_allclose(solution.model.predict(x[:30]), ridge.predict(x[:30] / scale), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_stays_with_the_data():
     data = packed().standardized("task")
     first, second = data.split(jax.random.key(0), 0.5)
@@ -143,6 +146,7 @@ def test_it_stays_with_the_data():
         apart[0].append(packed().replace(names=mj.Names()))
 
 
+@pytest.mark.slow
 def test_tasks_put_together_afterwards_have_no_model():
     pooled = packed().standardized("task").pooled()
     solution = mj.solve(mj.Problem(pooled, mj.losses.Squared(), mj.regularizers.Independent(1e-3)), tol=1e-3)

@@ -14,6 +14,7 @@ R = mj.regularizers
 
 
 @given(sizes=st.lists(st.integers(1, 17), min_size=3, max_size=3), count=st.integers(2, 5), seed=st.integers(0, 9))
+@pytest.mark.slow
 def test_folds_deal_every_sample_once_and_evenly(sizes, count, seed):
     rng = np.random.default_rng(seed)
     data = mj.pack_tasks([rng.normal(size=(n, 2)) for n in sizes], [np.sign(rng.normal(size=n)) for n in sizes])
@@ -46,6 +47,7 @@ def test_groups_stay_together_and_are_dealt_evenly(key):
         data.folds(key, 1)
 
 
+@pytest.mark.slow
 def test_kept_rows_are_the_problem_of_those_rows(key):
     # The weights follow task means; other weights stay in proportion; padding changes nothing.
     for scaling in ("sum", "task_mean"):

@@ -74,6 +74,7 @@ def test_intercept_is_one_on_real_rows_only():
 
 
 @given(seed=st.integers(0, 10_000), fraction=st.floats(0.05, 0.95), classes=st.integers(1, 4))
+@pytest.mark.slow
 def test_split_is_a_stratified_partition(seed, fraction, classes):
     rng = np.random.default_rng(seed)
     sizes = rng.permutation(np.r_[29, rng.integers(1, 30, size=3)])  # the same shapes every time

@@ -32,6 +32,7 @@ def test_weights_have_the_covariance(key):
     np.testing.assert_allclose(np.cov(weights, bias=True), covariance, atol=0.05)
 
 
+@pytest.mark.slow
 def test_labels_follow_the_weights(key):
     weights = datasets.sample_weights(key, datasets.clusters(6, 2), 5)
     sizes = datasets.skewed_sizes(key, 6, 5, 2000)

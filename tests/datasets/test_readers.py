@@ -24,6 +24,7 @@ def pixels(rng, n):
     return {"x": rng.random((n, 784)).round(3).tolist(), "y": rng.integers(0, 62, n).tolist()}
 
 
+@pytest.mark.slow
 def test_femnist_is_read_and_trained_on(tmp_path):
     rng = np.random.default_rng(0)
     users = {f"f{i:04d}_{i}": pixels(rng, 3 + i) for i in range(5)}
@@ -45,6 +46,7 @@ def test_femnist_is_read_and_trained_on(tmp_path):
     assert np.isfinite(mj.solve(problem, fedavg, tol=None, max_rounds=1).history.test_loss[-1])
 
 
+@pytest.mark.slow
 def test_shakespeare_is_read_as_symbols(tmp_path):
     text = 'To be, or not to be: that is the question?\n"\'Tis [nobler]" & (so) 0-9; !z} >'
     lines = [text[i : i + 20] for i in range(40)]

@@ -193,6 +193,7 @@ def recorded(folder, run, sensor, n, place=None):
     return np.concatenate([table[:, :50] for table in tables], axis=1)
 
 
+@pytest.mark.slow
 def test_vehicles_are_dealt_to_the_sensors(tmp_path):
     one = {run: recorded(tmp_path, run, 1, n) for run, n in (("dw2", 2), ("aav10", 3), ("aav3", 1))}
     last = recorded(tmp_path, "aav3", 41, 4)

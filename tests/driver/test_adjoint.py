@@ -102,6 +102,7 @@ def along(gradient, direction):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+@pytest.mark.thin(1)
 def test_implicit_gradients_of_everything_equal_central_differences(name):
     problem = make(*CASES[name])
     found = mj.hypergradient(score, solved(problem))
@@ -132,6 +133,7 @@ def difference(name, step=1e-4):
         ("logistic near the mean", None, "yyyy"),
     ],
 )
+@pytest.mark.slow
 def test_a_gradient_after_too_few_rounds_is_right_or_no_number(name, server, expected):
     problem = make(*CASES[name])
     direction, want = direction_of(problem), difference(name)
@@ -181,6 +183,7 @@ def test_what_comes_with_a_derivative_is_the_optimum_or_the_derivative_is_no_num
     )
 
 
+@pytest.mark.slow
 def test_implicit_gradients_of_ridge_equal_those_of_its_closed_form():
     problem = make("squared", R.Independent(np.array([0.1, 0.2, 0.05, 0.4])))
     data = problem.data
@@ -219,6 +222,7 @@ def unrolled(problem, algorithm, rounds, checkpoint=True):
         pytest.param("svm, learned", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_unrolled_gradients_equal_implicit_ones(name):
     problem = make(*CASES[name])
     got = unrolled(problem, mj.Mocha(3.0, sigma_prime="per_task"), 120)
@@ -239,6 +243,7 @@ def test_rounds_with_an_adaptive_sigma_have_the_derivative_of_safe_ones():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(jnp.abs(theirs).max()))
 
 
+@pytest.mark.slow
 def test_a_solve_inside_a_transformation_is_the_same_solve():
     problem, lams = make("hinge", R.MeanRegularized(0.2, 0.05)), jnp.array([0.01, 0.1, 1.0])
 
@@ -282,6 +287,7 @@ def test_everything_a_solution_reports_of_the_optimum_has_derivatives():
         assert float(got) == pytest.approx(float((high - low) / (2 * step)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_gradient_counts_rounding():
     """A derivative a thousandth of the sizes behind it: in float32 the sixth digit of those is its third."""
     rng = np.random.default_rng(0)
@@ -296,6 +302,7 @@ def test_the_error_of_a_gradient_counts_rounding():
     assert 1e-6 * sizes < float(found.error.regularizer.lam) < 1e-5 * sizes
 
 
+@pytest.mark.slow
 def test_a_failed_linear_system_is_reported_and_never_a_number():
     # Quantiles: tau moves the ends of the intervals too, and with them the duals that are not free.
     problem = make("quantile", R.MeanRegularized(0.2, 0.05))
@@ -317,6 +324,7 @@ def test_a_failed_linear_system_is_reported_and_never_a_number():
     assert 0 < int(good.free) < int(problem.data.sizes.sum())
 
 
+@pytest.mark.slow
 def test_what_has_no_dual_variables_or_no_host_is_refused():
     problem = make("hinge", R.MeanRegularized(0.2, 0.05))
     sgd = mj.solve(problem, mj.MiniBatchSgd(batch=2), max_rounds=2)
@@ -333,6 +341,7 @@ def test_what_has_no_dual_variables_or_no_host_is_refused():
             mj.Implicit(**bad)
 
 
+@pytest.mark.slow
 def test_memory_of_an_unrolled_gradient_grows_like_the_root_of_the_rounds():
     problem = make("squared", R.MeanRegularized(0.2, 0.05))
 
@@ -387,6 +396,7 @@ def test_second_derivatives_are_refused_and_not_wrong():
             second(1.0)
 
 
+@pytest.mark.slow
 def test_what_is_no_number_never_becomes_a_zero():
     problem = mj.Problem(zoo.data(regression=True), mj.losses.Squared(), mj.regularizers.MeanRegularized(0.5, 0.2))
     solution = mj.solve(problem, tol=1e-8)
@@ -403,6 +413,7 @@ def test_what_is_no_number_never_becomes_a_zero():
     np.testing.assert_allclose(1e200 * small.gradient.regularizer.lam1, plain.gradient.regularizer.lam1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rounds_need_be_no_whole_number_of_records():
     """Within a transformation the rounds after the last whole record are a second stretch, where the first left some."""
     rng = np.random.default_rng(3)

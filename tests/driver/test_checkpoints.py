@@ -39,6 +39,7 @@ def test_resume_is_the_straight_run_bit_for_bit(problem, tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.npz"]
 
 
+@pytest.mark.slow
 def test_data_in_half_precision_is_resumed(problem, tmp_path):
     half = problem.replace(data=problem.data.replace(x=problem.data.x.astype(jnp.bfloat16)))
     straight, path = mj.solve(half, **options(None)), tmp_path / "run.npz"
@@ -240,6 +241,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.thin(3)
 def test_one_of_two_solves_of_a_file_is_told_and_the_other_ends_as_if_alone(problem, tmp_path, world, monkeypatch):
     WORLDS[world](monkeypatch)
     straight, path = mj.solve(problem, **options(None)), tmp_path / "run.npz"
@@ -349,6 +351,7 @@ def equal(out, straight):
             np.testing.assert_array_equal(file[name], straight[name])
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_path(tmp_path, straight):
     path, outs = tmp_path / "run.npz", [tmp_path / f"{i}.npz" for i in range(2)]
     processes = [child(path, out) for out in outs]
@@ -367,6 +370,7 @@ def test_two_processes_on_one_path(tmp_path, straight):
     assert [p.name for p in tmp_path.iterdir()] == ["run.npz"]
 
 
+@pytest.mark.extended
 def test_killed_at_any_moment_and_resumed(tmp_path, straight):
     resumed, path = tmp_path / "out.npz", tmp_path / "run.npz"
     rng = np.random.default_rng(7)

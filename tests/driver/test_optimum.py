@@ -32,6 +32,7 @@ def solved(problem, algorithm=None, **options):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(4)
 def test_every_loss_and_model_against_a_convex_solver(loss, model):
     data = zoo.data(regression=not zoo.LOSSES[loss].binary, loss_scaling="task_mean", intercept=True)
     regularizer, oracle = (make(data.num_tasks) for make in MODELS[model])
@@ -47,6 +48,8 @@ def test_every_loss_and_model_against_a_convex_solver(loss, model):
 
 
 @pytest.mark.parametrize("scaling", ["sum", "task_mean"])
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_local_and_global_support_vector_machines(scaling):
     data = zoo.data(loss_scaling=scaling, m=4, low=20, high=40)
     lam = 0.3 if scaling == "sum" else 0.02
@@ -67,6 +70,7 @@ def test_local_and_global_support_vector_machines(scaling):
 
 
 @pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.slow
 def test_ridge_in_closed_form(pooled):
     data = zoo.data(regression=True, loss_scaling="task_mean", intercept=True)
     data = data.pooled() if pooled else data
@@ -79,6 +83,7 @@ def test_ridge_in_closed_form(pooled):
         np.testing.assert_allclose(solution.weights[t], w, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_coupled_ridge_in_closed_form():
     # With squared loss the whole multi-task problem is one linear system.
     data = zoo.data(regression=True, m=4, d=3)
@@ -92,6 +97,7 @@ def test_coupled_ridge_in_closed_form():
     np.testing.assert_allclose(solution.weights, w, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_logistic_regression():
     data, lam = zoo.data(low=20, high=40), 0.4
     solution = solved(mj.Problem(data, mj.losses.Logistic(), mj.regularizers.Independent(lam)), tol=1e-12)
@@ -121,6 +127,7 @@ def test_tasks_shared_by_nodes_are_the_tasks_of_their_union(loss):
 
 @pytest.mark.parametrize("rule", ["lemma9", "per_task", "spectral"])
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
+@pytest.mark.thin(1)
 def test_every_rule_and_aggregation_reaches_the_optimum(rule, gamma):
     data = mj.pack_tasks(*zoo.ragged(m=6), task=[0, 1, 2, 2, 1, 3])
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.random_spd(4), 0.2, 0.1))
@@ -131,6 +138,7 @@ def test_every_rule_and_aggregation_reaches_the_optimum(rule, gamma):
     assert (np.diff(dual) >= -1e-12 * abs(dual[-1])).all()  # safe scaling: the dual never decreases
 
 
+@pytest.mark.slow
 def test_relationships_agree_where_they_coincide():
     data, m = zoo.data(), 5
     same = {

@@ -70,6 +70,7 @@ QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation"
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
+@pytest.mark.thin(1)
 def test_the_same_on_any_number_of_devices(case, key):
     algorithm, problem = CASES[case]
     systems = mj.systems.Dropout(0.2)
@@ -100,6 +101,7 @@ def collectives(compiled):
     ],
     ids=["independent", "mean", "dense", "low rank"],
 )
+@pytest.mark.thin(1)
 def test_a_round_moves_the_dual_vectors_once(regularizer, expected, key):
     algorithm = mj.Mocha(sigma_prime="per_task")
     problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
@@ -112,6 +114,7 @@ def test_a_round_moves_the_dual_vectors_once(regularizer, expected, key):
 @pytest.mark.parametrize(
     "regularizer", [regularizers.Probabilistic(0.1), regularizers.Clustered(0.1, 0.1, 2)], ids=["(14)", "(12)"]
 )
+@pytest.mark.slow
 def test_a_round_of_a_learned_relation_adds_up_one_gram_matrix(regularizer, key):
     algorithm = mj.Mocha()
     problem = algorithm.prepare(mj.shard(make(regularizer, 64), mesh_of(8)))
@@ -126,12 +129,14 @@ def test_a_round_of_a_learned_relation_adds_up_one_gram_matrix(regularizer, key)
     assert sorted(numbers) == [5, 5, 25]
 
 
+@pytest.mark.slow
 def test_a_round_with_recombination_gathers_once_what_the_nodes_send(key):
     compiled = round_of(mj.Mocha(sigma_prime="adaptive", memory=3), regularizers.Graph(chain(16), 0.1, 0.1), key)
     # Five numbers of a dual vector, slopes of four points, whether it answered; vectors anew in every eighth round.
     assert collectives(compiled) == [("all-gather", "f64[16,10]"), ("all-gather", "f64[16,5]")]
 
 
+@pytest.mark.slow
 def test_a_round_with_recombination_of_tasks_that_are_divided_sums_numbers_of_one(key):
     compiled = round_of(mj.Mocha(sigma_prime="adaptive", memory=3), regularizers.MeanRegularized(0.1, 0.1), key)
     kinds, shapes = zip(*collectives(compiled), strict=True)
@@ -147,6 +152,7 @@ def round_of(algorithm, regularizer, key):
     return jax.jit(algorithm.step).lower(key, state, problem, work).compile().as_text()
 
 
+@pytest.mark.extended
 def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
     problem = make(regularizers.MeanRegularized(0.1, 0.1), 13)
     plain = mj.solve(problem, tol=1e-6, key=key)
@@ -162,6 +168,7 @@ def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
     assert solution.silent_nodes == ()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_some_devices_is_good_for_others(key, tmp_path):
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
     there, file = mj.shard(problem, mesh_of(4)), tmp_path / "run.npz"
@@ -173,6 +180,7 @@ def test_a_checkpoint_of_some_devices_is_good_for_others(key, tmp_path):
     mj.solve(problem, tol=None, max_rounds=6, key=key, checkpoint=file)
 
 
+@pytest.mark.slow
 def test_a_sharded_solution_can_be_pickled(key):
     problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), 13), mj.Mocha(sigma_prime="per_task")
     there = mj.solve(mj.shard(problem, mesh_of(4)), plain, tol=1e-3, key=key)
@@ -182,6 +190,7 @@ def test_a_sharded_solution_can_be_pickled(key):
     np.testing.assert_allclose(again.weights, there.weights, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_settings_of_each_node_need_not_know_of_the_devices(key):
     problem, each = make(regularizers.MeanRegularized(0.1, 0.1), 13), np.linspace(1.0, 2.0, 13)
     cost = mj.costs.Cost(flops_per_second=1e4 * each)
@@ -212,6 +221,7 @@ def test_samples_put_in_order_here_are_the_same_on_another_device():
     np.testing.assert_allclose(mj.objective(there, w), mj.objective(problem, w), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_axis_of_a_larger_mesh(key):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
@@ -223,6 +233,7 @@ def test_an_axis_of_a_larger_mesh(key):
         )
 
 
+@pytest.mark.slow
 def test_a_path_of_lambdas_over_devices(key):
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
 
@@ -236,6 +247,7 @@ def test_a_path_of_lambdas_over_devices(key):
     np.testing.assert_allclose(jax.vmap(lambda lam: last_gap(there, lam))(lams), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_data_placed_by_hand_works_too(key):
     problem = make(regularizers.Graph(chain(16), 0.1, 0.1))
     by_node = NamedSharding(mesh_of(4), PartitionSpec("nodes"))
@@ -246,6 +258,7 @@ def test_data_placed_by_hand_works_too(key):
     )
 
 
+@pytest.mark.slow
 def test_data_that_is_spread_already_stays_where_it_is(key):
     problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), 13), mj.Mocha(sigma_prime="per_task")
     data = mj.from_process_local(problem.data, mesh_of(4))
@@ -270,6 +283,7 @@ def program_of(algorithm, key, problem):
 
 
 @pytest.mark.parametrize("count", [13, 16])
+@pytest.mark.thin(1)
 def test_shapes_compile_to_the_program_that_arrays_do(key, count):
     problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), count), mj.Mocha(sigma_prime="per_task")
     there, shapes = mj.shard(problem, mesh_of(4)), mj.shard(jax.eval_shape(lambda: problem), mesh_of(4))
@@ -284,6 +298,7 @@ def test_shapes_compile_to_the_program_that_arrays_do(key, count):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_shapes_are_lowered_for_devices_that_are_not_here(key):
     pod = AbstractMesh((4096,), ("nodes",), axis_types=(AxisType.Auto,))
     m, n, d = 10**8, 64, 32  # 820 GB
@@ -305,6 +320,7 @@ def test_shapes_are_lowered_for_devices_that_are_not_here(key):
         mj.shard(make(regularizers.MeanRegularized(0.1, 0.1)), pod)
 
 
+@pytest.mark.slow
 def test_mistakes_are_named():
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
     with pytest.raises(ValueError, match="no \\['tasks'\\]"):

@@ -27,6 +27,7 @@ def same(a, b):
     assert (a.status, a.rounds, a.message) == (b.status, b.rounds, b.message)
 
 
+@pytest.mark.slow
 def test_solve_and_run_are_the_same_rounds(problem, key):
     solution = mj.solve(problem, key=key, tol=None, max_rounds=70, chunk=32, systems=SYSTEMS)
     state, history = mj.run(problem, mj.Mocha(), key, num_rounds=70, systems=SYSTEMS)
@@ -35,6 +36,7 @@ def test_solve_and_run_are_the_same_rounds(problem, key):
     assert solution.status == mj.Status.MAX_ROUNDS
 
 
+@pytest.mark.slow
 def test_a_run_continued_from_a_state_is_one_long_run(problem, key):
     plain = mj.Mocha(sigma_prime="per_task")  # the adaptive server would make much of a last bit
     straight, history = mj.run(problem, plain, key, num_rounds=90, systems=SYSTEMS)
@@ -48,6 +50,7 @@ def test_a_run_continued_from_a_state_is_one_long_run(problem, key):
     np.testing.assert_allclose(more.weights, straight.w, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(problem):
     strong = mj.solve(problem.replace(regularizer=mj.regularizers.MeanRegularized(1.0, 1.0)), tol=1e-5)
     cold = mj.solve(problem, tol=1e-6, max_rounds=5000)
@@ -67,6 +70,7 @@ def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(prob
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.thin(1)
 def test_it_stops_at_the_first_record_within_tolerance(problem, key, chunk):
     solution = mj.solve(problem, key=key, tol=1e-3, chunk=chunk, systems=SYSTEMS)
     assert solution.status == mj.Status.CONVERGED
@@ -76,6 +80,7 @@ def test_it_stops_at_the_first_record_within_tolerance(problem, key, chunk):
     same(solution, mj.solve(problem, key=key, tol=1e-3, chunk=25, systems=SYSTEMS))
 
 
+@pytest.mark.slow
 def test_max_rounds_is_a_bound_also_between_records(problem):
     for chunk in (1, 6, 100):
         solution = mj.solve(problem, tol=1e-12, max_rounds=11, record_every=4, chunk=chunk)
@@ -86,6 +91,7 @@ def test_max_rounds_is_a_bound_also_between_records(problem):
     np.testing.assert_allclose(nothing.relative_gap, 1.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_callback_sees_the_history_and_can_stop(problem):
     seen = []
 
@@ -110,6 +116,7 @@ def test_a_gap_that_is_not_finite_ends_the_solve(problem):
 
 
 @pytest.mark.parametrize("without_tqdm", [False, True])
+@pytest.mark.thin(1)
 def test_progress_is_shown(problem, capsys, monkeypatch, without_tqdm):
     if without_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
@@ -117,6 +124,7 @@ def test_progress_is_shown(problem, capsys, monkeypatch, without_tqdm):
     assert "relative gap" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_certificate_is_of_the_duals_alone(key):
     """And not of the V that is carried along, which rounding may have led astray."""
     for regularizer in (mj.regularizers.MeanRegularized(0.1, 0.02), mj.regularizers.Probabilistic(0.1)):
@@ -126,6 +134,7 @@ def test_a_certificate_is_of_the_duals_alone(key):
         chex.assert_trees_all_close(astray, mj.Mocha().certify(state, problem), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_features_in_other_units_are_no_reason_for_an_untrue_status():
     xs, ys = zoo.ragged()
     data = mj.pack_tasks([x * [1, 100, 1, 1] for x in xs], ys, dtype="float32")
@@ -133,6 +142,7 @@ def test_features_in_other_units_are_no_reason_for_an_untrue_status():
     np.testing.assert_allclose(solution.history.relative_gap[-1], solution.relative_gap, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_many_solutions_have_no_one_status(problem):
     def there(lam):
         return mj.solve(problem.replace(regularizer=mj.regularizers.Probabilistic(lam)), tol=1e-2)
@@ -206,6 +216,7 @@ def test_a_long_chunk_needs_no_more_room_than_there_are_rounds(problem):
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(sigma_prime="per_task"), mj.Mocha()], ids=["per_task", "adaptive"])
+@pytest.mark.thin(1)
 def test_a_second_problem_of_the_same_shape_compiles_nothing(algorithm, key):
     compiled = []
 
@@ -231,6 +242,7 @@ def test_a_second_problem_of_the_same_shape_compiles_nothing(algorithm, key):
         jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.slow
 def test_a_history_is_columns(problem):
     history = mj.solve(problem, max_rounds=6, record_every=2, tol=None, watch=mj.Watch()).history
     columns = history.to_dict()

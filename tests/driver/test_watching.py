@@ -44,6 +44,7 @@ class Writer:
         self.flushes += 1
 
 
+@pytest.mark.slow
 def test_every_record_is_told_once_as_numbers(problem):
     seen: list[Any] = []
     solution = mj.solve(problem, **options(callback=EachRecord(lambda *told: seen.append(told))))
@@ -58,6 +59,7 @@ def test_a_true_value_for_one_of_the_records_stops_the_solve(problem):
     assert (solution.rounds, solution.status) == (16, mj.Status.STOPPED)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_told_without_repetition(problem, tmp_path):
     seen: list[int] = []
     tell = EachRecord(lambda round, _: seen.append(round))
@@ -142,6 +144,7 @@ def test_a_folder_needs_tensorboardx_and_a_writer_its_method(tmp_path, monkeypat
     assert TensorBoard(tmp_path)._add.__self__.written == [("folder", str(tmp_path), 0)]
 
 
+@pytest.mark.extended
 def test_the_records_of_a_checkpoint_are_those_of_the_solution(problem, tmp_path):
     path = tmp_path / "run.npz"
     for watch in (None, mj.Watch(theta=0.1)):
@@ -155,6 +158,7 @@ def test_the_records_of_a_checkpoint_are_those_of_the_solution(problem, tmp_path
     chex.assert_trees_all_equal(mj.read_history(path), solution.history)
 
 
+@pytest.mark.slow
 def test_the_records_of_networks(tmp_path):
     rng = np.random.default_rng(0)
     data = mj.pack_tasks(
@@ -172,6 +176,7 @@ def test_the_records_of_networks(tmp_path):
     chex.assert_trees_all_equal(found, solution.history)
 
 
+@pytest.mark.slow
 def test_records_are_read_while_the_solve_goes_on(problem, tmp_path):
     path, seen = tmp_path / "run.npz", list[list[int]]()
 
@@ -246,6 +251,7 @@ def warned(work):
     return [(one.category, str(one.message), one.filename) for one in said]
 
 
+@pytest.mark.slow
 def test_a_solve_that_ran_out_of_rounds_says_so(problem):
     ((category, message, file),) = warned(lambda: mj.solve(problem, tol=1e-12, max_rounds=5))
     assert category is mj.NotConverged
@@ -260,6 +266,7 @@ def test_a_solve_that_ran_out_of_rounds_says_so(problem):
     assert "standardise them" in message
 
 
+@pytest.mark.slow
 def test_no_other_solve_says_so(problem):
     networks = mj.pack_tasks([np.eye(3)] * 3, [np.array([0, 1, 1])] * 3, dtype="float32")
     fedavg = mj.FedAvg(mj.networks.MLP(3, 2, (4,)), optax.sgd(0.1))

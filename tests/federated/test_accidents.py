@@ -52,6 +52,8 @@ def federation(request, key):
     return World(request.param, key)
 
 
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_a_node_begins_again_from_nothing(federation):
     federation.rounds(20)
     federation.mine[2] = federation.nodes[2].init()
@@ -59,6 +61,7 @@ def test_a_node_begins_again_from_nothing(federation):
 
 
 @pytest.mark.parametrize("since", [20, 1])
+@pytest.mark.slow
 def test_a_node_begins_again_from_what_it_kept_before(federation, since):
     federation.rounds(5)
     kept = federation.mine[2]
@@ -68,6 +71,7 @@ def test_a_node_begins_again_from_what_it_kept_before(federation, since):
 
 
 @pytest.mark.parametrize("since", [20, 1])
+@pytest.mark.slow
 def test_the_server_begins_again_from_an_earlier_state(federation, since):
     federation.rounds(5)
     kept = federation.state
@@ -86,6 +90,7 @@ def test_a_server_that_forgets_to_say_so_is_refused(federation):
         federation.rounds(1)
 
 
+@pytest.mark.slow
 def test_the_server_begins_again_from_nothing(federation):
     federation.rounds(20)
     federation.state = federation.server.init(life=1)
@@ -103,6 +108,7 @@ def test_a_server_of_another_life_is_told_whole_vectors(key):
     assert report.quality.relative_gap < 0.05  # what the nodes had done is not lost
 
 
+@pytest.mark.slow
 def test_a_node_that_leaves_for_good_takes_its_samples_with_it(federation):
     federation.rounds(10)
     federation.state = federation.server.leave(federation.state, 1)
@@ -115,6 +121,7 @@ def test_a_node_that_leaves_for_good_takes_its_samples_with_it(federation):
     np.testing.assert_allclose(float(report.quality.joint_primal), federation.best, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_later_counts_from_then_on(federation):
     everyone = federation.best
     federation.state = federation.server.leave(federation.state, 1)
@@ -135,6 +142,7 @@ def test_a_node_that_has_left_is_not_heard(key):
     assert "the node of task 1 takes no part in the federation any more" in report.refused[1]
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_costs_a_round(key):
     """A node keeps the vectors of its last answers: of one that it has forgotten it tells where it stands, no more."""
     federation = World("safe", key)

@@ -37,6 +37,7 @@ def loss_of(algorithm, state, problem):
 
 @pytest.mark.parametrize("systems", SYSTEMS)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thin(1)
 def test_it_is_the_simulation(case, systems, key):
     algorithm, rounds = CASES[case], 6
     scaling = "task_mean" if case == "fedadam" else "sum"
@@ -53,6 +54,7 @@ def test_it_is_the_simulation(case, systems, key):
     np.testing.assert_array_equal(there.counts[there.held > 0], problem.data.sizes[there.held > 0])
 
 
+@pytest.mark.slow
 def test_the_nodes_asked_are_those_of_the_simulation(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)
@@ -82,6 +84,7 @@ def test_a_node_has_the_network(key):
         node.weights(node.init(), dataclasses.replace(down, arrays={}))
 
 
+@pytest.mark.slow
 def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     xs, ys = world.labels()
     xs[1] = 1e306 * xs[1]
@@ -101,6 +104,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     assert np.isinf(float(report.quality.loss))
 
 
+@pytest.mark.slow
 def test_a_third_of_the_answers_lost_changes_the_result_little(key):
     xs, ys = world.labels()
     problem, rounds = world.prediction_of(xs, ys), 40

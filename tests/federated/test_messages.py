@@ -68,6 +68,7 @@ def is_sentence(text, start):
     return re.fullmatch(shape, text) and text.isprintable() and len(text) < 300 and not re.search(r"[^.]\. ", text)
 
 
+@pytest.mark.slow
 def test_all_that_are_good_are_taken(federation):
     server, state, _, _, good, _ = federation
     for which in (0, -1):
@@ -76,6 +77,8 @@ def test_all_that_are_good_are_taken(federation):
         assert not same(after.inner, state.inner)
 
 
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_ten_thousand_broken_answers_change_nothing(federation):
     server, state, _, _, good, held = federation
     rng, said = np.random.default_rng(20170531), set()
@@ -123,6 +126,7 @@ def test_one_bad_answer_does_not_spoil_the_others(federation):
     assert same(some, server.step(state, {task: up for task, up in ups.items() if task != 3})[0])
 
 
+@pytest.mark.thin(1)
 def test_broken_messages_to_a_node_change_nothing(federation):
     server, state, nodes, mine, _, _ = federation
     rng, said, key = np.random.default_rng(7), set(), jax.random.key(0)

@@ -35,6 +35,8 @@ def problem_of(regularizer, loss=None):
         for n in SERVERS
     ],
 )
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_every_server_reaches_the_optimum(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer)
@@ -47,6 +49,7 @@ def test_every_server_reaches_the_optimum(name, key):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "adaptive" else pytest.mark.slow) for n in SERVERS])
+@pytest.mark.slow
 def test_without_accidents_it_is_the_plain_run(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer, L.Logistic())
@@ -58,6 +61,7 @@ def test_without_accidents_it_is_the_plain_run(name, key):
 
 
 @pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
+@pytest.mark.slow
 def test_it_is_what_nodes_and_server_do(name, key):
     """The same accidents, with messages from hand to hand."""
     algorithm, regularizer = SERVERS[name]
@@ -103,6 +107,7 @@ def bound_now(problem, state):
     return float(best_bound(problem, None, inner.terms[0], inner.rule.own, everyone, nothing))
 
 
+@pytest.mark.slow
 def test_late_points_never_lower_the_dual(key):
     """They are weighed by slopes of the model there is now, not of the one that their nodes had."""
     problem = problem_of(R.MeanRegularized(1.0, 0.003), L.Logistic())
@@ -115,6 +120,7 @@ def test_late_points_never_lower_the_dual(key):
     assert np.diff(bounds[1:]).min() > -1e-12 * abs(bounds[-1])
 
 
+@pytest.mark.slow
 def test_the_vectors_of_mixtures_are_as_near_as_is_said(key):
     """What the server has mixed differs from the vector of the node's mixture by no more than its error's bound."""
     xs, ys = world.tables(dtype=np.float32)
@@ -128,6 +134,7 @@ def test_the_vectors_of_mixtures_are_as_near_as_is_said(key):
         assert 0 < off <= float(state.inner.terms[0].error[task])
 
 
+@pytest.mark.slow
 def test_lost_changes_would_end_beside_the_optimum(key):
     """The whole vector goes up, for sums of changes miss what was lost."""
     problem = problem_of(GIVEN)
@@ -137,6 +144,7 @@ def test_lost_changes_would_end_beside_the_optimum(key):
     assert history.relative_gap[-1] < 1e-10
 
 
+@pytest.mark.slow
 def test_a_channel_that_takes_nothing_leaves_the_server_where_it_was(key):
     problem = problem_of(GIVEN)
     state, _ = mj.run(problem, mj.federated.OverChannel(SAFE, mj.systems.Unreliable(lost=1.0)), key, num_rounds=5)
@@ -145,6 +153,7 @@ def test_a_channel_that_takes_nothing_leaves_the_server_where_it_was(key):
 
 
 @pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
+@pytest.mark.slow
 def test_a_server_that_waits_for_nobody(name, key):
     """Nodes that take up to six cycles; answers of as many models are mixed, and the optimum is the same."""
     algorithm, regularizer = SERVERS[name]
@@ -161,6 +170,7 @@ def test_a_server_that_waits_for_nobody(name, key):
     assert state.refused == 0
 
 
+@pytest.mark.slow
 def test_answers_to_old_models_may_be_refused(key):
     problem = problem_of(GIVEN)
     channel = mj.systems.Unreliable(late=0.5, most=5)
@@ -180,6 +190,7 @@ def test_a_clock_is_the_simulated_one():
     np.testing.assert_array_equal(fate.arrives, np.clip(np.ceil(seconds / 5.0) - 1, 0, 50))
 
 
+@pytest.mark.slow
 def test_it_resumes_and_compiles_once(key):
     both, problem = mj.federated.OverChannel(mj.Mocha(), BAD), problem_of(LEARNED)
     whole, _ = mj.run(problem, both, key, num_rounds=12)

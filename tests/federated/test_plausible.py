@@ -24,6 +24,7 @@ def tables(loss, dtype=np.float64):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(1)
 def test_an_honest_node_is_never_doubted(loss, way, dtype, key):
     xs, ys = tables(loss, dtype)
     algorithm, regularizer = WAYS[way]
@@ -39,6 +40,7 @@ def test_an_honest_node_is_never_doubted(loss, way, dtype, key):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
+@pytest.mark.thin(1)
 def test_nor_is_one_that_remembers_points(loss, key):
     xs, ys = tables(loss, np.float32)
     server = world.server_of(mj.Mocha(), WAYS["given"][1], dtype=np.float32)
@@ -55,6 +57,7 @@ def test_nor_is_one_that_remembers_points(loss, key):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "absolute", "huber"])
+@pytest.mark.thin(1)
 def test_nor_is_one_whose_samples_are_large_or_small(loss, key):
     xs, ys = tables(loss, np.float32)
     shift = np.float32(1e3 if loss in zoo.REGRESSION_LOSSES else 0)
@@ -116,6 +119,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.thin(14)
 def test_a_vector_that_cannot_be_is_refused(how, answers):
     change, least = SPOILT[how]
     assert shares(answers, with_v(change))[0] >= least
@@ -147,6 +151,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("why", NUMBERS)
+@pytest.mark.thin(17)
 def test_a_number_that_cannot_be_is_refused(why, answers):
     _, said = shares(answers, NUMBERS[why])
     found = [text for text in said if text.split(" ", 6)[6].startswith(why)]

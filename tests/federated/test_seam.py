@@ -66,6 +66,7 @@ WITH_ONE = (
         for systems in SYSTEMS
     ],
 )
+@pytest.mark.thin(2)
 def test_it_is_the_simulation(case, systems, key):
     algorithm, regularizer, loss = CASES[case]
     xs, ys = world.tables()
@@ -92,6 +93,7 @@ def test_it_is_the_simulation(case, systems, key):
 @pytest.mark.parametrize(
     "case", ["safe mean", "safe learned", "proximal", "safe clustered", "trace", "adaptive", "adaptive, learned"]
 )
+@pytest.mark.thin(1)
 def test_a_round_certifies_the_model_of_the_one_before(case, key):
     algorithm, regularizer, loss = CASES.get(case, (mj.Mocha(server="proximal"), "trace", L.Hinge()))
     xs, ys = world.tables()
@@ -104,6 +106,7 @@ def test_a_round_certifies_the_model_of_the_one_before(case, key):
         np.testing.assert_allclose(found, getattr(history, name), rtol=1e-6, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_in_float32_it_is_the_simulation_to_rounding(key):
     xs, ys = world.tables(dtype=np.float32)
     problem = world.problem_of(xs, ys, L.Hinge(), R.Probabilistic(0.05))
@@ -113,6 +116,7 @@ def test_in_float32_it_is_the_simulation_to_rounding(key):
     np.testing.assert_allclose(server.weights(there), state.w, atol=2e-6 * float(jnp.max(jnp.abs(state.w))))
 
 
+@pytest.mark.slow
 def test_a_server_holds_no_sample_and_no_dual_variable(key):
     xs, ys = world.tables()
     n = max(map(len, xs))
@@ -131,6 +135,7 @@ def test_a_server_holds_no_sample_and_no_dual_variable(key):
 
 
 @pytest.mark.parametrize("case", ["safe mean", "proximal", "adaptive"])
+@pytest.mark.slow
 def test_a_bound_holds_while_a_node_is_silent(case, key):
     xs, ys = world.tables()
     algorithm, regularizer, _ = CASES[case]

@@ -71,6 +71,8 @@ def run(way, sending, rounds, lost=0.0, until=0.0, stop=None):
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_eight_bits_reach_the_optimum_and_bound_it(way, lost):
     best, reports = optimum(way), [report for report, _ in run(way, F.Quantized(), 400, lost, until=1e-4)]
     for report in reports:
@@ -134,6 +136,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.thin(1)
 def test_whatever_a_form_loses_the_bound_holds(form):
     sending, near = FORMS[form]
     best, reports = optimum("given"), [report for report, _ in run("given", sending, 60)]
@@ -160,6 +163,7 @@ def dual_nodes():
     return type(nodes[0]._side)
 
 
+@pytest.mark.slow
 def test_server_and_node_have_the_same_vector_to_the_last_bit():
     def compare(round, server, state, nodes, mine, sent):
         for task in sent:

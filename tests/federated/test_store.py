@@ -39,6 +39,7 @@ def rounds(server, nodes, state, mine, count):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thin(1)
 def test_who_is_restored_goes_on_bit_for_bit(way, tmp_path):
     algorithm, regularizer = WAYS[way]
     xs, ys = world.tables()
@@ -127,6 +128,7 @@ def test_the_file_of_another_federation_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False])
+@pytest.mark.thin(1)
 def test_who_is_killed_before_the_end_leaves_the_old_file(there, tmp_path):
     path = tmp_path / "node.npz"
     if there:

@@ -71,6 +71,8 @@ def product_is_posterior(there):
         for j, systems in enumerate(SYSTEMS)
     ],
 )
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_it_is_the_simulation(case, systems, key):
     algorithm = CASES[case]
     rounds = 4 if algorithm.parallel else 12
@@ -97,6 +99,7 @@ def test_it_is_the_simulation(case, systems, key):
     close(server.weights(there), mj.networks.Parts(shared.shared, None) if case != "all is shared" else shared)
 
 
+@pytest.mark.slow
 def test_answers_of_a_third_of_the_rounds_lost_heal(key):
     xs, ys = world.labels()
     problem, rounds = world.prediction_of(xs, ys), 40
@@ -120,6 +123,7 @@ def test_answers_of_a_third_of_the_rounds_lost_heal(key):
 
 @pytest.mark.parametrize("damping", [1.0, 0.4])
 @pytest.mark.parametrize(("heard", "lost"), [(0, 0), (0, 3), (2, 0), (2, 8)])
+@pytest.mark.thin(4)
 def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damping, key):
     # What is left, s / s_i, are the factors of the others, whatever the server holds of this node.
     xs, ys = world.labels()
@@ -148,6 +152,7 @@ def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damp
     assert np.abs(answers[1].arrays["factor.shift"] - up.arrays["factor.shift"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)
@@ -190,6 +195,7 @@ def test_a_factor_held_is_remembered_however_many_answers_are_lost(key):
     assert int(nodes[0].step(key, mine, server.down(there, 0))[1].arrays["refined"]) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_begins_anew_is_told_the_factors_that_there_are(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)
@@ -203,6 +209,7 @@ def test_a_server_that_begins_anew_is_told_the_factors_that_there_are(key):
     assert loss_of(ONE, state_of(again, mine), problem) < before + 0.05 * start
 
 
+@pytest.mark.slow
 def test_refinements_that_are_not_finite_are_left_out_and_counted(key):
     xs, ys = world.labels()
     xs[1] = 1e306 * xs[1]
@@ -268,6 +275,7 @@ def test_private_parameters_stay_with_the_nodes(key):
     assert server.weights(there).private is None
 
 
+@pytest.mark.slow
 def test_nodes_together_answer_as_each_by_itself(key):
     xs, ys = world.labels()
     server, nodes = both_sides(ALL, xs, ys)
@@ -277,6 +285,7 @@ def test_nodes_together_answer_as_each_by_itself(key):
     chex.assert_trees_all_close(kept, together(alone), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said(key):
     xs, ys = world.labels()
     part = ONE.replace(sent=0.5)

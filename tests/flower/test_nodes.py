@@ -55,6 +55,7 @@ def test_a_node_says_its_task(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     app = client_app(world.make_node, worker=False)
     context = world.context(task=0, state=str(tmp_path))
@@ -157,6 +158,7 @@ def folder(tmp_path):
 
 
 @here
+@pytest.mark.slow
 def test_a_worker_does_the_work(folder):
     app, (_, up) = client_app(MAKE), right()
     same(answered(app, message(), folder), up)
@@ -183,6 +185,7 @@ def test_a_worker_does_the_work(folder):
 
 
 @here
+@pytest.mark.slow
 def test_a_worker_ends_when_it_is_idle(folder):
     answered(client_app(MAKE, idle_seconds=0.5), message(), folder)
     assert ended(folder / "task-0")
@@ -190,6 +193,7 @@ def test_a_worker_ends_when_it_is_idle(folder):
 
 
 @here
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_a_failure(folder):
     header, _ = answered(client_app("tests.flower.nowhere:make_node"), message(), folder)
     assert header == {"what": "failed", "kind": "ModuleNotFoundError"}

@@ -59,6 +59,7 @@ def test_it_is_the_simulation(tmp_path):
     np.testing.assert_allclose(found, history.relative_joint_gap[-1], rtol=0.02, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_certificate(tmp_path, best, said):
     served = serve(loop(tmp_path), world.make_server(), **QUICK)
     at_the_optimum(served, best)
@@ -78,6 +79,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.slow
 def test_networks_go_over_flower_too(case, tmp_path, said):
     algorithm, rounds = NETWORKS[case], 6
     xs, ys = world.tables()
@@ -118,6 +120,7 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     assert ("server_app: make_model failed" in "".join(said())) == (case == "virtual")
 
 
+@pytest.mark.slow
 def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
     algorithm = NETWORKS["virtual"]
     xs, ys = world.tables()
@@ -135,6 +138,7 @@ def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.thin(1)
 def test_late_answers_are_taken_in_later_rounds(tmp_path, best, asynchronous):
     late = {101: 0.25, 103: 0.1}
     grid = loop(tmp_path, late=lambda node, k: late.get(node, 0.0) if k in (3, 4, 5, 8) else 0.0)
@@ -295,6 +299,7 @@ def _written(path, served):
     return path
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_that_was_put_back_is_another_life(tmp_path):
     path = str(tmp_path / "server.npz")
     early = serve(loop(tmp_path), world.make_server(), max_rounds=3, tol=0.0, **QUICK)

@@ -41,6 +41,7 @@ def value(name, z, y):
 
 @each_loss
 @given(raw=st.integers(0, 20), share=shares, z=numbers)
+@pytest.mark.thin(1)
 def test_conjugate_and_gap_are_their_definitions(name, raw, share, z):
     loss, y, beta = drawn(name, raw, share)
     np.testing.assert_allclose(loss.value(jnp.asarray(z), y), value(name, z, float(y)), atol=1e-12)
@@ -57,6 +58,7 @@ def test_conjugate_and_gap_are_their_definitions(name, raw, share, z):
 
 @each_loss
 @given(raw=st.integers(0, 20), share=shares, g=numbers, kappa=st.one_of(st.just(0.0), st.floats(1e-6, 1e3)))
+@pytest.mark.thin(2)
 def test_dual_step_is_the_exact_minimiser(name, raw, share, g, kappa):
     loss, y, beta = drawn(name, raw, share)
     new = loss.dual_step(beta, jnp.asarray(g), y, jnp.asarray(kappa))
@@ -71,6 +73,7 @@ def test_dual_step_is_the_exact_minimiser(name, raw, share, g, kappa):
 
 @each_loss
 @given(raw=st.integers(0, 20), share=st.tuples(shares, shares), z=numbers)
+@pytest.mark.thin(1)
 def test_change_and_bounds_of_the_gap(name, raw, share, z):
     loss, y, before = drawn(name, raw, share[0])
     _, _, beta = drawn(name, raw, share[1])
@@ -125,6 +128,7 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("case", "learned"), [("shared", False), ("per task", True)])
+@pytest.mark.slow
 def test_with_given_thresholds_the_optimum_is_a_convex_solvers(case, learned):
     loss, thresholds = GIVEN[case]
     regularizer = R.Probabilistic(0.05, 2.0) if learned else R.MeanRegularized(0.2, 0.05)
@@ -136,6 +140,7 @@ def test_with_given_thresholds_the_optimum_is_a_convex_solvers(case, learned):
     np.testing.assert_allclose(solution.certificate.joint_primal, best, rtol=1e-7)
 
 
+@pytest.mark.extended
 def test_learned_thresholds_are_those_of_a_convex_solver():
     data, size = ordered(shift=0.4), 3.0
     asked = mj.multiclass.by_threshold(data, K, size=size)
@@ -156,6 +161,7 @@ def test_learned_thresholds_are_those_of_a_convex_solver():
     np.testing.assert_allclose(given_them, of_regularizer, rtol=1e-6)  # the two losses are one
 
 
+@pytest.mark.slow
 def test_derivatives_of_thresholds():
     target = np.random.default_rng(7).normal(size=(M, D))
 
@@ -170,6 +176,7 @@ def test_derivatives_of_thresholds():
         np.testing.assert_allclose(found[k], (outer(at + step) - outer(at - step)) / 2e-5, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_it(key):
     problem = mj.Problem(ordered(), mj.losses.Ordinal([-0.5, 0.2, 0.8]), R.MeanRegularized(0.2, 0.05))
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, problem.data)
@@ -178,6 +185,7 @@ def test_the_kernel_takes_it(key):
     np.testing.assert_allclose(kernel, loops, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_metrics_of_ordered_labels():
     data, loss = ordered(), mj.losses.Ordinal([-0.5, 0.2, 0.8])
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(M, D)))

@@ -50,6 +50,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thin(1)
 def test_the_optimum_is_a_convex_solvers(case):
     regularizer, penalty, algorithm, how = CASES[case]
     problem = mj.Problem(mixed_data(**how), mixed_loss(), regularizer)
@@ -61,6 +62,7 @@ def test_the_optimum_is_a_convex_solvers(case):
     np.testing.assert_allclose(solution.weights, weights, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_certificate_holds_on_the_way(key):
     problem = mj.Problem(mixed_data(), mixed_loss(), R.MeanRegularized(0.2, 0.05))
     best, _ = oracles.optimum(problem.data, MIXED, oracles.mean_regularized(0.2, 0.05))
@@ -73,6 +75,7 @@ def test_the_certificate_holds_on_the_way(key):
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.MiniBatchSdca(batch=3, beta=5.0), mj.MiniBatchSgd(batch=3)])
+@pytest.mark.thin(1)
 def test_equal_losses_are_one_loss(algorithm, key):
     data, regularizer = zoo.data(m=M), R.MeanRegularized(0.2, 0.05)
     one = mj.run(mj.Problem(data, mj.losses.SmoothedHinge(0.5), regularizer), algorithm, key, num_rounds=5)[1]
@@ -86,6 +89,7 @@ def test_equal_losses_are_one_loss(algorithm, key):
         np.testing.assert_allclose(own.dual, one.dual, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_them(key):
     problem = mj.Problem(mixed_data(dtype=np.float32), mixed_loss(), R.MeanRegularized(0.2, 0.05))
     assert problem.loss.in_kernel
@@ -96,6 +100,7 @@ def test_the_kernel_takes_them(key):
     np.testing.assert_allclose(kernel, loops, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_buckets_of_nodes_take_their_losses_along(key):
     rng = np.random.default_rng(0)
     sizes = [600, *[8] * 63]
@@ -135,6 +140,7 @@ def test_conjugates_are_infinite_where_the_own_loss_says_so():
     assert (loss.project(beta, y) == beta)[:, 0].tolist() == [False, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_on_many_devices_it_is_the_same(key):
     data = mixed_data()
     problem = mj.Problem(data, mixed_loss(), R.MeanRegularized(0.2, 0.05))
@@ -144,6 +150,7 @@ def test_on_many_devices_it_is_the_same(key):
     np.testing.assert_allclose(there.dual, here.dual, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_derivatives_of_hyperparameters_of_tasks():
     data = mixed_data()
     target = np.random.default_rng(7).normal(size=(M, D))

@@ -78,6 +78,7 @@ def test_ties_one_class_and_global_weights():
         ours.error_rate(jnp.ones((3, 1)), data)
 
 
+@pytest.mark.slow
 def test_a_task_that_says_nothing_of_a_score_has_none():
     xs = [np.array([[1.0], [2.0], [3.0]])] * 3
     data = mj.pack_tasks(xs, [np.full(3, -1.0), np.array([-1.0, 1.0, 1.0]), np.full(3, 1.0)], dtype="float32")
@@ -98,6 +99,7 @@ def test_a_task_that_says_nothing_of_a_score_has_none():
 
 
 @pytest.mark.parametrize("owner", [None, [0, 1, 1, 2, 0]])
+@pytest.mark.thin(1)
 def test_predictions_that_are_not_numbers_are_never_good(owner):
     xs, ys = zoo.ragged(low=10, high=30)
     data = mj.pack_tasks(xs, ys, task=owner).pad(nodes=7, rows=33)
@@ -125,6 +127,7 @@ def test_labels_that_a_score_would_say_nonsense_of_are_refused_by_task():
             score(w, data.replace(y=3.0 * data.y))
 
 
+@pytest.mark.slow
 def test_scores_know_what_a_model_predicts():
     xs, ys = zoo.ragged()
     data = mj.pack_tasks(xs, ys)
@@ -140,6 +143,7 @@ def test_scores_know_what_a_model_predicts():
     )
 
 
+@pytest.mark.slow
 def test_cross_validation_knows_which_way_each_is_better():
     x = np.random.default_rng(0).normal(size=(30, 2))
     data = mj.pack_tasks([x], [np.sign(x[:, 0])])
@@ -153,6 +157,7 @@ def test_cross_validation_knows_which_way_each_is_better():
         assert good != bad, name
 
 
+@pytest.mark.slow
 def test_cross_validation_chooses_by_name():
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(30, 3)) for _ in range(3)]

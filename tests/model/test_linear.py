@@ -45,6 +45,7 @@ def test_predictions_are_those_of_the_tasks_by_name(seed):
 SOLVED = solved()
 
 
+@pytest.mark.slow
 def test_labels_are_classes_and_odds_probabilities():
     solution, xs = solved("logistic", classes=True)
     model, x = solution.model, xs[0]
@@ -59,6 +60,7 @@ def test_labels_are_classes_and_odds_probabilities():
         signs.predict_proba(x, "oak")
 
 
+@pytest.mark.slow
 def test_each_task_decides_by_its_own_loss():
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(12, 3)) for _ in range(3)]
@@ -135,6 +137,7 @@ def test_metrics_find_the_tasks_of_a_solution():
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.thin(1)
 def test_a_file_gives_the_model_back(loss, tmp_path):
     model = solved(loss, classes=loss == "logistic")[0].model
     path = tmp_path / "model.npz"
@@ -217,6 +220,7 @@ def test_bad_input_is_named(name):
         make(SOLVED[0].model)
 
 
+@pytest.mark.slow
 def test_one_task_with_a_name_is_not_everybodys():
     solution, xs = solved()
     one = mj.pack_tasks({"fir": xs[0]}, {"fir": np.arange(float(len(xs[0])))}, dtype=np.float64)
@@ -229,6 +233,7 @@ def test_one_task_with_a_name_is_not_everybodys():
         mj.metrics.rmse(model, other)
 
 
+@pytest.mark.slow
 def test_a_global_model_needs_no_task():
     solution, xs = solved()
     pooled = mj.solve(mj.Problem(solution.problem.data.pooled(), mj.losses.Squared(), R.Independent(0.1)), tol=1e-4)

@@ -51,6 +51,7 @@ ALGORITHMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.thin(1)
 def test_predictions_are_those_of_the_algorithm_by_name(name):
     xs, data = table(standardize="within")
     problem = mj.Prediction(data)
@@ -69,6 +70,7 @@ def test_predictions_are_those_of_the_algorithm_by_name(name):
     assert model.trained["error"] == pytest.approx(float(solution.quality.error))
 
 
+@pytest.mark.slow
 def test_virtual_predicts_by_the_means_of_its_posterior():
     xs, data = table()
     problem = mj.Prediction(data)
@@ -83,6 +85,7 @@ def test_virtual_predicts_by_the_means_of_its_posterior():
     assert all(len(a) == 3 for a in jax.tree.leaves(model.parameters.private))
 
 
+@pytest.mark.slow
 def test_numbers_are_in_the_units_of_the_table():
     xs, data = table("within", numbers=True, intercept=True, dtype=np.float64)
     problem = mj.Prediction(data, mj.likelihoods.Gaussian(0.5))
@@ -98,6 +101,7 @@ def test_numbers_are_in_the_units_of_the_table():
         solution.model.predict(xs["fir"], "yew")
 
 
+@pytest.mark.slow
 def test_a_new_task_gets_the_servers_network_or_the_mean_of_predictions():
     xs, data = table()
     problem = mj.Prediction(data)
@@ -132,6 +136,8 @@ print(repr(model))
     ("make", "network", "more"),
     [(mj.Local, N.MLP(4, 3, (5,)), {}), pytest.param(mj.Virtual, N.Lateral(4, 3, (5,)), {"samples": 1}, id="virtual")],
 )
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_a_new_process_predicts_the_same_to_the_bit(make, network, more, tmp_path):
     # In double precision, which a new process does not have unless the model brings it.
     xs, data = table("pooled", dtype=np.float64)
@@ -160,6 +166,7 @@ NETWORKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.thin(2)
 def test_every_network_of_the_library_comes_back_from_its_file(name, tmp_path):
     network, likelihood = NETWORKS[name]
     likelihood = likelihood or mj.likelihoods.Categorical()
@@ -178,6 +185,7 @@ def test_every_network_of_the_library_comes_back_from_its_file(name, tmp_path):
     assert model.predict(x[:0]).shape == (0, *model.predict(x).shape[1:])
 
 
+@pytest.mark.slow
 def test_a_language_model_predicts_symbols_at_every_position():
     rows = [np.random.default_rng(t).integers(0, 5, (6, 8)) for t in range(2)]
     problem = mj.Prediction(
@@ -233,6 +241,7 @@ def test_a_likelihood_of_ones_own_is_handed_to_load_model(tmp_path):
     assert isinstance(mj.load_model(tmp_path / "m.npz", likelihood=Own()).likelihood, Own)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_samples_is_in_it(tmp_path):
     _, data = table("pooled")
     model = solved(mj.Local, N.MLP(4, 3), mj.Prediction(data))[1].model
@@ -244,6 +253,7 @@ def test_nothing_of_the_samples_is_in_it(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nodes_beyond_the_tasks_are_left_out():
     xs, data = table()
     problem = mj.Prediction(data.pad(nodes=5))

@@ -62,6 +62,7 @@ def test_values_that_are_all_the_same_give_the_share_of_the_class():
     np.testing.assert_allclose(expit(np.array([-a + b, a + b])), 1 / 12, rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_probabilities_are_scikit_learns_of_values_that_were_held_out(key):
     data = packed()
     options: Any = dict(tol=1e-6, max_rounds=3000)
@@ -93,6 +94,7 @@ def test_the_fit_on_given_values_is_scikit_learns():
     np.testing.assert_allclose(p / p.sum(1, keepdims=True), scikit_learns(z, y), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_solves_that_did_not_converge_are_said(key):
     data = packed()
     model = mj.one_vs_rest(data, hinge)

@@ -29,6 +29,7 @@ def test_local_models_are_scikit_learns():
         np.testing.assert_allclose(found.error_rate(data, per_task=True)[t], (theirs.predict(x) != y).mean())
 
 
+@pytest.mark.slow
 def test_a_class_that_a_task_has_not_seen_is_no_trouble():
     xs, ys = ragged()
     ys[1] = np.minimum(ys[1], 1)
@@ -41,6 +42,7 @@ def test_a_class_that_a_task_has_not_seen_is_no_trouble():
     assert int(found.predict(data).max()) <= 3
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_a_number_has_no_error_rate():
     xs, ys = ragged()
     data = mj.pack_tasks(xs, ys)
@@ -70,6 +72,7 @@ def programs():
     return sum(program._cache_size() for program in trained._by_most.values())
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_by_what_make_says_now():
     # A function that is asked inside of compiled programs is not asked again.
     lam, data = 1.0, packed()
@@ -96,6 +99,7 @@ def test_samples_are_there_once_whatever_make_does_to_them():
         each_class("t", data, lambda d: hinge(d.pad(rows=60)), 4)
 
 
+@pytest.mark.slow
 def test_weights_may_depend_on_the_class():
     # Twice the weight of positive samples is twice the loss of theirs.
     data = packed()
@@ -108,6 +112,7 @@ def test_weights_may_depend_on_the_class():
     np.testing.assert_allclose(found.weights[2], alone.weights, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tasks_and_features_are_found_by_name():
     data, table, labels, groups = named()
     found = mj.one_vs_rest(data, logistic)
@@ -157,6 +162,7 @@ def test_names_are_no_part_of_programs():
     assert found.model.tasks == tuple(sorted(name[::-1] for name in NAMES))
 
 
+@pytest.mark.slow
 def test_a_global_model_predicts_for_every_task():
     data = packed()
     found = mj.one_vs_rest(data, lambda d: hinge(d.pooled()))
@@ -165,6 +171,7 @@ def test_a_global_model_predicts_for_every_task():
     assert found.model.predict(data.x[0]).tolist() == found.predict(data)[0].tolist()
 
 
+@pytest.mark.slow
 def test_classes_that_did_not_converge_are_said_by_name():
     data, *_ = named()
 

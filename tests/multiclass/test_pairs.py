@@ -43,6 +43,7 @@ def by_hand(data, phi, penalty):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.thin(1)
 def test_the_optimum_is_a_convex_solvers(case):
     loss, phi, regularizer, penalty = CASES[case]
     data = packed()
@@ -75,6 +76,7 @@ def test_the_losses_are_those_of_differences():
     np.testing.assert_allclose(mj.objective(tiny, weights), total, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_its_model_predicts_by_name(tmp_path):
     data, table, labels, groups = named()
     pairs = mj.multiclass.by_pair(data, K)

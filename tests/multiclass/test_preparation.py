@@ -38,6 +38,7 @@ def pipeline(lam, count, *before):
     return OneVsRestClassifier(make_pipeline(*before, ones, model))
 
 
+@pytest.mark.slow
 def test_scores_are_scikit_learns_pipeline_per_group_and_fold(key):
     xs, ys, data = uneven()
     found = mj.multiclass.cross_validate(data, logistic, GRID, key=key, standardize="task", **EXACT)
@@ -58,6 +59,7 @@ def test_scores_are_scikit_learns_pipeline_per_group_and_fold(key):
 
 
 @pytest.mark.parametrize("by", ["make", pytest.param("data", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_global_model_is_scored_on_the_tasks_of_others(key, by):
     xs, ys, data = uneven()
     how: dict[str, Any] = dict(key=key, **EXACT, refit=False)

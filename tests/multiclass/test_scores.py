@@ -32,6 +32,7 @@ DATA = {"a node a task": packed, "several nodes a task": spread}
 
 
 @pytest.mark.parametrize("name", DATA)
+@pytest.mark.thin(1)
 def test_scores_are_scikit_learns(name):
     data, labels = DATA[name](), range(4)
     confusion = mj.multiclass.confusion(WEIGHTS, data, per_task=True)
@@ -61,6 +62,7 @@ def test_scores_are_scikit_learns(name):
     assert len(str(together).splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_a_model_has_the_scores_of_its_weights():
     data = packed()
     found = mj.one_vs_rest(data, logistic)
@@ -87,6 +89,7 @@ def test_a_model_that_is_not_a_number_has_no_scores():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_has_no_score_is_said():
     data = packed()
     found = mj.one_vs_rest(data, hinge)

@@ -18,6 +18,7 @@ edge = pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 
 
 @edge
+@pytest.mark.extended
 def test_scores_are_those_of_scikit_learns_models(key):
     data = packed()
     found = mj.multiclass.cross_validate(data, hinge, GRID, key=key, folds=3, tol=1e-9, max_rounds=5000)
@@ -82,6 +83,7 @@ def test_a_score_of_ones_own_may_be_maximised(key):
     assert mine.best == found.best
 
 
+@pytest.mark.slow
 def test_a_path_has_the_models_of_every_candidate():
     data = packed()
     path = mj.multiclass.lambda_path(data, hinge, GRID, tol=1e-8, max_rounds=5000)
@@ -98,6 +100,7 @@ def test_a_path_has_the_models_of_every_candidate():
         assert float(chosen.lam) == pytest.approx(lam)
 
 
+@pytest.mark.slow
 def test_solves_that_did_not_converge_are_said(key):
     data, short = packed(), dict[str, Any](tol=1e-12, max_rounds=1)
     with pytest.warns(mj.NotConverged, match=r"lambda_path: candidates 0 \(.*, 1 \(.* did not reach tol=1e-12"):
@@ -109,6 +112,7 @@ def test_solves_that_did_not_converge_are_said(key):
     assert model.startswith("cross_validate: classes 0 (")
 
 
+@pytest.mark.slow
 def test_rare_classes_stay_in_training_and_are_said(key):
     data = packed()
     y = np.array(data.y)
@@ -138,6 +142,7 @@ def test_rare_classes_stay_in_training_and_are_said(key):
 
 
 @edge
+@pytest.mark.slow
 def test_what_has_no_score_is_said(key):
     data = packed()
     with pytest.raises(ValueError, match="models of this loss have no probabilities"):

@@ -36,6 +36,7 @@ def test_lateral_connections_are_equation_4(key):
     np.testing.assert_allclose(out, client, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_lateral_connections_of_convolutions_are_equation_4(key):
     """Pixel by pixel, with loops over the window."""
     model = mj.networks.LateralCNN((5, 4, 2), 3, (2, 3), 4)
@@ -89,6 +90,7 @@ def test_a_lateral_cnn_is_trained_by_virtual(key):
 
 
 @pytest.mark.parametrize("model", [mj.networks.MLP(5, 3, (4,), dropout=0.4), mj.networks.Lateral(5, 3, dropout=0.4)])
+@pytest.mark.thin(1)
 def test_dropout_is_for_training_and_keeps_the_mean(model, key):
     params, x = model.init(key), jnp.ones((2000, 5))
     with jax.numpy_rank_promotion("allow"):
@@ -134,6 +136,7 @@ def lstm(params, x):
 
 
 @pytest.mark.parametrize(("layers", "outputs"), [(1, None), (2, 3)])
+@pytest.mark.thin(1)
 def test_an_lstm_is_its_equations(layers, outputs, key):
     model = mj.networks.LSTM(5, embedding=3, hidden=4, layers=layers, outputs=outputs)
     params = model.init(key)
@@ -144,6 +147,7 @@ def test_an_lstm_is_its_equations(layers, outputs, key):
         np.testing.assert_allclose(model.apply(params, jnp.asarray(x, float)), lstm(params, x), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_an_lstms_slopes_are_differences(key):
     model = mj.networks.LSTM(4, embedding=2, hidden=3)
     params = model.init(key)

@@ -31,6 +31,7 @@ def test_a_full_batch_is_fedsgd(key):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.thin(1)
 def test_epochs_of_fedprox_are_a_loop(mu, key):
     problem, eta, epochs = make_problem(), 0.2, 3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), local_epochs=epochs, batch_size=None, proximal=mu)
@@ -54,6 +55,7 @@ def test_epochs_of_fedprox_are_a_loop(mu, key):
     chex.assert_trees_all_close(state.params, expected, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_fedprox_with_zero_is_fedavg_bit_for_bit(key):
     problem = make_problem()
     fed = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=3, batch_size=4, fraction=0.6)
@@ -74,6 +76,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it(key):
         chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_epoch_sees_every_sample_once(key):
     # With one feature for each sample and a linear model the gradients tell the samples apart.
     n, y = 7, np.arange(1, 8) / 7
@@ -88,6 +91,7 @@ def test_an_epoch_sees_every_sample_once(key):
 
 
 @pytest.mark.parametrize(("epochs", "rounds"), [(2, 1), (1, 2)])
+@pytest.mark.thin(1)
 def test_every_epoch_has_an_order_of_its_own(epochs, rounds):
     n, y = 7, np.arange(1, 8) / 7
     problem = mj.Prediction(mj.pack_tasks([np.eye(n)], [y]), mj.likelihoods.Gaussian(1.0))
@@ -118,6 +122,7 @@ def test_order_of_clients_and_padding_change_nothing(key):
 @pytest.mark.parametrize(
     "at_once", [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_clients_at_once_are_clients_in_turn(at_once, key):
     problem = make_problem()
     for make in (mj.FedAvg, mj.Local):
@@ -129,6 +134,7 @@ def test_clients_at_once_are_clients_in_turn(at_once, key):
 
 
 @pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.extended
 def test_any_number_of_devices_gives_the_same(devices, key):
     problem = make_problem()
     mesh = jax.make_mesh((devices,), ("nodes",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
@@ -148,6 +154,7 @@ def test_any_number_of_devices_gives_the_same(devices, key):
             np.testing.assert_allclose(a, np.asarray(b)[: len(a)], rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_is_not_averaged(key):
     problem = make_problem()
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=2, batch_size=None)
@@ -164,6 +171,7 @@ def test_who_does_not_answer_is_not_averaged(key):
     assert silent[1].quality.finite.all()
 
 
+@pytest.mark.slow
 def test_a_budget_cuts_local_steps(key):
     problem = make_problem()
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=4, batch_size=None)
@@ -174,6 +182,7 @@ def test_a_budget_cuts_local_steps(key):
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 1), (0.4, 2), (1.0, 5)])
+@pytest.mark.thin(1)
 def test_a_fraction_of_the_clients_is_asked(fraction, count, key):
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), fraction=fraction)
     history = mj.run(make_problem(), algorithm, key, num_rounds=6)[1]
@@ -195,6 +204,7 @@ def test_server_optimizers_take_the_average_change_for_a_gradient(key):
     chex.assert_trees_all_close(state.params, at.params, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_exploding_client_is_left_out_and_counted(key):
     problem = make_problem(m=3)
     x = np.asarray(problem.data.x).copy()
@@ -209,6 +219,7 @@ def test_an_exploding_client_is_left_out_and_counted(key):
     chex.assert_trees_all_close(solution.weights, alone.weights, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_divergence_ends_with_a_status_and_the_last_finite_model(key):
     problem = make_problem()
     algorithm = mj.FedAvg(mj.networks.MLP(4, 3, (6, 6)), optax.sgd(1e200), batch_size=4, local_epochs=3)
@@ -234,6 +245,7 @@ def test_one_sample_or_one_class_is_no_trouble(key):
     assert mj.solve(problem, algorithm, key=key, tol=0.1, max_rounds=50).status is mj.Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_local_is_fedavg_of_one_client(key):
     problem = make_problem(m=1, test=False)
     settings = dict(batch_size=4, local_epochs=2, seed=3)

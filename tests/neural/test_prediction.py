@@ -11,6 +11,7 @@ from tests import zoo
 from tests.neural.problems import MODEL, make_problem, mean_loss, mlp, rows
 
 
+@pytest.mark.slow
 def test_the_global_model_is_judged_task_by_task(key):
     problem = make_problem()
     algorithm = mj.Local(MODEL, optax.adam(0.05), batch_size=8)
@@ -44,6 +45,7 @@ def fresh(problem):
 
 
 @pytest.mark.parametrize("where", ["merged and padded", pytest.param("merged and sharded", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_global_model_judges_every_task_wherever_it_lies(where, key):
     problem = make_problem()
     algorithm, merged = mj.Local(MODEL, optax.adam(0.05), batch_size=8), problem.merged()
@@ -54,6 +56,7 @@ def test_the_global_model_judges_every_task_wherever_it_lies(where, key):
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_test_set_of_one_task_is_judged_by_all_clients(key):
     problem = make_problem(m=4, test=False)
     x, y = rows(problem.data, 2)
@@ -69,6 +72,7 @@ def test_a_test_set_of_one_task_is_judged_by_all_clients(key):
     assert fed.scores(fed.init(one), one).error.shape == (1,)
 
 
+@pytest.mark.slow
 def test_held_out_samples_of_other_tasks_are_refused(key):
     problem = make_problem(m=4)
     algorithm = mj.Local(MODEL, optax.adam(0.05))
@@ -96,6 +100,7 @@ def test_labels_and_outputs_have_to_fit(key):
         mj.run(mj.Prediction(data, mj.likelihoods.Gaussian()), mj.Local(MODEL, optax.sgd(0.1)), key, num_rounds=1)
 
 
+@pytest.mark.slow
 def test_every_task_is_judged_by_the_network_of_its_own_client(key):
     problem, algorithm = make_problem(m=4), mj.Local(MODEL, optax.adam(0.05), batch_size=8)
     assert problem.test is not None
@@ -108,6 +113,7 @@ def test_every_task_is_judged_by_the_network_of_its_own_client(key):
         np.testing.assert_allclose(scores.loss[k], mean_loss(own, x, y), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_models_never_see_rows_of_padding(key):
     """One that divides by the norm of a sample, on clients of different sizes and short batches."""
     rng = np.random.default_rng(0)
@@ -149,6 +155,7 @@ def test_outputs_that_are_not_numbers_are_wrong():
     assert mj.likelihoods.Categorical().error(outputs, jnp.array([0.0, 1.0, 1.0])).tolist() == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_client_predicts(key):
     problem = make_problem()
     x = problem.data.x[1]

@@ -17,6 +17,7 @@ from mocha_jax._driver.fingerprint import fingerprint
 from tests.neural.problems import MODEL, make_problem
 
 
+@pytest.mark.extended
 def test_a_resumed_solve_ends_where_a_whole_one_does(key, tmp_path):
     problem, path = make_problem(), tmp_path / "run.npz"
 
@@ -75,6 +76,7 @@ def test_a_checkpoint_knows_the_records_that_functions_read(monkeypatch):
     assert one != fingerprint(lambda x: RECORD.scale * x)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_knows_what_functions_do():
     made = [[fingerprint(make()) for make in OPTIMIZERS] for _ in range(2)]
     assert made[0] == made[1]
@@ -101,6 +103,7 @@ def test_a_checkpoint_knows_what_functions_do():
     ],
     ids=["bfloat16", "keys"],
 )
+@pytest.mark.slow
 def test_any_state_of_an_optimizer_is_saved(optimizer, key, tmp_path):
     problem, path = make_problem(), tmp_path / "run.npz"
     algorithm = mj.Local(MODEL, optimizer(), batch_size=4)

@@ -70,6 +70,7 @@ def test_weights_of_lengths_make_every_symbol_count_alike(key):
 
 
 @pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, mj.Virtual])
+@pytest.mark.thin(2)
 def test_scores_are_means_over_symbols(make, key):
     problem = make_problem()
     algorithm = make(MODEL, optax.sgd(0.1), batch_size=3)
@@ -93,6 +94,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.thin(1)
 def test_padding_of_any_content_changes_no_bit(name, key):
     algorithm = ALGORITHMS[name]
     ours, theirs = (mj.run(make_problem(padding), algorithm, key, num_rounds=3) for padding in (0, 4))
@@ -100,6 +102,7 @@ def test_padding_of_any_content_changes_no_bit(name, key):
     assert ours[1].loss[-1] < ours[1].loss[0]
 
 
+@pytest.mark.slow
 def test_longer_rows_and_more_of_them_change_nothing(key):
     algorithm = ALGORITHMS["fedavg"].replace(batch_size=None)
     plain, _ = mj.run(make_problem(), algorithm, key, num_rounds=3)
@@ -153,6 +156,7 @@ def test_a_client_predicts_every_position(key):
         algorithm.predict(algorithm.init(problem), problem, 1, problem.data.x[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_solve_of_texts_is_one_solve(key, tmp_path):
     problem, algorithm = make_problem(), ALGORITHMS["fedavg"].replace(fraction=0.5)
 
@@ -165,6 +169,7 @@ def test_a_resumed_solve_of_texts_is_one_solve(key, tmp_path):
     chex.assert_trees_all_equal((whole.weights, whole.history), (resumed.weights, resumed.history))
 
 
+@pytest.mark.slow
 def test_an_lstm_learns_what_no_table_of_pairs_can(key):
     """The symbol after next repeats: a b a b ..., of any two symbols."""
     rng = np.random.default_rng(0)
@@ -180,6 +185,7 @@ def test_an_lstm_learns_what_no_table_of_pairs_can(key):
     assert pairs.history.error.min() > 0.5
 
 
+@pytest.mark.slow
 def test_noise_for_every_row_is_not_for_loops(key):
     virtual = mj.Virtual(mj.networks.LSTM(V, 2, 3), optax.sgd(0.1), samples=1, noise="flipout")
     with pytest.raises(ValueError, match="LSTM cannot predict samples of 6 features with noise='flipout'"):

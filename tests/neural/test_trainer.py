@@ -78,6 +78,7 @@ def test_training_alone_costs_no_message(key):
     np.testing.assert_allclose(history.simulated_time, seconds * np.arange(1, 3), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_updates_left_out_are_told_of(key):
     problem = make_problem()
     x = np.asarray(problem.data.x).copy()
@@ -88,6 +89,7 @@ def test_updates_left_out_are_told_of(key):
     assert "not finite" not in mj.solve(problem, mj.FedAvg(MODEL, optax.sgd(0.1)), tol=None, max_rounds=1).message
 
 
+@pytest.mark.slow
 def test_optimizers_that_ask_for_the_loss(key):
     problem = make_problem()
     for optimizer in (optax.polyak_sgd(0.5), optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2))):
@@ -136,6 +138,7 @@ LISTED = mj.networks.Model(
 
 
 @pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, pytest.param(mj.Virtual, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_parameters_may_be_a_list(make):
     found = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=2)
     again = mj.solve(make_problem(), make(LISTED, optax.sgd(0.1), batch_size=4), tol=None, max_rounds=1)

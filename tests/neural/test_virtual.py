@@ -107,6 +107,7 @@ def test_noise_of_rows_has_the_right_moments_and_is_uncorrelated(noise, key):
         pytest.param({"prior": "each"}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thin(1)
 def test_factors_multiply_to_the_posterior_after_every_refinement(settings, key):
     problem, algorithm = classification(), make_virtual(**settings)
     state = algorithm.init(problem)
@@ -137,6 +138,7 @@ def test_the_posterior_of_a_linear_model_is_exact(key):
         np.testing.assert_allclose(state.factors.precision[k], own, rtol=5e-2)
 
 
+@pytest.mark.slow
 def test_the_letter_of_the_paper_counts_the_prior_for_every_client(key):
     problem, xs, _ = regression(8, 12)
     epochs = 1000
@@ -148,6 +150,7 @@ def test_the_letter_of_the_paper_counts_the_prior_for_every_client(key):
     np.testing.assert_allclose(state.posterior.precision, precision, rtol=3e-2)
 
 
+@pytest.mark.slow
 def test_a_cold_posterior_counts_every_sample_more_often(key):
     problem, (x, _), (y, _) = regression(8, 1)
     problem = problem.replace(data=problem.data.replace(weight=problem.data.weight.at[1].set(0.0)))
@@ -195,6 +198,7 @@ def test_one_client_is_plain_variational_inference(key):
     np.testing.assert_allclose(history.loss[-1] * len(y), expected, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_clients_are_refined_in_order(key):
     problem, algorithm = classification(), make_virtual(order=(2, 0))
     table = [(2,), (0, 2), (0, 2)]
@@ -209,6 +213,7 @@ def test_clients_are_refined_in_order(key):
     assert mj.run(problem, make_virtual(parallel=True), key, num_rounds=1)[1].active.tolist() == [3]
 
 
+@pytest.mark.slow
 def test_first_factors_multiply_to_the_first_scale(key):
     problem, algorithm = classification(), make_virtual(parallel=True, damping=1.0, first_scale=0.1, rate=0.0)
     state, _ = mj.run(problem, algorithm, key, num_rounds=1)  # a rate of 0: what training begins with
@@ -242,6 +247,7 @@ def test_a_sparse_answer_changes_that_share(key):
 
 
 @pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"parallel": True, "damping": 0.5}])
+@pytest.mark.slow
 def test_any_number_of_devices_gives_the_same(settings, key):
     problem, algorithm = classification(), make_virtual(**settings)
     whole, parted = (mj.solve(p, algorithm, key=key, tol=None, max_rounds=4) for p in (problem, mj.shard(problem)))
@@ -285,6 +291,7 @@ def test_a_resumed_solve_ends_where_a_whole_one_does(key, tmp_path):
     chex.assert_trees_all_equal(whole.state, solve(6, checkpoint=path).state)
 
 
+@pytest.mark.slow
 def test_an_exploding_refinement_is_left_out(key):
     algorithm = make_virtual(parallel=True).replace(client_optimizer=optax.sgd(1e300))
     solution = mj.solve(classification(), algorithm, key=key, tol=None, max_rounds=3)
@@ -310,6 +317,7 @@ def test_what_does_not_fit_is_said(key):
         make_virtual(factors="none")
 
 
+@pytest.mark.slow
 def test_one_bad_refinement_does_not_end_the_rest(key):
     problem = classification()
     x = np.asarray(problem.data.x).copy()
@@ -351,6 +359,7 @@ def test_weights_of_task_means_are_refused(key):
         make_virtual().predict(make_virtual().init(classification()), classification(), 3, data.x[0])
 
 
+@pytest.mark.slow
 def test_clients_come_in_a_new_random_order_in_every_cycle(key):
     problem, algorithm = classification(5), make_virtual(order="random")
 
@@ -371,6 +380,7 @@ def test_clients_come_in_a_new_random_order_in_every_cycle(key):
     assert np.isfinite(state.losses).all()
 
 
+@pytest.mark.slow
 def test_some_clients_at_once_leave_the_factors_of_the_others(key):
     problem = classification(5)
     algorithm = make_virtual(parallel=True, damping=0.5)
@@ -381,6 +391,7 @@ def test_some_clients_at_once_leave_the_factors_of_the_others(key):
     product_is_posterior(state)
 
 
+@pytest.mark.slow
 def test_the_letter_begins_at_the_product_of_its_factors(key):
     problem = classification()
     letter = mj.Virtual.paper(NETWORK, optax.adam(0.02), 2, samples=2, first_scale=0.1)
@@ -394,6 +405,7 @@ def test_the_letter_begins_at_the_product_of_its_factors(key):
     product_is_posterior(state)
 
 
+@pytest.mark.slow
 def test_pruning_leaves_out_what_is_least_sure(key):
     problem, algorithm = classification(), make_virtual()
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
@@ -422,6 +434,7 @@ def test_pruning_leaves_out_what_is_least_sure(key):
         state.pruned(1.0)
 
 
+@pytest.mark.slow
 def test_a_state_before_any_answer_is_pruned_too():
     problem, algorithm = classification(), make_virtual()
     start = algorithm.init(problem)

@@ -30,6 +30,7 @@ def numpy_ascend(data, loss, beta, w, q, steps, orders):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
+@pytest.mark.thin(1)
 def test_step_by_step(loss, key):
     data = zoo.data(m=3, low=3, high=6, regression=loss == "squared", loss_scaling="task_mean")
     rng = np.random.default_rng(0)
@@ -49,6 +50,7 @@ def test_step_by_step(loss, key):
     np.testing.assert_array_equal(done, np.minimum(steps, 2 * np.asarray(data.sizes)))
 
 
+@pytest.mark.slow
 def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     data = zoo.data(m=7)
     rng = np.random.default_rng(0)
@@ -73,6 +75,7 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     np.testing.assert_allclose(results[0][4], np.einsum("mnd,mn->md", data.x, data.y), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     monkeypatch.setattr(
         "mocha_jax._node.layout._STEP_NUMBERS", 0
@@ -158,6 +161,7 @@ def test_visiting_order_is_a_permutation_and_padding_keeps_it(key):
 
 
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(2)
 def test_every_epoch_improves_the_subproblem(loss, key):
     # The subproblem (4) of each node, evaluated independently of the solver.
     loss = zoo.LOSSES[loss]
@@ -202,6 +206,7 @@ def test_padding_rows_and_nodes_are_inert_bit_for_bit(key):
         assert (other.beta[5:] == 0).all()
 
 
+@pytest.mark.slow
 def test_task_order_does_not_matter(key):
     xs, ys = zoo.ragged(m=6)
     order = np.random.default_rng(0).permutation(6)

@@ -103,11 +103,13 @@ def test_vmap_and_scan_equal_one_at_a_time():
 
 
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(3)
 def test_is_one_kernel_on_an_accelerator(loss):
     assert custom_calls("cuda", kernel_mosaic.epoch, zoo.LOSSES[loss], *draw(0, 5, 300, 100)[:9], call=MOSAIC) == 1
 
 
 @pytest.mark.parametrize(("m", "d", "store"), [(1, 8, np.float32), (7, 24, jnp.bfloat16), (130, 256, jnp.float16)])
+@pytest.mark.thin(1)
 def test_any_shape_lowers_and_a_batch_is_one_kernel(m, d, store):
     x, *rest = draw(0, 5, m, d, store)
 
@@ -131,6 +133,7 @@ def test_any_shape_lowers_and_a_batch_is_one_kernel(m, d, store):
     ],
 )
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.thin(2)
 def test_the_card_and_the_shape_decide(card, m, d, store, mosaic):
     def local(x, y, w):
         data = mj.TaskData(x, y, jnp.ones_like(y), jnp.arange(m, dtype=jnp.int32), num_tasks=m)

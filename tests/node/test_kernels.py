@@ -121,6 +121,7 @@ def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
     first=st.booleans(),
     store=st.sampled_from([jnp.float32, jnp.bfloat16, jnp.float16]),
 )
+@pytest.mark.slow
 def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, first, store):
     arrays = draw(seed, n, m, d, store)[: 9 if first else None]
     loss = mj.losses.SmoothedHinge(0.5)
@@ -135,6 +136,7 @@ def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, first,
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.thin(1)
 def test_vmap_equals_one_at_a_time(variant):
     x, y, weight, norm2, beta, w, q, *rest = draw(0, 6, 5, 3)
     gammas = jnp.array([0.1, 2.0], jnp.float32)
@@ -163,6 +165,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("platform", CALLS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(4)
 def test_is_one_kernel_on_an_accelerator(loss, platform):
     arrays = draw(0, 5, 300, 100)[:9]  # of the first pass
     assert custom_calls(platform, EPOCHS[platform], zoo.LOSSES[loss], *arrays) == 1
@@ -171,6 +174,7 @@ def test_is_one_kernel_on_an_accelerator(loss, platform):
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("platform", CALLS)
 @pytest.mark.parametrize(("m", "d", "store"), [(1, 1, np.float32), (7, 3, jnp.bfloat16), (130, 576, jnp.float16)])
+@pytest.mark.thin(4)
 def test_any_shape_lowers_and_a_batch_is_one_kernel(platform, m, d, store):
     x, *rest = draw(0, 5, m, d, store)
 
@@ -209,6 +213,7 @@ def test_a_run_with_the_kernel_is_the_run_with_loops(case, key):
     np.testing.assert_allclose(gaps("pallas"), gaps("xla"), rtol=1e-9)
 
 
+@pytest.mark.extended
 def test_the_derivative_is_that_of_the_loops(key):
     data = zoo.data()
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5))
@@ -261,6 +266,7 @@ def two_passes(loss, backend="auto", dtype=jnp.float32, features=4, map_over=Non
     ],
     ids=["built in", "mapped", "says so", "loops wanted", "float64", "long rows", "says nothing", "any function"],
 )
+@pytest.mark.thin(3)
 def test_the_machine_lowered_for_decides(platform, loss, how, kernels):
     # The default backend of this process is a CPU; no deprecation of JAX's own parts gets through (warnings are
     # errors).
@@ -273,6 +279,7 @@ def probit(z, y):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+@pytest.mark.thin(1)
 def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
     loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)
@@ -283,6 +290,7 @@ def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
     assert not any(call in exported.mlir_module() for call in CALLS.values())
 
 
+@pytest.mark.extended
 def test_a_loss_of_what_no_kernel_knows_is_solved():
     data = zoo.data(loss_scaling="task_mean")
     loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)
@@ -308,6 +316,7 @@ def test_each_device_has_the_kernel(key, monkeypatch):
     assert custom_calls("tpu", go, problem) == 1  # GPUs must be real, or in `benchmarks.accelerators`
 
 
+@pytest.mark.slow
 def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
     def never(*_, **__):
         raise AssertionError("traced")
@@ -360,6 +369,7 @@ def refusing(tried):
 
 
 @pytest.mark.parametrize("driver", ["solve", "run"])
+@pytest.mark.thin(1)
 def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
     tried: list[int] = []
 
@@ -402,6 +412,7 @@ SEARCHES = {
 @pytest.mark.parametrize(
     "search", [pytest.param(name, marks=pytest.mark.slow) if name != "path" else name for name in SEARCHES]
 )
+@pytest.mark.slow
 def test_searches_go_on_with_the_loops_too(search, monkeypatch):
     monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
     monkeypatch.setattr(fallback, "_refused", set())

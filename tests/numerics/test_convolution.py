@@ -33,6 +33,7 @@ def slopes(f, h, w):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.thin(3)
 def test_a_convolution_is_a_product_of_patches(shape, way):
     h, w = sides(shape)
     np.testing.assert_allclose(way(h, w), plain(h, w), rtol=1e-12, atol=1e-12)
@@ -55,6 +56,7 @@ def test_a_convolution_in_single_precision_is_that_of_double():
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
+@pytest.mark.thin(2)
 def test_convolutions_map_over_pictures_and_weights(axes):
     h, w = sides((5, 3, 2, 3), 3)
     given = tuple(a if axis == 0 else a[0] for a, axis in zip((h, w), axes, strict=True))
@@ -73,6 +75,7 @@ def test_a_slope_of_slopes_goes_along_a_direction():
 
 
 @pytest.mark.parametrize("size", [(6, 8), (7, 5)])
+@pytest.mark.thin(1)
 def test_pooling_is_by_windows_and_of_equals_the_first_counts(size):
     rng = np.random.default_rng(0)
     h = jnp.asarray(rng.integers(0, 3, (4, *size, 3)), float)  # many are equal

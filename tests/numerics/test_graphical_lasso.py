@@ -45,6 +45,7 @@ def test_a_penalty_on_the_diagonal_too_against_a_convex_solver():
     np.testing.assert_allclose(mj.graphical_lasso(s, alpha).precision, np.asarray(theta.value), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_maps_and_masks():
     s = samples(6, 12)
     alphas = jnp.array([0.05, 0.2, 0.6])
@@ -147,6 +148,7 @@ def test_what_would_return_the_start_is_refused(setting, message):
         mj.graphical_lasso(np.eye(3), 0.1, **setting)
 
 
+@pytest.mark.slow
 def test_what_is_no_covariance_is_refused():
     for bad, message in (([[1, 0.5], [0.1, 1]], "must be symmetric"), (np.ones((3, 2)), "square"), ([[np.nan]], "NaN")):
         with pytest.raises(ValueError, match=message):

@@ -32,6 +32,7 @@ def smooth_odd(s, t):
 
 
 @each_matrix
+@pytest.mark.thin(1)
 def test_spectral_map_is_differentiable_where_vectors_are_not(name):
     w = jnp.asarray(MATRICES[name])
     check_grads(
@@ -46,6 +47,7 @@ def test_spectral_map_applies_its_function_to_singular_values():
 
 
 @each_matrix
+@pytest.mark.thin(5)
 def test_symmetric_functions_of_singular_values_have_derivatives(name):
     w = jnp.asarray(MATRICES[name])
     check_grads(lambda w: jnp.sum(jnp.sqrt(singular_values(w) ** 2 + 0.1)), (w,), order=1, rtol=1e-5, atol=1e-5)
@@ -61,6 +63,7 @@ SYMMETRIC = {
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
+@pytest.mark.thin(1)
 def test_matrix_sqrt_has_finite_derivatives_everywhere(name):
     a = jnp.asarray(SYMMETRIC[name])
     root = matrix_sqrt(a)
@@ -131,6 +134,7 @@ def test_water_fill_is_differentiable_between_its_kinks(s, total):
         check_grads(water_fill, arguments, order=1, modes=("fwd", "rev"), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_to_fill():
     zero = jnp.zeros(3)
     assert water_fill(zero, jnp.array(0.1), jnp.array(2.0)).tolist() == [0.0, 0.0, 0.0]

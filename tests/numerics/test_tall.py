@@ -167,6 +167,7 @@ def test_a_function_of_the_gram_matrix_of_rows():
 @each_dtype
 @pytest.mark.parametrize("regularizer", [regularizers.Probabilistic(0.3, 2.0), regularizers.Clustered(0.3, 0.2, 2)])
 @pytest.mark.parametrize("name", ["normal", "rank four", "graded", "rows alike", "columns twice"])
+@pytest.mark.thin(17)
 def test_the_value_at_the_best_relation_is_the_value(name, regularizer, dtype):
     w = MATRICES[name].astype(dtype)
     regularizer = jax.tree.map(lambda a: jnp.asarray(a, dtype), regularizer)
@@ -186,6 +187,7 @@ def test_energy_and_gradient_of_a_low_rank_operator(base):
         np.testing.assert_allclose(operator.gradient(w.astype(dtype)), exact, atol=atol)
 
 
+@pytest.mark.slow
 def test_a_singular_operator_has_a_range():
     factor, w = MATRICES["rank four"], jnp.asarray(RNG.normal(size=(ROWS, 5)))
     operator = LowRank(jnp.asarray(0.0), jnp.asarray(factor))
@@ -212,6 +214,7 @@ def exact_prox(w, share):
 @each_dtype
 @each_matrix
 @pytest.mark.parametrize("share", [0.0, 1e-3, 0.1])
+@pytest.mark.thin(34)
 def test_a_contraction_as_exact_as_lapack_from_any_basis(name, share, dtype):
     """From its own basis, from that of a matrix nearby, and the third time from one that has nothing to do with it."""
     w, share = MATRICES[name].astype(dtype), dtype(share)
@@ -247,6 +250,7 @@ def test_after_nothing_any_matrix_of_the_usual_size():
 
 
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "graded into the noise"])
+@pytest.mark.thin(2)
 def test_derivatives_of_a_contraction_are_those_of_the_map(name):
     w, dw = MATRICES[name], RNG.normal(size=MATRICES[name].shape)
     damped = lambda s, size: s**3 / (s**2 + size**2)  # noqa: E731

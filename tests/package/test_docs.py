@@ -34,6 +34,7 @@ LONG = {"classes.md"}
     ("folder", "long"), [(".", False), ("extending", False), pytest.param(".", True, marks=pytest.mark.slow)],
     ids=[".", "extending", "long"],
 )  # fmt: skip
+@pytest.mark.extended
 def test_pages_run(folder, long, tmp_path):
     """As a reader runs them: one after the other, in a process with JAX as it is."""
     pages = [page for page in PAGES if page.parent == DOCS / folder and (page.name in LONG) == long]
@@ -103,6 +104,7 @@ def provoked():
     ]  # fmt: skip
 
 
+@pytest.mark.extended
 def test_the_page_of_errors_has_the_messages_that_are_raised():
     page = (DOCS / "errors.md").read_text()
     messages = re.findall(r"^\| `(.*?)` \|", page.split("## How a solve ends")[0], flags=re.M)

@@ -154,6 +154,7 @@ def test_rounds_to_a_target_are_interpolated(experiments):
     assert crossing(rounds, accuracy, 0.99) == float("inf")
 
 
+@pytest.mark.slow
 def test_the_slides_tables_are_resumed(experiments, tmp_path, capsys, monkeypatch):
     def main(*more):
         monkeypatch.setattr(
@@ -279,6 +280,7 @@ STUDIES = {
 
 @pytest.mark.parametrize("name", [n if n == "kernels" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
 @pytest.mark.filterwarnings("ignore:cross_validate")
+@pytest.mark.extended
 def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, monkeypatch):
     study = getattr(experiments, name)
 

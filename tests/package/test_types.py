@@ -28,6 +28,7 @@ def solution(problem: mj.Problem) -> mj.Solution[mj.Problem]:
     return assert_type(mj.solve(problem, max_rounds=20), mj.Solution[mj.Problem])
 
 
+@pytest.mark.slow
 def test_a_solution_is_of_arrays_numbers_and_records(solution: mj.Solution[mj.Problem]) -> None:
     assert isinstance(assert_type(solution.weights, Array), Array)
     assert isinstance(assert_type(solution.omega, Array), Array)
@@ -69,6 +70,7 @@ def test_a_problem_is_of_arrays(problem: mj.Problem) -> None:
     assert assert_type(regularizer.value(jnp.ones((4, 3))), Array).shape == ()
 
 
+@pytest.mark.slow
 def test_searches_return_records(problem: mj.Problem) -> None:
     candidates = assert_type(mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1]), mj.regularizers.Independent)
     path = assert_type(mj.lambda_path(problem, candidates, max_rounds=5), mj.Path)

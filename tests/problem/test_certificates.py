@@ -40,6 +40,7 @@ def far_off(found, bound, pairs):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 3, 100])
+@pytest.mark.thin(4)
 def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
     rng = np.random.default_rng(d)
     x, w = rng.normal(size=(8, 12, d)).astype(dtype), rng.normal(size=(8, d)).astype(dtype)
@@ -75,6 +76,7 @@ def test_the_nodes_of_a_task_are_added_up_as_exactly_as_is_said():
     assert (np.abs(plain - true) > bound).any()  # as a sum one by one is not
 
 
+@pytest.mark.slow
 def test_products_in_two_floats_hold_as_users_compile_them():
     """The tests above once more, in a process where XLA may optimise, fuse and contract as it does."""
     left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
@@ -145,6 +147,7 @@ def test_a_tiny_optimum_of_separable_data_is_not_certified_by_rounding(lam, serv
 
 
 @pytest.mark.parametrize("name", judge.REGULARIZERS)
+@pytest.mark.thin(1)
 def test_a_bracket_bounds_the_distance_of_weights_from_those_implied(name):
     """Of W and V' that belong together exactly it is 0, and what is added is a few roundings of it."""
     rng = np.random.default_rng(2)
@@ -184,6 +187,7 @@ BAD = {
 @pytest.mark.parametrize(
     "name", [n if n in ("mean", "clustered") else pytest.param(n, marks=pytest.mark.slow) for n in BAD]
 )
+@pytest.mark.slow
 def test_hyperparameters_that_nobody_could_look_at_are_never_certified(name):
     problem = mj.Problem(zoo.data(dtype=np.float32), L.Hinge(), R.Independent(0.1))
 
@@ -204,6 +208,7 @@ def test_hyperparameters_that_nobody_could_look_at_are_never_certified(name):
 
 
 @pytest.mark.parametrize("make", [lambda a: L.SmoothedHinge(a), lambda a: L.Huber(a), lambda a: L.Quantile(a)])
+@pytest.mark.thin(2)
 def test_nor_are_those_of_a_loss(make):
     problem = mj.Problem(zoo.data(), L.Squared(), R.Independent(0.1))
 
@@ -247,6 +252,7 @@ def test_a_conjugate_that_is_searched_for_is_bounded_from_above():
     assert (-beta.astype(float) * y <= conjugate).all()
 
 
+@pytest.mark.slow
 def test_a_lower_bound_with_a_loss_of_ones_own_holds():
     data = mj.pack_tasks([np.eye(2, dtype=np.float32)], [np.full(2, 1.3e-6)], dtype=np.float32)
     loss = L.from_scalar(lambda z, y: jnp.abs(z - y), lipschitz=1.0)
@@ -275,6 +281,7 @@ def test_squares_too_small_for_floats_are_not_taken_for_0(unit, server):
 
 
 @pytest.mark.parametrize("what", ["labels", "weights", "too many clusters"])
+@pytest.mark.slow
 def test_samples_that_nobody_could_look_at_are_never_certified(what):
     data = zoo.data(dtype=np.float32)
     regularizer = R.Clustered(0.1, 0.5, 2.0)
@@ -297,6 +304,7 @@ def test_samples_that_nobody_could_look_at_are_never_certified(what):
 
 
 @pytest.mark.parametrize("eta", [None, 1e-9])
+@pytest.mark.thin(1)
 def test_the_noise_of_small_singular_values_is_in_the_rounding(eta):
     # One model for a hundred tasks: all singular values but one are 0, and come out as noise of one sign.
     rng = np.random.default_rng(0)
@@ -310,6 +318,7 @@ def test_the_noise_of_small_singular_values_is_in_the_rounding(eta):
     assert off <= float(single.value_error(w)) <= 50 * off
 
 
+@pytest.mark.slow
 def test_rounding_is_counted_in_a_solution_and_not_in_a_history():
     problem = mj.Problem(zoo.data(dtype=np.float32), L.Hinge(), R.MeanRegularized(0.1, 0.01))
     found = mj.solve(problem, tol=1e-3)

@@ -29,6 +29,8 @@ def federation(loss):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("penalty", REGULARIZERS)
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_it_bounds_the_optimum_without_a_penalty(name, penalty):
     (loss, term), (regularizer, r) = LOSSES[name], REGULARIZERS[penalty]
     xs, ys = federation(loss)

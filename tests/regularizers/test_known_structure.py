@@ -34,6 +34,7 @@ def problem_of(kind, lam=0.1, lam2=0.01, regression=False, **kwargs):
 
 @each_kind
 @pytest.mark.parametrize(("lam", "lam2", "regression"), [(0.1, 0.01, False), (0.3, 1e-3, False), (0.02, 0.002, True)])
+@pytest.mark.thin(3)
 def test_the_optimum_is_the_convex_solvers(kind, lam, lam2, regression):
     problem = problem_of(kind, lam, lam2, regression)
     loss = "squared" if regression else "hinge"
@@ -51,6 +52,7 @@ def test_the_optimum_is_the_convex_solvers(kind, lam, lam2, regression):
 
 
 @each_kind
+@pytest.mark.thin(1)
 def test_every_round_bounds_the_optimum(kind):
     problem = problem_of(kind)
     value, _ = oracles.optimum(problem.data, "hinge", KINDS[kind][1](0.1, 0.01))
@@ -64,6 +66,7 @@ def test_every_round_bounds_the_optimum(kind):
 
 @each_kind
 @pytest.mark.parametrize("method", [mj.Mocha(server="dual", smoothing=1e-4), mj.algorithm1()])
+@pytest.mark.thin(1)
 def test_alternation_comes_near_the_joint_optimum(kind, method):
     problem = problem_of(kind, lam=0.05, lam2=0.05)
     value, _ = oracles.optimum(problem.data, "hinge", KINDS[kind][1](0.05, 0.05))
@@ -72,6 +75,7 @@ def test_alternation_comes_near_the_joint_optimum(kind, method):
     assert (history.joint_dual <= value + 1e-8).all()
 
 
+@pytest.mark.slow
 def test_structure_that_is_there_is_found():
     rng = np.random.default_rng(0)
     m, d = 12, 10
@@ -102,6 +106,7 @@ def test_above_the_largest_gradient_nothing_is_left(kind):
 
 
 @each_kind
+@pytest.mark.slow
 def test_float32_bounds_hold_where_the_optimum_is_tiny(kind):
     xs, ys = zoo.ragged(seed=3, m=6, d=8, regression=True)
     for scale in (1.0, 1e-4):
@@ -162,6 +167,7 @@ def test_the_coupling_by_features_is_the_operator_that_it_says():
 
 @each_kind
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_new_task_joins(kind, method):
     xs, ys = zoo.ragged(seed=3, m=6, d=8)
     old, new = (

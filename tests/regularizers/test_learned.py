@@ -60,6 +60,7 @@ def value_at(regularizer, w, omega):
 
 @pytest.mark.parametrize("name", LEARNED)
 @each_shape
+@pytest.mark.thin(4)
 def test_the_update_is_feasible_and_no_omega_is_better(name, shape):
     regularizer, w, m = LEARNED[name], weights(shape), shape[0]
     record = regularizer.update_relation(regularizer.initial_relation(*shape), w)
@@ -112,6 +113,7 @@ def test_smoothing_gives_omega_full_rank_and_fits_what_it_says():
 
 
 @given(seed=st.integers(0, 10_000), shape=st.sampled_from(SHAPES), name=st.sampled_from(sorted(TRACE_LIMITED)))
+@pytest.mark.slow
 def test_value_conjugate_and_prox_belong_together(seed, shape, name):
     # W = prox(Y) means rho (Y - W) is a subgradient at W: Fenchel's inequality holds with equality there.
     regularizer, rng = TRACE_LIMITED[name], np.random.default_rng(seed)
@@ -191,6 +193,7 @@ def test_ugly_weights(name, shape, dtype):
 
 @pytest.mark.parametrize("name", ["probabilistic", "clustered"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+@pytest.mark.thin(1)
 def test_derivatives_of_the_update_are_finite_and_right(name, shape):
     v, direction, step = weights(shape, seed=4), weights(shape, seed=5), 1e-6
 
@@ -212,6 +215,7 @@ def test_derivatives_of_the_update_are_finite_and_right(name, shape):
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), m=st.sampled_from([2, 5, 9]), r=st.sampled_from([1, 3]))
+@pytest.mark.slow
 def test_low_rank_couplings_against_dense(seed, m, r):
     rng = np.random.default_rng(seed)
     coupling = LowRank(jnp.asarray(rng.uniform(0.0, 0.5)), jnp.asarray(rng.normal(size=(m, r))))
@@ -267,6 +271,7 @@ def test_bad_hyperparameters_are_refused(name):
         make()
 
 
+@pytest.mark.slow
 def test_the_step_size_of_the_proximal_server_has_a_floor(key):
     # Down a path of lambdas rho follows the swings of W ever further down; here it meets its floor.
     data, algorithm, state, least = (

@@ -33,6 +33,7 @@ def raised(matrix, floor=FLOOR):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.thin(1)
 def test_the_update_is_the_sample_covariance_raised_to_the_floor_and_none_is_better(shape):
     m, d = shape
     w, rng = weights(shape), np.random.default_rng(1)
@@ -81,6 +82,7 @@ def derivative(p, w, floor):
     return of_data + 2 * 0.02 * (w / 5.0 + np.linalg.solve(raised(w @ w.T / 4, floor), w))
 
 
+@pytest.mark.slow
 def test_alternation_descends_to_a_stationary_point(key):
     p = make()
     algorithm, state, seen = mj.Mocha(4.0, sigma_prime="per_task", omega_every=30), None, []
@@ -96,6 +98,7 @@ def test_alternation_descends_to_a_stationary_point(key):
     np.testing.assert_allclose(derivative(p, w, 0.02), 0.0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_certificate_is_for_the_omega_at_hand(key):
     p = make(loss="hinge", dtype=np.float32)
     found = mj.solve(p, tol=1e-3, max_rounds=2000)
@@ -107,6 +110,7 @@ def test_the_certificate_is_for_the_omega_at_hand(key):
     assert np.isinf(float(found.certificate.joint_gap))
 
 
+@pytest.mark.slow
 def test_where_it_ends_depends_on_where_it_begins():
     p = make().replace(regularizer=mj.regularizers.MatrixNormal(0.02, 5.0, 1e-3))
     trapped, free = (
@@ -117,6 +121,7 @@ def test_where_it_ends_depends_on_where_it_begins():
     assert np.linalg.eigvalsh(np.asarray(free.omega))[-1] > 0.01
 
 
+@pytest.mark.extended
 def test_derivatives_of_the_optimum_are_central_differences():
     problem, target = make(), np.random.default_rng(7).normal(size=(5, 4))
 
@@ -168,6 +173,7 @@ def test_bad_input_is_refused(name):
         BAD[name][0]()
 
 
+@pytest.mark.slow
 def test_hyperparameters_that_nobody_could_look_at_are_never_certified():
     p = make(loss="hinge")
 

@@ -15,6 +15,7 @@ from tests.selection.problems import regression
 R = mj.regularizers
 
 
+@pytest.mark.slow
 def test_what_speaks_against_a_choice_is_said_once_each(key):
     problem = mj.Problem(regression(), mj.losses.Squared(), R.Independent(1.0))
     with pytest.warns(UserWarning, match="cross_validate") as said:
@@ -94,6 +95,7 @@ def wearers(seed, counts, m=12, d=20, kinds=7):
         yield mj.pack_tasks(xs, [np.where(kind == 0, 1.0, -1.0)] * m, loss_scaling="task_mean", intercept=True)
 
 
+@pytest.mark.slow
 def test_a_class_of_one_sample_a_task_does_not_make_the_trivial_model_best():
     # Were it held out, it would belong to a task trained without any: the more a model learns, the worse it would do.
     train, test = wearers(0, (1, 10))

@@ -15,6 +15,7 @@ from tests.selection.problems import LAMS, regression
 R = mj.regularizers
 
 
+@pytest.mark.extended
 def test_cross_validation_of_ridge_equals_scikit_learn(key):
     data = zoo.data(m=3, d=3, low=20, high=25, regression=True)
     problem = mj.Problem(data, mj.losses.Squared(), R.Independent(1.0))
@@ -80,6 +81,7 @@ def test_a_search_names_what_is_wrong():
         mj.tune(problem, problem.data, make=lambda h: problem, start=-1.0)
 
 
+@pytest.mark.slow
 def test_candidates_are_ranked_on_what_all_of_them_have(key):
     problem = mj.Problem(regression(), mj.losses.Squared(), mj.regularizers.Independent(1.0))
 
@@ -95,6 +97,7 @@ def test_candidates_are_ranked_on_what_all_of_them_have(key):
     assert found.best == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_scored_is_said_before_anything_is_fitted(key):
     data = regression()
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0))
@@ -113,6 +116,7 @@ def test_what_cannot_be_scored_is_said_before_anything_is_fitted(key):
 
 
 @pytest.mark.filterwarnings("ignore:cross_validate")
+@pytest.mark.slow
 def test_the_area_under_a_curve_is_maximised_by_any_name(key):
     data = zoo.data(m=4, low=20, high=30)
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
@@ -122,6 +126,7 @@ def test_the_area_under_a_curve_is_maximised_by_any_name(key):
 
 
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+@pytest.mark.slow
 def test_a_fold_without_samples_leaves_a_standard_error(key):
     problem = mj.Problem(regression((3,)), mj.losses.Squared(), mj.regularizers.Independent(1.0))
     grid = mj.grid(mj.regularizers.Independent, lam=[10.0, 1.0])
@@ -142,6 +147,7 @@ def test_any_regularizer_can_be_a_candidate():
     assert mj.lambda_path(problem, graphs, tol=1e-3).weights.shape == (2, 3, 3)
 
 
+@pytest.mark.slow
 def test_scores_are_what_the_loss_is_scored_by(key):
     data, none = regression(), mj.grid(R.Independent, lam=[1e6])
     y, real = np.asarray(data.y), np.asarray(data.weight) > 0
@@ -166,6 +172,7 @@ def test_scores_are_what_the_loss_is_scored_by(key):
     np.testing.assert_array_equal(by_name.task_scores, found.task_scores)
 
 
+@pytest.mark.slow
 def test_samples_that_lie_on_one_device_are_fitted_on_all(key):
     # Of this size they are put in order, and so tied to the device they came to.
     data = zoo.data(m=4, d=400, low=110, high=110, loss_scaling="task_mean", regression=True)

@@ -40,6 +40,7 @@ def test_a_path_is_the_same_as_separate_solves(make):
         pytest.param(lambda lam: R.SparsePrecision(lam, 1.0, 0.01, lam), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_is_carried_over_is_better_than_all_and_than_nothing(make):
     data = zoo.data(m=4, d=3, loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
@@ -55,6 +56,7 @@ def test_what_is_carried_over_is_better_than_all_and_than_nothing(make):
     assert carried > dual(algorithm.init(weak))
 
 
+@pytest.mark.slow
 def test_a_path_is_a_sequence():
     problem = mj.Problem(regression(), mj.losses.Squared(), mj.regularizers.Independent(1.0))
     path = mj.lambda_path(problem, mj.grid(mj.regularizers.Independent, lam=[10.0, 1.0, 0.1]), max_rounds=5)
@@ -88,6 +90,7 @@ def test_a_candidate_that_fails_does_not_spoil_those_after_it(key):
 
 
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+@pytest.mark.slow
 def test_methods_without_duals_have_paths(key):
     problem = mj.Problem(regression(), mj.losses.Squared(), mj.regularizers.Independent(1.0))
     grid, sgd = mj.grid(mj.regularizers.Independent, lam=[1.0, 0.1]), mj.MiniBatchSgd(4, step_size=0.1)

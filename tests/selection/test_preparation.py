@@ -23,6 +23,7 @@ def federation(sizes=(24, 36)):
     return mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0)), xs, ys
 
 
+@pytest.mark.slow
 def test_scores_are_scikit_learns_pipeline_per_task(key):
     problem, xs, ys = federation()
     found = mj.cross_validate(
@@ -43,6 +44,7 @@ def test_scores_are_scikit_learns_pipeline_per_task(key):
     assert mj.metrics.rmse(found.solution, problem.data) < 1.2
 
 
+@pytest.mark.slow
 def test_a_function_of_ones_own_does_the_same_as_the_name(key):
     problem, *_ = federation()
     candidates = mj.grid(mj.regularizers.Independent, lam=LAMS)

@@ -15,6 +15,7 @@ from tests.selection.problems import regression
 R = mj.regularizers
 
 
+@pytest.mark.extended
 def test_tuning_finds_the_best_ridge():
     # Against a fine grid of closed forms.
     train, validation = zoo.data(m=4, d=3, low=20, high=30, regression=True).split(jax.random.key(3), 0.6)
@@ -61,6 +62,7 @@ def test_sample_weights_of_a_spoilt_task_are_tuned_away():
 
 
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
+@pytest.mark.slow
 def test_trials_of_a_regression_differ(key):
     problem = mj.Problem(regression(), mj.losses.Squared(), mj.regularizers.Independent(1.0))
     grid = mj.grid(mj.regularizers.Independent, lam=[10.0, 1.0])

@@ -46,6 +46,7 @@ def weights_of(v, slope, matrix, free):
 
 @hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(seed=SEEDS)
+@pytest.mark.slow
 def test_the_weights_gain_nearly_what_a_convex_solver_gains(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (5, 4, 3)
     (v, slope), matrix = random_points(rng, m, p, d), zoo.random_spd(m, seed)
@@ -181,6 +182,7 @@ def test_the_shortest_memory_reaches_the_optimum():
     np.testing.assert_allclose(ours.primal, other.primal, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_dropped_nodes_stay_where_they_are(key):
     p = problem("logistic", m=5)
     before, _ = mj.run(p, adaptive(), key, num_rounds=3)
@@ -199,6 +201,7 @@ def test_theta_is_of_what_was_found_before_it_was_recombined(key):
     assert np.nanmax(theta[:, [0, 2, 3, 4]]) <= 1e-6
 
 
+@pytest.mark.slow
 def test_messages_carry_weights_and_slopes(key):
     p = problem(m=5)
     _, h = mj.run(p, adaptive(memory=4), key, num_rounds=2, cost=mj.costs.Cost(bytes_per_number=1.0))
@@ -218,6 +221,7 @@ def test_the_predictions_for_the_slopes_are_charged(key):
 
 
 @pytest.mark.parametrize("other", [{"sigma_prime": "per_task"}, {"sigma_prime": "adaptive", "memory": 1}])
+@pytest.mark.slow
 def test_states_of_other_settings_are_warm_starts(other, key):
     p = problem(m=5)
     there = mj.solve(p, mj.Mocha(**other), tol=1e-6, max_rounds=20_000)
@@ -227,6 +231,7 @@ def test_states_of_other_settings_are_warm_starts(other, key):
     assert back.rounds <= again.rounds + 1
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_true(key):
     p = problem(m=5)
     state, _ = mj.run(p, adaptive(), key, num_rounds=30, systems=mj.systems.Dropout(0.3))
@@ -263,6 +268,7 @@ def test_in_single_precision_nothing_levels_off(kind):
     assert h.relative_gap.min() <= 1e-6
 
 
+@pytest.mark.slow
 def test_sigma_prime_is_steered_and_stays_within_bounds(key):
     p = problem("logistic", m=5)
     safe = float(jnp.max(p.regularizer.coupling(5).sigma_prime("per_task")))
@@ -275,6 +281,7 @@ def test_sigma_prime_is_steered_and_stays_within_bounds(key):
     assert scales[1] != 1.0
 
 
+@pytest.mark.slow
 def test_each_node_leans_its_own_way_but_not_far(key):
     p = problem("logistic", m=5)
     state, _ = mj.run(p, adaptive(), key, num_rounds=40, systems=mj.systems.NeverAnswers((2,)))
@@ -287,6 +294,7 @@ def test_each_node_leans_its_own_way_but_not_far(key):
 
 
 @pytest.mark.parametrize("lam1", [0.0, 0.05])
+@pytest.mark.thin(1)
 def test_the_dual_never_gets_worse_with_a_penalty_that_is_not_quadratic(lam1, key):
     data = zoo.data(loss_scaling="task_mean", m=5)
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.SparsePrecision(0.02, 5.0, lam1, 0.2))
@@ -302,6 +310,7 @@ def test_memory_must_be_a_number_of_points():
         mj.Mocha(sigma_prime="safe")
 
 
+@pytest.mark.slow
 def test_nodes_without_data_that_share_tasks_change_nothing(key):
     xs, ys = zoo.ragged(m=6)
     data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", dtype="float64", task=np.arange(6) % 3)

@@ -25,6 +25,7 @@ QUICK = ("probabilistic", "hinge"), ("probabilistic", "logistic"), ("sharp clust
         for case in (("hinge", 7), ("logistic", 3), ("quantile", 7))
     ],
 )
+@pytest.mark.thin(1)
 def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     problem = make(model, loss, m=m)
     solution = mj.solve(problem, tol=1e-6, max_rounds=20_000, record_every=20, chunk=1000)
@@ -40,6 +41,7 @@ def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
 
 
 @pytest.mark.parametrize("omega_every", [2, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_rounds_between_updates_only_slow_it_down(omega_every, key):
     problem = make("no ridge")
     often = mj.solve(problem, tol=1e-4, max_rounds=5000, key=key)
@@ -50,6 +52,7 @@ def test_rounds_between_updates_only_slow_it_down(omega_every, key):
 
 
 @pytest.mark.parametrize("model", ["no ridge", pytest.param("sharp clusters", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_stragglers_and_drops_change_the_path_not_the_end(model, key):
     problem = make(model)
     still = mj.solve(problem, tol=1e-5, max_rounds=20_000, record_every=20)
@@ -71,6 +74,7 @@ def optimum_of(model):
 )
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", [pytest.param("no ridge", marks=pytest.mark.slow), "clustered"])
+@pytest.mark.slow
 def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model, key):
     optimum = optimum_of(model)
     _, h = mj.run(make(model, dtype=dtype), algorithm, key, num_rounds=120, systems=SYSTEMS)
@@ -84,6 +88,7 @@ def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model,
 
 
 @pytest.mark.parametrize("model", ["probabilistic", "clustered"])
+@pytest.mark.thin(1)
 def test_plain_alternation_never_raises_the_joint_objective(model):
     # Omega_every so large that every W-step is solved; then each outer step can only go down.
     problem = make(model, loss="logistic")
@@ -97,6 +102,7 @@ def test_plain_alternation_never_raises_the_joint_objective(model):
     assert joint[-1] < joint[0]
 
 
+@pytest.mark.slow
 def test_the_gap_is_certified_before_and_after_an_update(key):
     problem = make("clustered")
     algorithm = mj.Mocha(server="dual", sigma_prime="per_task", omega_every=5)
@@ -128,6 +134,7 @@ def test_the_first_update_before_any_work_is_harmless(key):
             np.testing.assert_array_equal(state.w, 0.0)
 
 
+@pytest.mark.slow
 def test_a_task_that_never_answers_gets_what_the_others_imply(key):
     truth = mj.datasets.federation(key, 8, 5, covariance=mj.datasets.clusters(8, 2), smallest=40, largest=60)
     problem = mj.Problem(truth.data, mj.losses.Hinge(), R.Probabilistic(0.05))
@@ -140,6 +147,7 @@ def test_a_task_that_never_answers_gets_what_the_others_imply(key):
 
 
 @pytest.mark.parametrize("model", ["learned", "given"])
+@pytest.mark.slow
 def test_a_task_without_samples_waits_for_nobody(model):
     regularizers = {"learned": mj.regularizers.Probabilistic(0.05), "given": mj.regularizers.MeanRegularized(0.2, 0.05)}
     data = zoo.data(m=5, d=4)
@@ -151,6 +159,7 @@ def test_a_task_without_samples_waits_for_nobody(model):
         assert solution.status == mj.Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_joint_tolerance_and_what_a_solution_says():
     problem = make("no ridge", m=7)
     rough: Any = mj.solve(problem, joint_tol=5e-2)
@@ -178,6 +187,7 @@ def test_joint_tolerance_and_what_a_solution_says():
 
 @pytest.mark.parametrize("lam1", [0.0, 0.02])
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.thin(1)
 def test_sparse_precision_ends_where_neither_block_can_be_improved(lam1, loss):
     regularizer = R.SparsePrecision(0.05, 5.0, lam1, 0.2)
     problem = make(regularizer, loss, m=6)
@@ -227,6 +237,7 @@ def test_planted_clusters_and_rivals_are_found(key):
         assert (np.diff(shuffled[order] // 4) != 0).sum() == 2  # every cluster in one piece
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_relationship(tmp_path):
     plotting = pytest.importorskip("mocha_jax.plotting")
     for model in (MODELS["no ridge"], MODELS["clustered"], R.MeanRegularized(0.1, 0.1)):
@@ -236,6 +247,7 @@ def test_the_picture_of_a_relationship(tmp_path):
     assert plotting.cluster_order(np.ones((1, 1))).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_planted_sparse_graph_is_found(key):
     rng = np.random.default_rng(0)
     m, d = 10, 400  # many features: many draws of the tasks' weights

@@ -42,6 +42,7 @@ def test_no_array_of_all_pairs_of_tasks_exists(server, name):
         assert max(sizes) <= 200 * m  # far below m * m = 5003 * m; the row sums take 64 rows at a time
 
 
+@pytest.mark.slow
 def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatch):
     solution = mj.solve(make(), max_rounds=2)
     monkeypatch.setattr("mocha_jax._driver.solution._LARGEST_MATRIX", 4)
@@ -51,6 +52,7 @@ def test_matrices_over_all_pairs_are_refused_where_they_would_be_huge(monkeypatc
     assert solution.relation.factor.shape == (5, 4)
 
 
+@pytest.mark.slow
 def test_the_step_size_rests_where_all_that_moves_is_rounding(key):
     rng, sizes = np.random.default_rng(0), (8, 5, 12, 9)
     xs = [rng.normal(size=(n, 3)) for n in sizes]

@@ -15,6 +15,7 @@ from tests.servers.problems import R, joint_primal, make
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
 
 
+@pytest.mark.slow
 def test_a_path_of_lambdas_is_quicker_from_the_previous_solution():
     state, cold_rounds, warm_rounds = None, 0, 0
     options: dict[str, Any] = dict(tol=1e-4, max_rounds=5000)
@@ -27,6 +28,7 @@ def test_a_path_of_lambdas_is_quicker_from_the_previous_solution():
     assert warm_rounds < cold_rounds
 
 
+@pytest.mark.slow
 def test_a_warm_start_far_away_is_not_slower_than_a_cold_one():
     far = mj.solve(make(R.Probabilistic(10.0)), tol=None, max_rounds=1500, record_every=50)
     options: dict[str, Any] = dict(tol=1e-5, max_rounds=6000, record_every=10)
@@ -36,6 +38,7 @@ def test_a_warm_start_far_away_is_not_slower_than_a_cold_one():
     assert warm.rounds <= 2 * cold.rounds
 
 
+@pytest.mark.slow
 def test_a_warm_start_with_another_lam2_learns_omega_again():
     options: dict[str, Any] = dict(tol=1e-7, max_rounds=3000)
     first = mj.solve(make(R.SparsePrecision(0.1, 1.0, 0.0, 0.1), "squared"), **options)
@@ -68,6 +71,7 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
         pytest.param(R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.extended
 def test_a_new_task_joins(regularizer, server, m):
     data = zoo.data(m=m, loss_scaling="task_mean")
     new = zoo.data(m=1, seed=9, high=20, low=20, loss_scaling="task_mean")
@@ -119,6 +123,7 @@ def test_a_state_of_the_other_server_is_refused():
         mj.solve(problem, mj.Mocha(server="dual", sigma_prime="per_task"), state=state)
 
 
+@pytest.mark.slow
 def test_another_k_still_gets_a_feasible_omega(key):
     problem, algorithm = make(R.Clustered(0.05, 0.1, 4)), mj.Mocha(server="dual", omega_every=5, sigma_prime="per_task")
     state, _ = mj.run(problem, algorithm, key, num_rounds=20)
@@ -130,6 +135,7 @@ def test_another_k_still_gets_a_feasible_omega(key):
         assert np.linalg.eigvalsh(omega).max() <= 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_one_program_for_a_path(key):
     lams = jnp.array([0.01, 0.05, 0.3])
 
@@ -161,6 +167,7 @@ def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
 
 
 @pytest.mark.parametrize("omega", ["abc", 5.0, np.eye(5), object()])
+@pytest.mark.thin(1)
 def test_an_omega_is_what_the_regularizer_keeps(omega):
     data = zoo.data()
     given = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.1, 0.1))

@@ -44,6 +44,7 @@ def least(along, slope, asked, stiffness):
 
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(seed=SEEDS, p=st.integers(1, 6), spread=st.sampled_from([0.0, 1.0, 2.0]))
+@pytest.mark.slow
 def test_answers_become_those_of_a_convex_solver(seed, p, spread):
     along, slope, asked, stiffness = problem(seed, p, spread=spread)
     given, a = given_of(along, slope, stiffness), tuple(jnp.zeros_like(slope))
@@ -73,6 +74,7 @@ def test_two_answers_leave_next_to_nothing_where_all_points_count():
 
 
 @pytest.mark.parametrize("twin", ["the same", "nearly the same", "where it stands", "nearly where it stands"])
+@pytest.mark.thin(1)
 def test_points_that_rounding_tells_apart_keep_still(twin):
     # In float32 the weights of such points are noise, but nobody moves by them, nor by what they take from others.
     along, slope, asked, stiffness = problem(3, 4, m=200)
@@ -95,6 +97,7 @@ def test_points_that_rounding_tells_apart_keep_still(twin):
 
 
 @pytest.mark.parametrize("near", [0.0, 1e-7, pytest.param(1e-6, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_points_that_are_all_the_same_are_numbers(near):
     # What is left between them is rounding, which must not be taken for lengths.
     rng = np.random.default_rng(0)

@@ -54,6 +54,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.thin(1)
 def test_omega_changes_in_those_rounds_and_no_others(name, key):
     p, algorithm = make(R.Clustered(0.1, 0.5, 2)), ALGORITHMS[name]
 
@@ -74,6 +75,7 @@ def test_omega_changes_in_those_rounds_and_no_others(name, key):
     assert changed == updates(SCHEDULE, 13) == [2, 3, 6, 9, 12]
 
 
+@pytest.mark.slow
 def test_the_proximal_server_keeps_to_a_schedule(key):
     p = make(R.Probabilistic(0.1))
     for schedule in (SCHEDULE, (1, 1)):
@@ -82,6 +84,7 @@ def test_the_proximal_server_keeps_to_a_schedule(key):
             assert int(state.server.steps) == len(updates(schedule, rounds))
 
 
+@pytest.mark.slow
 def test_a_schedule_goes_on_where_a_run_was_cut(key, tmp_path):
     p, algorithm = make(R.Clustered(0.1, 0.5, 2)), mj.algorithm1(omega_every=SCHEDULE)
     whole, _ = mj.run(p, algorithm, key, num_rounds=8)
@@ -123,6 +126,7 @@ def precision_of(name, omega):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("d", [4, 7])  # fewer features than tasks, and more
+@pytest.mark.thin(1)
 def test_rounds_are_those_of_the_graph_model_with_that_omega(name, d, key):
     p, omega = make(MODELS[name], d=d), given(name)
     algorithm = mj.algorithm1(0.5, sigma_prime="per_task", omega_every=100, initial_omega=omega)
@@ -135,6 +139,7 @@ def test_rounds_are_those_of_the_graph_model_with_that_omega(name, d, key):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sparse" else n for n in MODELS])
+@pytest.mark.slow
 def test_with_no_omega_0_it_is_the_regularizers_own(name, key):
     p = make(MODELS[name])
     own = np.asarray(p.relationship(5, p.regularizer.initial_relation(5, 4)))
@@ -153,6 +158,8 @@ QUICK = ("probabilistic", "algorithm 1"), ("sparse", "algorithm 1")
 @pytest.mark.parametrize(
     ("name", "server"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in RESUMED]
 )
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_a_run_that_began_with_omega_0_goes_on_and_is_certified(name, server, key, tmp_path):
     p, omega = make(MODELS[name]), given(name)
     how: dict[str, Any] = dict(sigma_prime="per_task") if server == "algorithm 1" else {}
@@ -170,6 +177,7 @@ def test_a_run_that_began_with_omega_0_goes_on_and_is_certified(name, server, ke
     np.testing.assert_allclose(algorithm.weights(end), whole.weights, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_good_omega_0_saves_rounds_and_a_grid_over_it_is_one_call(key):
     p = make(R.Clustered(0.02, 0.1, 2))
     best = mj.solve(p, tol=1e-6, max_rounds=3000)
@@ -184,6 +192,7 @@ def test_a_good_omega_0_saves_rounds_and_a_grid_over_it_is_one_call(key):
     assert ends[1] - best.primal < 0.1 * (ends[0] - best.primal)
 
 
+@pytest.mark.slow
 def test_new_tasks_join_a_run_that_began_with_omega_0(key):
     p = make(R.Probabilistic(0.2))
     algorithm = mj.algorithm1(initial_omega=given("probabilistic"))

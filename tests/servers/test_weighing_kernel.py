@@ -53,6 +53,8 @@ def few_steps(monkeypatch):
         for kind in ("exchangeable", "low rank", "diagonal", "dense")
     ],
 )
+@pytest.mark.extended
+@pytest.mark.thin(1)
 def test_the_kernel_weighs_as_the_loops_do(kind, size):
     given = weighing(kind, *size)
     (a, moved), (found, way) = _in_some_steps(*given), _by_kernel(*given, interpret=True)
@@ -61,12 +63,14 @@ def test_the_kernel_weighs_as_the_loops_do(kind, size):
     assert float(jnp.max(jnp.abs(moved))) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_kernel_knows_of_tasks_on_several_nodes():
     given = weighing("exchangeable", 12, 4, 5, task=np.arange(12) % 5)
     for one, other in zip(_in_some_steps(*given), _by_kernel(*given, interpret=True), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
     given = weighing("exchangeable", 11, 4, 5)
     at_once = _until_they_agree(*given)
@@ -76,6 +80,7 @@ def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["exchangeable", "dense"])
+@pytest.mark.thin(1)
 def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, monkeypatch):
     monkeypatch.undo()
     tasks, along, slope, free = weighing(kind, 20, 4, 6)

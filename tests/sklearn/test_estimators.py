@@ -46,6 +46,7 @@ def test_a_regressor_is_a_solve():
     np.testing.assert_allclose(found.predict(X, groups=SCHOOL), want.model.predict(X, SCHOOL), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_several_classes_are_one_against_the_rest():
     data = mj.pack_tasks(X, GRADE, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
     want = mj.one_vs_rest(data, lambda d: mj.Problem(d, mj.losses.Logistic(), R.MeanRegularized(0.1, 0.01)), tol=1e-4,
@@ -63,6 +64,7 @@ def test_several_classes_are_one_against_the_rest():
 
 
 @pytest.mark.parametrize("scaling", [pytest.param("task_mean", marks=pytest.mark.slow), "sum"])
+@pytest.mark.slow
 def test_local_and_pooled_are_ridge(scaling):
     # (1/2n) |Xw - y|^2 + lam |w|^2 is Ridge's |Xw - y|^2 + alpha |w|^2 with alpha = 2 n lam; of a sum, alpha = 2 lam.
     lam = 0.05 if scaling == "task_mean" else 2.0
@@ -81,6 +83,7 @@ def test_local_and_pooled_are_ridge(scaling):
 @pytest.mark.parametrize(
     "loss", ["logistic", *(pytest.param(n, marks=pytest.mark.slow) for n in ("hinge", "squared_hinge"))]
 )
+@pytest.mark.slow
 def test_local_and_pooled_are_scikit_learn_s_classifiers(loss):
     lam = 0.05
     local, pooled = (
@@ -102,6 +105,7 @@ def test_local_and_pooled_are_scikit_learn_s_classifiers(loss):
         assert found.predict(X[part], groups=SCHOOL[part]).tolist() == np.where(z > 0, "pass", "fail").tolist()
 
 
+@pytest.mark.slow
 def test_whoever_is_asked_for_is_predicted():
     found = MochaRegressor(regularizer="independent", lam=0.001).fit(X, Y, groups=SCHOOL)
     who = np.array(["oak", "ash", "oak", "elm"])
@@ -118,6 +122,7 @@ def test_whoever_is_asked_for_is_predicted():
             found.predict(X[:2], groups=groups)
 
 
+@pytest.mark.slow
 def test_no_prediction_without_groups_where_several_have_models():
     alone: dict[str, Any] = dict(regularizer="independent", lam=0.1)
     classes = MochaClassifier(**alone).fit(X, LABEL, groups=SCHOOL)
@@ -207,6 +212,7 @@ MADE = {
 @pytest.mark.parametrize(
     "name", [name if name in ("mean", "probabilistic") else pytest.param(name, marks=pytest.mark.slow) for name in MADE]
 )
+@pytest.mark.thin(1)
 def test_regularizers_by_name_object_and_function_are_the_same(name):
     by_name = MochaRegressor(regularizer=name, lam=0.02).fit(X, Y, groups=SCHOOL)
     jax.tree.map(np.testing.assert_allclose, by_name.regularizer_, MADE[name])
@@ -216,6 +222,7 @@ def test_regularizers_by_name_object_and_function_are_the_same(name):
     assert hasattr(by_name, "task_covariance_") == MADE[name].learned
 
 
+@pytest.mark.slow
 def test_strength_of_objects_and_functions():
     def ridge(lam):
         return R.Probabilistic(lam, 5.0)
@@ -248,6 +255,7 @@ def test_strength_of_objects_and_functions():
             MochaRegressor(**wrong).fit(X, Y)
 
 
+@pytest.mark.extended
 def test_strength_by_cross_validation_is_that_of_the_functions():
     lams, y = [10.0, 1.0, 0.1, 0.01, 0.001], Y + np.random.default_rng(1).normal(size=len(Y))
     data = mj.pack_tasks(X, y, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
@@ -262,6 +270,7 @@ def test_strength_by_cross_validation_is_that_of_the_functions():
 
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 @pytest.mark.parametrize("regularizer", ["independent", pytest.param("pooled", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_strength_for_several_classes_is_that_of_the_functions(regularizer):
     lams, grade = [1.0, 0.1, 0.01, 0.001], np.digitize(Y + np.random.default_rng(1).normal(size=len(Y)), [-0.5, 0.8])
     data = mj.pack_tasks(X, grade, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
@@ -286,6 +295,7 @@ def test_strengths_that_are_tried_by_default(name):
     assert found.score(X, Y, groups=SCHOOL) > (0.1 if name == "pooled" else 0.95)
 
 
+@pytest.mark.slow
 def test_nobody_s_samples_are_kept(tmp_path):
     kept = []
     for count in (120, 1000):
@@ -299,6 +309,7 @@ def test_nobody_s_samples_are_kept(tmp_path):
     assert mj.load_model(tmp_path / "model.npz").predict(x, school).tolist() == found.predict(x, groups=school).tolist()
 
 
+@pytest.mark.slow
 def test_who_stops_early_says_so():
     with pytest.warns(ConvergenceWarning, match="MochaRegressor: stopped at max_rounds after 1 rounds") as caught:
         MochaRegressor(max_iter=1).fit(X, Y, groups=SCHOOL)

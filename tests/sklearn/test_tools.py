@@ -36,6 +36,7 @@ def scaled(estimator, names=FEATURES, **how):
     )
 
 
+@pytest.mark.slow
 def test_pipelines_keep_the_column():
     table, y = frame()
     exact: dict[str, Any] = dict(
@@ -52,6 +53,7 @@ def test_pipelines_keep_the_column():
     assert by_name.fit(table, y)[-1].model_.names.features == tuple(FEATURES)
 
 
+@pytest.mark.slow
 def test_searches_find_the_strength():
     table, y = frame()
     pipeline = scaled(MochaRegressor(groups=-1))
@@ -96,6 +98,7 @@ def test_without_routing_groups_go_by_the_step_s_name():
 
 
 @pytest.mark.parametrize("kind", ["numbers", pytest.param("grades", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_folds_compile_what_one_fit_compiles(kind):
     table, y = frame(count=400)
     estimator = MochaRegressor(groups="school")

@@ -29,6 +29,7 @@ def parts(pooled):
         for scaling in ("task_mean", "sum")
     ],
 )
+@pytest.mark.slow
 def test_a_regressor_is_ridge_with_weights(regularizer, scaling):
     lam = 0.05 if scaling == "task_mean" else 2.0
     found = MochaRegressor(regularizer=regularizer, loss_scaling=scaling, lam=lam, **EXACT)
@@ -40,6 +41,7 @@ def test_a_regressor_is_ridge_with_weights(regularizer, scaling):
 
 
 @pytest.mark.parametrize("regularizer", ["pooled", pytest.param("independent", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_classifier_is_logistic_regression_with_weights(regularizer):
     lam = 0.05
     two, several = (
@@ -57,6 +59,7 @@ def test_a_classifier_is_logistic_regression_with_weights(regularizer):
                 np.testing.assert_allclose(np.r_[two.coef_[t], two.intercept_[t]], want.coef_[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_weight_says_how_often_a_sample_is_there():
     # Of related groups too, of which one has no sample that counts.
     count = np.where(SCHOOL == "elm", 0, np.random.default_rng(5).integers(0, 3, len(Y)))

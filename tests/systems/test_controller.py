@@ -42,6 +42,7 @@ CASES: dict[str, tuple[mj.costs.Cost, Any, float]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thin(1)
 def test_no_cycle_is_better(name, data, key):
     cost, theta, epochs = CASES[name]
     request = asked(data, epochs)

@@ -168,6 +168,7 @@ def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
         Outages(0.3, length=3) & Sampled(0.5),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_cut_run_draws_what_a_whole_one_does(system, data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     whole, _ = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=9, systems=system)
@@ -186,6 +187,7 @@ def test_systems_combine(data, full, key):
     np.testing.assert_allclose(twice.active.mean(), 0.25, atol=0.03)
 
 
+@pytest.mark.slow
 def test_dropped_nodes_do_nothing_and_the_others_do_what_they_are_given(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     algorithm = mj.Mocha(sigma_prime="per_task")
@@ -199,6 +201,7 @@ def test_dropped_nodes_do_nothing_and_the_others_do_what_they_are_given(data, ke
     np.testing.assert_array_equal(after.w[1], state.w[1])  # independent tasks: nothing reaches it
 
 
+@pytest.mark.slow
 def test_a_node_that_never_answers_is_named(data):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.2, 0.1))
     with pytest.warns(UserWarning, match=r"1 node\(s\) never answered, so the gap of task\(s\) 3 is not closed"):
@@ -216,6 +219,7 @@ def test_a_node_that_never_answers_is_named(data):
     assert np.delete(gaps, 3).max() < 1e-3 * gaps[3]
 
 
+@pytest.mark.slow
 def test_history_counts_time_and_steps(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     _, each = mj.run(problem, mj.Mocha(sigma_prime="per_task"), key, num_rounds=7, systems=Dropout(0.4))
@@ -239,6 +243,7 @@ def test_no_work_exceeds_a_full_round(data, key):
         np.testing.assert_array_equal(info.steps, algorithm.full_work(problem))
 
 
+@pytest.mark.slow
 def test_a_long_clock_keeps_its_seconds(key):
     problem = mj.Problem(zoo.data(m=1, d=1, dtype=np.float32), mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     cost = mj.costs.Cost(1e12, latency=0.1, download=1e12, upload=1e12)

@@ -51,6 +51,7 @@ def dual_of(p, loss, beta):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "huber"])
+@pytest.mark.thin(3)
 def test_the_parts_of_lemma_5_are_those_of_the_paper(loss):
     p = problem(loss, loss_scaling="task_mean")
     beta, s, gamma = some_duals(p), 0.3, 0.7
@@ -83,6 +84,7 @@ def test_the_parts_of_lemma_5_are_those_of_the_paper(loss):
         for loss in ("hinge", "squared", "logistic", "absolute")
     ],
 )
+@pytest.mark.thin(1)
 def test_no_round_gains_less_than_lemma_5_says(loss, gamma):
     for seed in range(3):
         p = problem(loss, seed=seed, m=5, low=6, high=6, loss_scaling="task_mean")
@@ -100,6 +102,7 @@ def test_no_round_gains_less_than_lemma_5_says(loss, gamma):
             state = after
 
 
+@pytest.mark.slow
 def test_lemma_5_is_exact_for_one_squared_loss_a_node():
     # Of a node with one sample every step lies on the way to u, and the conjugate is as convex as mu says.
     x = np.array([3.0, 4.0]) / 5.0
@@ -135,6 +138,7 @@ def test_with_the_sign_of_22_as_printed_lemma_5_fails():
     assert (np.asarray(p.loss.project(-right, p.data.y)) != -right)[c > 0].any()  # and -u is not even feasible
 
 
+@pytest.mark.slow
 def test_lemma_7_bounds_j_and_is_reached():
     for seed in range(3):
         for loss in ("hinge", "absolute", "huber", "logistic"):
@@ -150,6 +154,7 @@ def test_lemma_7_bounds_j_and_is_reached():
     np.testing.assert_allclose(reached, 4.0 * 2.5 * (5.0 + 9.0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_27_bounds_the_gap_of_runs():
     p = problem("smoothed_hinge", "mean", m=5, low=6, high=6, loss_scaling="task_mean")
     algorithm = mj.Mocha(server="dual", sigma_prime="per_task")

@@ -35,6 +35,7 @@ def problem(loss="hinge", kind="mean", seed=0, **kwargs):
 @pytest.mark.parametrize(
     ("loss", "server"), [("hinge", "dual"), pytest.param("squared", "proximal", marks=pytest.mark.slow)]
 )
+@pytest.mark.extended
 def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
     p = problem(loss, loss_scaling="task_mean")
     watch = mj.Watch(theta=1e-10)
@@ -56,6 +57,7 @@ def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
     assert means == sorted(means, reverse=True)
 
 
+@pytest.mark.slow
 def test_theta_agrees_with_equation_5_in_plain_numpy(key):
     p = problem("squared", "graph", loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
@@ -93,6 +95,7 @@ def test_theta_counts_the_whole_step_where_gamma_takes_a_part(key):
     assert max(thetas) <= 1e-8
 
 
+@pytest.mark.slow
 def test_nothing_to_gain_is_not_a_number(key):
     p = problem("squared", "independent")
     solution = mj.solve(p, mj.Mocha(10.0, sigma_prime="per_task"), tol=1e-15, max_rounds=3000, chunk=500)
@@ -103,6 +106,7 @@ def test_nothing_to_gain_is_not_a_number(key):
     assert not seen.holds  # nothing is known
 
 
+@pytest.mark.slow
 def test_watching_changes_nothing_else(key):
     p = problem()
     plain_state, plain = mj.run(p, mj.Mocha(sigma_prime="per_task"), key, num_rounds=4, systems=mj.systems.Dropout(0.3))
@@ -170,6 +174,7 @@ def _facts(key, algorithm, p, state, systems):
 
 @QUICK
 @draw
+@pytest.mark.slow
 def test_lemma_4_and_the_decrease_it_implies(loss, kind, seed, gamma, rule, drop, epochs):
     p = problem(loss, kind, seed, m=5, low=6, high=6, loss_scaling="task_mean")
     algorithm = mj.Mocha(epochs, sigma_prime=rule, gamma=gamma, server="dual")
@@ -307,6 +312,7 @@ def test_theorem_2_grows_as_the_paper_says():
 # Assumption 2 and Corollary 8
 
 
+@pytest.mark.slow
 def test_a_silent_node_violates_assumption_2(key):
     p = problem("hinge", low=10, high=30)
     systems = mj.systems.NeverAnswers((3,)) & mj.systems.Dropout(0.2)
