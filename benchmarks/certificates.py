@@ -298,7 +298,9 @@ def main() -> None:
         options.json.write_text(json.dumps({"counts": counts, "wrong": bad}, indent=1))
 
 
-def sweep(group: Group, rounds: int) -> dict[tuple[str, str], dict[str, Any]]:
+def sweep(
+    group: Group, rounds: int, dtypes: tuple[str, ...] = ("float32", "float64")
+) -> dict[tuple[str, str], dict[str, Any]]:
     """All solves of a group, by dtype and algorithm; those in float64 go on for longer."""
     return {
         (dtype, name): jax.tree.map(
@@ -308,7 +310,7 @@ def sweep(group: Group, rounds: int) -> dict[tuple[str, str], dict[str, Any]]:
                 rounds=rounds * (1 if dtype == "float32" else 4),
             ),
         )
-        for dtype in ("float32", "float64")
+        for dtype in dtypes
         for name, algorithm in ALGORITHMS.items()
         if not (group.regularizer == "sparse" and name == "proximal")
     }  # fmt: skip
