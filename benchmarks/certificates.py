@@ -299,8 +299,9 @@ def main() -> None:
 
 
 def sweep(
-    group: Group, rounds: int, dtypes: tuple[str, ...] = ("float32", "float64")
-) -> dict[tuple[str, str], dict[str, Any]]:
+    group: Group, rounds: int, dtypes: tuple[str, ...] = ("float32", "float64"),
+    algorithms: dict[str, mj.Mocha] | None = None,
+) -> dict[tuple[str, str], dict[str, Any]]:  # fmt: skip
     """All solves of a group, by dtype and algorithm; those in float64 go on for longer."""
     return {
         (dtype, name): jax.tree.map(
@@ -311,7 +312,7 @@ def sweep(
             ),
         )
         for dtype in dtypes
-        for name, algorithm in ALGORITHMS.items()
+        for name, algorithm in (algorithms or ALGORITHMS).items()
         if not (group.regularizer == "sparse" and name == "proximal")
     }  # fmt: skip
 

@@ -46,10 +46,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", help="also write the rows here")
+    parser.add_argument("--no-gradient", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        for found in measured(options.models[0], options.tasks, options.samples, options.features):
+        sizes = options.tasks, options.samples, options.features
+        for found in measured(options.models[0], *sizes, gradient=not options.no_gradient):
             print(json.dumps(found), flush=True)
         return
     shape = f"{options.tasks} x {options.samples} x {options.features}"
@@ -89,7 +91,9 @@ def in_processes(name: str, options: argparse.Namespace) -> dict[str, float]:
     return first | {"next_solve_s": after["solve_s"], "next_grad_s": after["grad_s"]}
 
 
-def alone(name: str, tasks: int, samples: int, features: int, cache: str) -> tuple[list[str], dict[str, str]]:
+def alone(
+    name: str, tasks: int, samples: int, features: int, cache: str, *, gradient: bool = True
+) -> tuple[list[str], dict[str, str]]:
     """Arguments of Python and variables of a process that measures a model and keeps what it compiles in a folder.
 
     It prints what it has found so far after every measurement.
@@ -100,11 +104,11 @@ def alone(name: str, tasks: int, samples: int, features: int, cache: str) -> tup
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     sizes = {"tasks": tasks, "samples": samples, "features": features}
-    given = [f"--{size}={count}" for size, count in sizes.items()]
+    given = [f"--{size}={count}" for size, count in sizes.items()] + ([] if gradient else ["--no-gradient"])
     return ["-m", "benchmarks.compile_time", "--alone", "--models", name, *given], keep
 
 
-def measured(name: str, *shape: int) -> Iterator[dict[str, float]]:
+def measured(name: str, *shape: int, gradient: bool = True) -> Iterator[dict[str, float]]:
     """Measure in this process: a first solve, a second one, a gradient. All that is known after each."""
     heard: dict[str, float] = {}
 
@@ -121,13 +125,13 @@ def measured(name: str, *shape: int) -> Iterator[dict[str, float]]:
         data = pack_tasks(*raw[seed], loss_scaling="task_mean")
         return solve(Problem(data, mj.losses.Hinge(), regularizer(lam)), algorithm, tol=1e-3, max_rounds=200)
 
-    def gradient() -> jax.Array:
+    def of_strength() -> jax.Array:
         return jax.grad(lambda lam: (solved(lam, 0).weights ** 2).sum())(0.1)
 
     found: dict[str, float] = {"grad_s": np.nan, "grad_programs": np.nan}
     kinds: dict[str, Callable[[], Any]] = {"solve": lambda: solved(0.1, 0), "again": lambda: solved(0.1, 1)}
-    if name != "(15)":  # which is not convex in both
-        kinds["grad"] = gradient
+    if gradient and name != "(15)":  # which is not convex in both
+        kinds["grad"] = of_strength
     for what, work in kinds.items():
         heard.update(programs=0, compiler_s=0.0)
         began = time.perf_counter()

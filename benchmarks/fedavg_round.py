@@ -140,7 +140,7 @@ def _round(
             gradient = jax.grad(partial(loss, model))(p, *batch)
             return jax.tree.map(lambda a, g: a - rate * g, p, gradient), None
 
-        cut = x[i].reshape(-1, BATCH, *x.shape[2:]), y[i].reshape(-1, BATCH)
+        cut = x[i].reshape(-1, BATCH, *x.shape[2:]), y[i].reshape(-1, BATCH, *y.shape[2:])
         return lax.scan(step, params, cut)[0]
 
     ends = jax.vmap(client)(chosen) if together else lax.map(client, chosen)

@@ -6,6 +6,7 @@ a file at once, a line of JSON each, so that nothing is lost when the process is
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -171,6 +172,7 @@ class Inside:
 def step(measure: Callable[[Inside], None]) -> None:
     """Run a step, or a worker of it, to its end."""
     here = Inside.from_environment()
+    faulthandler.register(signal.SIGTERM, chain=True)  # where it was at its limit goes to the log
     _end_with_parent()
     _listen(here)
     measure(here)

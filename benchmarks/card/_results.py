@@ -71,7 +71,7 @@ class Results:
 
     def skip(self, name: str, status: str, why: str) -> None:
         """A step that was not begun; what an earlier run found stays."""
-        if self.steps.get(name, {}).get("status") in (None, NO_TIME, NOT_THERE):
+        if self.steps.get(name, {}).get("status") in (None, NOT_THERE):
             self.steps[name] = {"status": status, "said": why, "seconds": 0.0, "limit": 0.0}
 
     def save(self) -> None:
@@ -88,14 +88,15 @@ class Results:
     def table(self, names: Sequence[tuple[str, str]]) -> str:
         """Everything that a person wants to read; `names` are letters and names of steps."""
         lines = [f"{key}: {value}" for key, value in self.about.items()]
-        lines += ["", f"{'step':<16}{'status':<12}{'seconds':>8}{'of':>6}  figures"]
+        lines += ["", f"{'step':<16}{'status':<12}{'seconds':>8}{'of':>6}{'core s':>9}  figures"]
         for letter, name in names:
             found = self.steps.get(name, {"status": NOT_THERE})
             count = len(found.get("figures", []))
-            took = f"{found.get('seconds', 0.0):>8.0f}{found.get('limit', 0.0):>6.0f}{count:>9}"
+            took = "".join(f"{found.get(k, 0.0):>{w}.0f}" for k, w in (("seconds", 8), ("limit", 6), ("processor", 9)))
+            took += f"{count:>9}"
             lines.append(f"{letter + ' ' + name:<16}{found['status']:<12}{took}  {found.get('said', '')}".rstrip())
         for letter, name in names:
-            if name in self.steps:
+            if self.steps.get(name, {}).get("status", NOT_THERE) != NOT_THERE:
                 lines += ["", *self._of_step(f"{letter} {name}", self.steps[name])]
         lines += ["", f"<< more than {FACTOR} times off its prediction"]
         return "\n".join(lines) + "\n"

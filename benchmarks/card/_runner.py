@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -115,6 +116,7 @@ class Runner:
             return
         print(f"{step.letter} {name}: {step.what} [{limit:.0f} s]", flush=True)
         self.results.begin(name, round(limit, 1), self.machine.get("device", ""))
+        used = _processor()
         began, start = time.time(), self.log.stat().st_size if self.log.exists() else 0
         with scratch() as folder, open(self.log, "ab") as log:
             rows = Path(folder) / "rows.jsonl"
@@ -131,6 +133,7 @@ class Runner:
             self._kill()
             self.results.heard(name, rows)
         _shorten(self.log, start)
+        self.results.steps[name]["processor"] = round(_processor() - used, 1)
         status = self.results.end(name, time.time() - began, code, self._gist(start) if code else "")
         print(f"{step.letter} {name}: {status}, {time.time() - began:.0f} s", flush=True)
         self._write()
@@ -200,6 +203,12 @@ def adopt() -> None:
     """Become the parent of those whose parent dies, to know when they have ended; where that cannot be, go on."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _processor() -> float:
+    """Seconds that cores have worked for processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _alive(process: subprocess.Popen[bytes]) -> bool:

@@ -42,7 +42,8 @@ def _work(here: Inside) -> None:
             return
         before = here.left()
         try:
-            found = judge.sweep(group, rounds, ("float32",))
+            by = judge.ALGORITHMS if here.full else {"safe": judge.ALGORITHMS["safe"]}
+            found = judge.sweep(group, rounds, ("float32",), by)
         except Exception as error:
             here.wrong(f"{group.loss}, {group.regularizer}: {gist(error)}")
             continue

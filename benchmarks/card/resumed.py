@@ -38,7 +38,7 @@ def _one(here: Inside, setting: str, folder: Path, rng: np.random.Generator) -> 
     if not want:
         here.wrong(f"{setting}: an undisturbed solve fails: {said}")
         return
-    for _ in range(2):
+    for _ in range(2 if here.full else 1):
         if here.left() < 2.0 * usual:
             break
         kills += Child(setting, path).strike(path, float(rng.uniform(0.0, 0.3)))

@@ -73,7 +73,8 @@ def with_flags(here: Inside) -> None:
             continue
         data = jax.jit(tasks, static_argnums=(0, 1, 2))(*shape)
         data = data.replace(x=row_by_row(data.x))
-        jobs = {name: partial(compiled, name, data, here.full) for name in (*DUAL, "FedAvg")}
+        names = (*DUAL, "FedAvg") if here.full or not FLAGS[flags] else ("Algorithm 1",)
+        jobs = {name: partial(compiled, name, data, here.full) for name in names}
         programs = list(in_threads(list(jobs.values()), lambda: here.left() - 3.0))
         for name, program in zip(jobs, programs, strict=True):
             what = f"{where} {name}, {flags}"
