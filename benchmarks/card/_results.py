@@ -52,10 +52,10 @@ class Results:
         found["left_out"] = next((line["left_out"] for line in lines if "left_out" in line), "")
         found["ended"] = any("end" in line for line in lines)
 
-    def end(self, name: str, seconds: float, code: int | None, said: str) -> str:
+    def end(self, name: str, seconds: float, processor: float, code: int | None, said: str) -> str:
         """How a run has ended; `code` is its exit status, None where it was killed at its limit."""
         found = self.steps[name]
-        found |= {"seconds": round(seconds, 1), "code": code, "said": said}
+        found |= {"seconds": round(seconds, 1), "processor": round(processor, 1), "code": code, "said": said}
         if code is None:
             status = STOPPED
         elif code != 0 or not found["ended"]:

@@ -1,33 +1,30 @@
-"""Runs steps one after the other, each as a process group with a limit, and writes the table after every one.
+"""Runs steps, each as a process group with a limit, and writes the table after every one.
 
-JAX is not imported here: this process would hold the card's memory. A step gets the share of the time left that its
-seconds are of those of all steps still to come. At its limit its group is asked to end (SIGTERM) and two seconds later
-killed; who cannot even be killed, as happens to a process that waits for a driver, is left behind.
+JAX is not imported here: this process would hold the card's memory. Steps that time nothing run side by side, all
+others alone. Steps get the share of the time left that their seconds are of those of all steps still to come. At their
+limit their groups are asked to end (SIGTERM), two seconds later killed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.card._inside import ORDER, ROOT, scratch
+from benchmarks.card import _process
+from benchmarks.card._inside import ORDER, ROOT
+from benchmarks.card._process import Group
 from benchmarks.card._results import NO_TIME, NOT_THERE, Results
 from benchmarks.card._steps import Step
 
 _LEAST = 4.0  # seconds below which no step is begun
-_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-_POLL, _SAVE = 0.05, 5.0  # seconds between two looks at a process, and between two copies of what it has said
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
+_SAVE = 5.0  # seconds between two copies of what steps have said
 _MOST_LOG = 400_000  # bytes of a step's log that are kept, of its beginning and of its end
 
 _PROBE = """
@@ -50,6 +47,16 @@ class Options(NamedTuple):
     mnist: Path | None = None
 
 
+class Running(NamedTuple):
+    """A step that runs."""
+
+    step: Step
+    group: Group
+    rows: Path  # what it says
+    log: Path  # what it prints
+    began: float
+
+
 class Runner:
     """A run of some steps.
 
@@ -64,32 +71,39 @@ class Runner:
         self.end = time.time() + 60.0 * options.minutes
         options.out.mkdir(parents=True, exist_ok=True)
         self.results = Results(options.out)
-        self.log = options.out / "card.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.running: list[Running] = []
         self.machine: dict[str, Any] = {}
 
     def run(self, probe: bool = True) -> int:
         """Run them; return how many did not end well."""
-        adopt()
-        try:
-            self.machine = self._probe() if probe else {}
-            self.results.about |= self.machine | {"begun": time.strftime("%F %T"), "seed": self.options.seed}
-            for i, step in enumerate(self.chosen):
-                if self.results.complete(step.name) and not self.options.again:
-                    print(f"{step.letter} {step.name}: was complete", flush=True)
-                else:
-                    self._one(step, self._limit(self.chosen[i:]))
-        finally:
-            self._kill()
-            self._write()
+        _process.adopt()
+        with tempfile.TemporaryDirectory(prefix="mocha_jax_card_", ignore_cleanup_errors=True) as folder:
+            try:
+                self.machine = self._probe() if probe else {}
+                self.results.about |= self.machine | {"begun": time.strftime("%F %T"), "seed": self.options.seed}
+                parts = side_by_side([step for step in self.chosen if self._wanted(step)])
+                for i, part in enumerate(parts):
+                    self._part(part, self._limit(parts[i:]), Path(folder))
+            finally:
+                _process.end(one.group for one in self.running)
+                for one in list(self.running):
+                    self._ended(one, None)
+                self._write()
         failed = self.results.failed([step.name for step in self.chosen])
         print(self.options.out.joinpath("card.txt").read_text())
         print(f"{len(self.chosen) - len(failed)} of {len(self.chosen)} steps ended well", *failed)
         return len(failed)
 
+    def _wanted(self, step: Step) -> bool:
+        """Whether it is to run, and not complete."""
+        complete = self.results.complete(step.name) and not self.options.again
+        if complete:
+            print(f"{step.letter} {step.name}: was complete", flush=True)
+        return not complete
+
     def _probe(self) -> dict[str, Any]:
         """What JAX sees, asked in a process of its own; where that says nothing the steps will say why."""
-        with open(self.log, "ab") as log:
+        with open(self.options.out / "card.log", "ab") as log:
             log.write(b"\n==== which devices JAX sees\n")
             log.flush()
             try:
@@ -102,68 +116,65 @@ class Runner:
                 log.write(f"{error}\n".encode())
         return {"backend": "unknown", "device": "JAX sees no device, or says nothing", "jax": "unknown"}
 
-    def _limit(self, to_come: Sequence[Step]) -> float:
-        """Seconds of the next step: its share of what is left."""
-        waiting = [s for s in to_come if self.options.again or not self.results.complete(s.name)]
-        return (self.end - time.time()) * to_come[0].seconds / sum(s.seconds for s in waiting)
+    def _limit(self, to_come: Sequence[Sequence[Step]]) -> float:
+        """Seconds of the next steps: their share of what is left."""
+        seconds = [max(step.seconds for step in part) for part in to_come]
+        return (self.end - time.time()) * seconds[0] / sum(seconds)
 
-    def _one(self, step: Step, limit: float) -> None:
-        """One step, whatever happens to it."""
-        name = step.name
+    def _part(self, part: Sequence[Step], limit: float, folder: Path) -> None:
+        """Some steps side by side, whatever happens to them."""
         if limit < _LEAST:
-            self.results.skip(name, NO_TIME, f"{limit:.1f} s were left for it")
+            for step in part:
+                self.results.skip(step.name, NO_TIME, f"{limit:.1f} s were left for it")
             self._write()
             return
-        print(f"{step.letter} {name}: {step.what} [{limit:.0f} s]", flush=True)
-        self.results.begin(name, round(limit, 1), self.machine.get("device", ""))
-        used = _processor()
-        began, start = time.time(), self.log.stat().st_size if self.log.exists() else 0
-        with scratch() as folder, open(self.log, "ab") as log:
-            rows = Path(folder) / "rows.jsonl"
-            log.write(f"\n==== {step.letter} {name}, {time.strftime('%F %T')}, {limit:.0f} s at most\n".encode())
-            log.flush()
-            order = {"rows": str(rows), "end": began + limit, "full": self._full(), "seed": self.options.seed}
-            order |= {"out": str(self.options.out.resolve())}
-            order |= {"mnist": str(self.options.mnist.resolve()) if self.options.mnist else None}
-            self.process = subprocess.Popen(
-                step.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, process_group=0,
-                env=self._environment(step, order),
-            )  # fmt: skip
-            code = self._wait(began + limit, name, rows)
-            self._kill()
-            self.results.heard(name, rows)
-        _shorten(self.log, start)
-        self.results.steps[name]["processor"] = round(_processor() - used, 1)
-        status = self.results.end(name, time.time() - began, code, self._gist(start) if code else "")
-        print(f"{step.letter} {name}: {status}, {time.time() - began:.0f} s", flush=True)
+        until = time.time() + limit
+        for step in part:
+            print(f"{step.letter} {step.name}: {step.what} [{limit:.0f} s]", flush=True)
+            self._begin(step, limit, folder)
+        saved = time.time()
+        while self.running and time.time() < until:
+            for one in [one for one in self.running if not one.group.running()]:
+                _process.end([one.group])
+                self._ended(one, one.group.code)
+            if time.time() - saved > _SAVE:
+                self._heard()
+                saved = time.time()
+            time.sleep(_process.POLL)
+        _process.end(one.group for one in self.running)
+        for one in list(self.running):
+            self._ended(one, None)
+
+    def _begin(self, step: Step, limit: float, folder: Path) -> None:
+        self.results.begin(step.name, round(limit, 1), self.machine.get("device", ""))
+        rows, log, began = folder / f"{step.name}.jsonl", self.options.out / f"{step.name}.log", time.time()
+        rows.unlink(missing_ok=True)
+        log.write_bytes(f"\n==== {step.letter} {step.name}, {time.strftime('%F %T')}, {limit:.0f} s\n".encode())
+        order = {"rows": str(rows), "end": began + limit, "full": self._full(), "seed": self.options.seed}
+        order |= {"out": str(self.options.out.resolve())}
+        order |= {"mnist": str(self.options.mnist.resolve()) if self.options.mnist else None}
+        group = Group(step.command, self._environment(step, order), log)
+        self.running.append(Running(step, group, rows, log, began))
+
+    def _heard(self) -> None:
+        """Keep what the running steps have said so far."""
+        for one in self.running:
+            self.results.heard(one.step.name, one.rows)
+        self.results.save()
+
+    def _ended(self, one: Running, code: int | None) -> None:
+        """Take over what a step has found."""
+        name, seconds = one.step.name, time.time() - one.began
+        self.running.remove(one)
+        self.results.heard(name, one.rows)
+        text = _shortened(one.log.read_bytes())
+        with open(self.options.out / "card.log", "ab") as log:
+            log.write(text)
+        one.log.unlink()
+        last = text.decode(errors="replace").strip().splitlines()[-1][:120]
+        status = self.results.end(name, seconds, one.group.processor, code, last if code else "")
+        print(f"{one.step.letter} {name}: {status}, {seconds:.0f} s", flush=True)
         self._write()
-
-    def _wait(self, until: float, name: str, rows: Path) -> int | None:
-        """Until it ends or is out of time (None), taking over what it says."""
-        assert self.process is not None
-        saved, size = time.time(), 0
-        while (code := self.process.poll()) is None and time.time() < until:
-            time.sleep(_POLL)
-            now = rows.stat().st_size if rows.exists() else 0
-            if now != size and time.time() - saved > _SAVE:
-                self.results.heard(name, rows)
-                self.results.save()
-                saved, size = time.time(), now
-        return code
-
-    def _kill(self) -> None:
-        """End the last process, and all that it started."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        for how, grace in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, 5.0)):
-            try:
-                os.killpg(process.pid, how)
-            except ProcessLookupError:
-                break
-            until = time.time() + grace
-            while time.time() < until and _alive(process):
-                time.sleep(_POLL)
 
     def _full(self) -> bool:
         return self.machine.get("backend", "cpu") not in ("cpu", "unknown") and not self.options.small
@@ -184,13 +195,6 @@ class Runner:
             }
         return os.environ | ours
 
-    def _gist(self, start: int) -> str:
-        """The last line that a step that failed has said."""
-        with open(self.log, "rb") as log:
-            log.seek(start)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:120] if lines else ""
-
     def _write(self) -> None:
         for step in self.steps:
             self.results.skip(step.name, NOT_THERE, "")
@@ -199,39 +203,18 @@ class Runner:
         (self.options.out / "card.txt").write_text(self.results.table(names))
 
 
-def adopt() -> None:
-    """Become the parent of those whose parent dies, to know when they have ended; where that cannot be, go on."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+def side_by_side(steps: Sequence[Step]) -> list[list[Step]]:
+    """Steps in a row that time nothing, together; all others alone."""
+    parts: list[list[Step]] = []
+    for step in steps:
+        if parts and not step.timed and not parts[-1][-1].timed:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return parts
 
 
-def _processor() -> float:
-    """Seconds that cores have worked for processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of its group is there."""
-    if process.poll() is not None:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-process.pid, os.WNOHANG)[0]:
-                pass
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _shorten(log: Path, start: int) -> None:
-    """Cut the middle out of a section that is too long."""
-    if log.stat().st_size - start <= _MOST_LOG:
-        return
-    with open(log, "r+b") as file:
-        file.seek(start)
-        section = file.read()
-        half = _MOST_LOG // 2
-        file.seek(start)
-        file.write(section[:half] + b"\n[...]\n" + section[-half:])
-        file.truncate()
+def _shortened(text: bytes) -> bytes:
+    """Cut the middle out of what is too long."""
+    half = _MOST_LOG // 2
+    return text if len(text) <= _MOST_LOG else text[:half] + b"\n[...]\n" + text[-half:]

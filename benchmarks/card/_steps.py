@@ -11,10 +11,11 @@ class Step(NamedTuple):
 
     letter: str
     name: str
-    seconds: float  # its share of a run of eight minutes; what earlier steps leave is shared out again
+    seconds: float  # its share of the time, of a run of eight minutes; what earlier steps leave is shared out again
     what: str
     code: str = ""  # a program to run in place of the module of that name, for tests
     own_cache: bool = False  # whether it is run without the cache of compiled programs that the others share
+    timed: bool = True  # whether it takes times, for which it has to be alone
 
     @property
     def command(self) -> list[str]:
@@ -22,18 +23,22 @@ class Step(NamedTuple):
         return [sys.executable, *(["-c", self.code] if self.code else ["-m", f"benchmarks.card.{self.name}"])]
 
 
+def _truth(name: str, what: str) -> Step:
+    return Step("b", name, 120, f"truth: {what}", timed=False)
+
+
 STEPS = (
     Step("a", "facts", 20, "card, driver, versions; bandwidth of a copy, a product, the start of a kernel"),
-    Step("b", "kernels", 90, "truth: every kernel against the loops and against NumPy in float64, to the bit twice"),
-    Step("b", "products", 20, "truth: no product in TF32 where a certificate rests on it"),
-    Step("b", "certificates", 45, "truth: 200 random solves, judged by NumPy"),
-    Step("b", "derivatives", 30, "truth: derivatives through a solve, a sample, against differences"),
-    Step("b", "resumed", 30, "truth: a solve that is killed and goes on ends where another one ends"),
+    _truth("kernels", "every kernel against the loops and against NumPy in float64, to the bit twice"),
+    _truth("products", "no product in TF32 where a certificate rests on it"),
+    _truth("certificates", "200 random solves, judged by NumPy"),
+    _truth("derivatives", "through a solve, a sample, against differences"),
+    _truth("resumed", "a solve that is killed and goes on ends where another one ends"),
     Step("c", "passes", 60, "a pass by kernel and by loops, share of the copy's bandwidth, variants of the kernels"),
     Step("d", "rounds", 75, "a round of four algorithms: measured, predicted, kernels counted; two sets of flags"),
-    Step("e", "scale", 45, "10^5, 10^6, 10^7 tasks, (14) to a joint gap of 1e-2, and on this machine's CPU"),
-    Step("f", "many", 35, "10^5 and 10^6 ridge, logistic and SVM models at once, and scikit-learn on all cores"),
-    Step("g", "averaging", 45, "a round of federated averaging, the shortest loop, torch; accuracy"),
-    Step("h", "first", 35, "time to the first result, with a cache of compiled programs and without", own_cache=True),
+    Step("e", "scale", 50, "10^5, 10^6, 10^7 tasks, (14) to a joint gap of 1e-2, and on this machine's CPU"),
+    Step("f", "many", 40, "10^5 and 10^6 ridge, logistic and SVM models at once, and scikit-learn on all cores"),
+    Step("g", "averaging", 50, "a round of federated averaging, the shortest loop, torch; accuracy"),
+    Step("h", "first", 45, "time to the first result, with a cache of compiled programs and without", own_cache=True),
     Step("i", "slides", 20, "cells of the slides' tables of the CNN, the cheapest first, as long as there is time"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,26 +41,30 @@ def _work(here: Inside) -> None:
             continue
         if solves * here.workers >= enough or here.left() < slowest + 5.0:
             return
-        before = here.left()
-        try:
-            by = judge.ALGORITHMS if here.full else {"safe": judge.ALGORITHMS["safe"]}
-            found = judge.sweep(group, rounds, ("float32",), by)
-        except Exception as error:
-            here.wrong(f"{group.loss}, {group.regularizer}: {gist(error)}")
-            continue
-        finally:
-            jax.clear_caches()  # no other group runs these programs
-        slowest = max(slowest, before - here.left())
-        codes: Counter[str] = Counter()
-        for each in found.values():
-            codes.update(mj.Status(int(code)).name for code in np.asarray(each["code"]))
-        verdicts = list(judge.judge(group, found))
-        solves += len(verdicts)
-        here.detail(loss=group.loss, regularizer=group.regularizer, shape=group.x.shape[1:], solves=len(verdicts),
-                    codes=dict(codes))  # fmt: skip
-        for _, algorithm, wrong in verdicts:
-            if wrong:
-                here.wrong(f"{group.loss}, {group.regularizer}, {group.x.shape[1:]}, {algorithm}: {wrong}")
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for name, algorithm in judge.ALGORITHMS.items() if here.full else [("safe", judge.ALGORITHMS["safe"])]:
+            if here.left() < slowest + 5.0:
+                break
+            before = here.left()
+            try:
+                found |= judge.sweep(group, rounds, ("float32",), {name: algorithm})
+            except Exception as error:
+                here.wrong(f"{group.loss}, {group.regularizer}, {name}: {gist(error)}")
+            slowest = max(slowest, before - here.left())
+        jax.clear_caches()  # no other group runs these programs
+        solves += _judged(here, group, found)
+
+
+def _judged(here: Inside, group: judge.Group, found: dict[tuple[str, str], dict[str, Any]]) -> int:
+    """How many solves were judged."""
+    codes = Counter(mj.Status(int(code)).name for each in found.values() for code in np.asarray(each["code"]))
+    verdicts = list(judge.judge(group, found))
+    of = {"loss": group.loss, "regularizer": group.regularizer, "shape": group.x.shape[1:]}
+    here.detail(**of, solves=len(verdicts), codes=dict(codes))
+    for _, algorithm, wrong in verdicts:
+        if wrong:
+            here.wrong(f"{', '.join(map(str, of.values()))}, {algorithm}: {wrong}")
+    return len(verdicts)
 
 
 def _summary(here: Inside) -> None:

@@ -22,7 +22,7 @@ CASES = [
 
 def measure(here: Inside) -> None:
     """Some losses and regularizers, shared out among processes: most of the time is compiling."""
-    workers = max(min((os.cpu_count() or 1) // 3, len(CASES)), 1) if here.full else 1
+    workers = max(min((os.cpu_count() or 1) // 4, len(CASES)), 1) if here.full else 1
     if "worker" in here.order or workers == 1:
         _work(here)
     else:

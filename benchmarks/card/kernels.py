@@ -35,7 +35,7 @@ def measure(here: Inside) -> None:
     """All cases, shared out among some processes where there are cores for them: most of the time is compiling."""
     factors = FULL if here.full else TINY
     cases = list(_reference.pairs(factors, 60 if here.full else 10, np.random.default_rng(here.seed)))
-    workers = max(min((os.cpu_count() or 1) // 2, 6), 1) if here.full else 1
+    workers = max(min((os.cpu_count() or 1) // 2, 8), 1) if here.full else 1
     if "worker" in here.order or workers == 1:
         _work(here, cases[here.worker :: here.workers])
     else:
