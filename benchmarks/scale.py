@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import resource
 import subprocess
@@ -23,7 +22,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,32 +153,6 @@ def with_omega(problem: mj.Problem, algorithm: mj.Mocha) -> mj.MochaState:
     return start(problem, omega)
 
 
-def one(options: argparse.Namespace) -> dict[str, Any]:
-    """One size; where there are others beside it, timed alone."""
-    given = options.tasks[0], options.methods[0], options.repeats
-    if not options.turns:
-        return measure(*given)
-    path, seconds = Path(options.turns[0]), float(options.turns[1])
-    with open(path, "a") as compiling:
-        fcntl.flock(compiling, fcntl.LOCK_SH)
-        return measure(*given, _after(compiling, path, seconds))
-
-
-@contextlib.contextmanager
-def _after(compiling: IO[str], path: Path, seconds: float) -> Iterator[None]:
-    """Let go of what says that this process compiles, and wait for its turn."""
-    fcntl.flock(compiling, fcntl.LOCK_UN)
-    until = time.perf_counter() + seconds
-    with open(path, "a") as file:
-        while time.perf_counter() < until:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-        yield
-
-
 def main() -> None:
     """Measure every size in a fresh process; print; save."""
     parser = argparse.ArgumentParser(
@@ -191,11 +164,10 @@ def main() -> None:
     parser.add_argument("--cpu-devices", type=int, default=1, help="CPU devices to deal the tasks out to")
     parser.add_argument("--json", type=Path, help="save the numbers here")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
-        print(json.dumps(one(options)))
+        print(json.dumps(measure(options.tasks[0], options.methods[0], options.repeats)))
         return
     results: list[dict[str, Any]] = []
     columns = (

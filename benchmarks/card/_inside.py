@@ -6,7 +6,9 @@ a file at once, a line of JSON each, so that nothing is lost when the process is
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import fcntl
 import json
 import os
 import signal
@@ -16,9 +18,9 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = "MOCHA_JAX_CARD"  # the environment variable that holds what a step is to do, as JSON
@@ -56,6 +58,10 @@ class Inside:
         self.mnist = Path(order["mnist"]) if order.get("mnist") else None
         self.worker: int = order.get("worker", 0)
         self.workers: int = order.get("workers", 1)
+        self._compiling: IO[str] | None = None
+        if "turns" in order:
+            self._compiling = open(order["turns"], "a")  # noqa: SIM115
+            fcntl.flock(self._compiling, fcntl.LOCK_SH)
 
     @classmethod
     def from_environment(cls) -> Inside:
@@ -143,26 +149,50 @@ class Inside:
             return Child(None, _shown(output.decode(errors="replace") if isinstance(output, bytes) else output))
         return Child(done.returncode, _shown(done.stdout))
 
-    def share_among(self, module: str, workers: int) -> list[Child]:
-        """Run a module as so many processes at once, each with a number of its own; they write rows themselves.
+    def share_among(self, module: str, workers: int) -> None:
+        """Run a module as so many processes at once, each with a number of its own; they write rows themselves."""
+        self._at_once({f"process {w}": (["-m", module], {}, {"worker": w, "workers": workers}) for w in range(workers)})
 
-        What they do must be over two seconds before the step's own end.
+    def apart(self, module: str, parts: Mapping[str, Mapping[str, str]]) -> None:
+        """Run each part of a step by a process of its own: all compile at once, and take times one after the other.
+
+        Args:
+          module: to run, with the name of a part.
+          parts: variables of the environment by name.
         """
-        found: list[Child] = []
-        threads = [
-            threading.Thread(
-                target=lambda w=w: found.append(
-                    self.child(["-m", module], worker=w, workers=workers, end=self.end - 4.0)
-                ),
-                daemon=True,
-            )
-            for w in range(workers)
-        ]
+        with scratch() as folder:
+            turns = {"turns": str(Path(folder) / "turns"), "patience": 0.55 * self.left(), "worker": 0}
+            self._at_once({name: (["-m", module, name], dict(more), turns) for name, more in parts.items()})
+
+    def _at_once(self, children: Mapping[str, tuple[list[str], dict[str, str], dict[str, Any]]]) -> None:
+        """Children beside each other, which must be over two seconds before the step's own end."""
+
+        def run(name: str) -> None:
+            arguments, environment, order = children[name]
+            found = self.child(arguments, environment=environment, end=self.end - 4.0, **order)
+            if found.code is None:
+                self.unfinished(f"{name}: out of time")
+            elif found.code != 0:
+                self.wrong(f"{name}: {found.why()}")
+
+        threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in children]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """When no other part compiles any more, or after some patience, and one part at a time: times are taken."""
+        if self._compiling is None:
+            yield
+            return
+        fcntl.flock(self._compiling, fcntl.LOCK_UN)
+        until = time.time() + self.order["patience"]
+        with open(self.order["turns"], "a") as turn:
+            while time.time() < until and not _locked(turn):
+                time.sleep(0.05)
+            yield
 
     def _write(self, line: dict[str, Any]) -> None:
         with open(self.rows, "a") as file:
@@ -197,6 +227,14 @@ def _records(text: str) -> list[dict[str, Any]]:
             except ValueError:  # cut off by a kill
                 continue
     return found
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

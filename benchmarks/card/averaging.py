@@ -9,6 +9,7 @@ its rounds).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from benchmarks.card._inside import Inside, step
 from benchmarks.card._timing import gist, in_threads, on_cpu, timed
 from benchmarks.fedavg_round import BATCH, FEATURES, RATE, plain, samples
 
+MODELS = ("2NN", "CNN", "LSTM", "VIRTUAL")
 _ADAM, _TEMPERATURE, _SCALE = 1e-3, 0.01, 0.05
 
 
@@ -39,50 +41,54 @@ class Setting(NamedTuple):
 
 
 def measure(here: Inside) -> None:
-    """Compile all at once, time one after the other, then torch."""
-    settings = _settings(here.full)
-    jobs = [way for setting in settings.values() for way in (setting.library, setting.loop)]
-    first = list(in_threads([partial(_run, way) for way in jobs], lambda: 0.6 * here.left()))
-    taken: dict[str, float] = {}
-    for i, (name, setting) in enumerate(settings.items()):
-        for by, way, warm in zip(("mj.run", "shortest loop"), setting[:2], first[2 * i : 2 * i + 2], strict=True):
+    """A process for each model, then torch."""
+    here.apart("benchmarks.card.averaging", {name: {} for name in (MODELS if here.full else MODELS[2:])})
+    _torch(here, {detail["what"]: detail["seconds"] for detail in here.details()})
+
+
+def part(here: Inside) -> None:
+    """One model: compile both ways, then time them."""
+    name = sys.argv[1]
+    setting = _setting(name, here.full)
+    warm = list(in_threads([partial(_run, way) for way in setting[:2]], lambda: 0.6 * here.left()))
+    taken: list[float] = []
+    with here.alone():
+        for by, way, first in zip(("mj.run", "shortest loop"), setting[:2], warm, strict=True):
             what = f"{name}: a round by {by}"
-            if isinstance(warm, TimeoutError) or here.left() < 3.0:
+            if isinstance(first, TimeoutError) or here.left() < 3.0:
                 here.unfinished(what)
-            elif isinstance(warm, Exception):
-                here.wrong(f"{what}: {gist(warm)}")
+            elif isinstance(first, Exception):
+                here.wrong(f"{what}: {gist(first)}")
             else:
                 done = timed(way, calls=5, within=2.0)
-                taken[what] = done.seconds / setting.rounds
+                taken.append(done.seconds / setting.rounds)
                 right = setting.accuracy(done.result)
-                here.figure(what, 1e3 * taken[what], "ms", spread=done.spread, accuracy=right,
+                here.detail(what=what, seconds=taken[-1])
+                here.figure(what, 1e3 * taken[-1], "ms", spread=done.spread, accuracy=right,
                             note=f"accuracy {right:.3f} after {setting.rounds} rounds")  # fmt: skip
-        pair = [taken.get(f"{name}: a round by {by}") for by in ("mj.run", "shortest loop")]
-        if pair[0] and pair[1]:
-            here.figure(f"{name}: mj.run over the shortest loop", pair[0] / pair[1], "times")
-    _torch(here, taken)
+    if len(taken) == 2:
+        here.figure(f"{name}: mj.run over the shortest loop", taken[0] / taken[1], "times")
 
 
 def _run(way: Callable[[], Any]) -> Any:
     return jax.block_until_ready(way())
 
 
-def _settings(full: bool) -> dict[str, Setting]:
-    clients, rows, chosen = (100, 600, 10) if full else (4, 20, 2)
+def _setting(name: str, full: bool) -> Setting:
+    """The model of a name, with its samples."""
+    clients, rows, chosen, rounds = (100, 600, 10, 10) if full else (4, 20, 2, 1)
+    if name == "LSTM":
+        symbols, following = _texts.texts(0, clients, _texts.ROWS if full else BATCH, _texts.LENGTH if full else 6)
+        lstm = mj.networks.LSTM(_texts.SYMBOLS) if full else mj.networks.LSTM(_texts.SYMBOLS, hidden=8, layers=1)
+        return _language(lstm, symbols, following, chosen, rounds)
+    test = samples(1, 2000)
     x, y = samples(0, clients * rows)
     x, y = x.reshape(clients, rows, FEATURES), y.reshape(clients, rows)
-    test = samples(1, 2000)
-    digits = mj.Prediction(mj.pack_tasks(list(x), list(y)), test=mj.pack_tasks(*([a[:1]] for a in test)))
-    symbols, following = _texts.texts(0, clients, _texts.ROWS if full else BATCH, _texts.LENGTH if full else 6)
-    lstm = mj.networks.LSTM(_texts.SYMBOLS) if full else mj.networks.LSTM(_texts.SYMBOLS, hidden=8, layers=1)
-    cnn = mj.networks.CNN() if full else mj.networks.CNN(channels=(2, 2), hidden=4)
-    made = {
-        "2NN": _pictures(mj.networks.MLP(FEATURES, 10, (200, 200)), digits, x, y, test, chosen, 10 if full else 1),
-        "CNN": _pictures(cnn, digits, x, y, test, chosen, 4 if full else 1),
-        "LSTM": _language(lstm, symbols, following, chosen, 10 if full else 1),
-        "VIRTUAL": _virtual(x[:10], y[:10], test, 20 if full else 2),
-    }
-    return made if full else {name: made[name] for name in ("LSTM", "VIRTUAL")}
+    if name == "VIRTUAL":
+        return _virtual(x[:10], y[:10], test, 20 if full else 2)
+    model = mj.networks.MLP(FEATURES, 10, (200, 200)) if name == "2NN" else mj.networks.CNN()
+    problem = mj.Prediction(mj.pack_tasks(list(x), list(y)), test=mj.pack_tasks(*([a[:1]] for a in test)))
+    return _pictures(model, problem, x, y, test, chosen, rounds)
 
 
 def _averaged(model: Any, problem: mj.Prediction, share: float, rate: float, rounds: int) -> Any:
@@ -203,4 +209,4 @@ def _torch(here: Inside, taken: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    step(measure)
+    step(part if len(sys.argv) > 1 else measure)

@@ -39,9 +39,7 @@ def measure(here: Inside) -> None:
     if "worker" in here.order or workers == 1:
         _work(here, cases[here.worker :: here.workers])
     else:
-        for w, child in enumerate(here.share_among("benchmarks.card.kernels", workers)):
-            if child.code != 0:
-                here.note(f"one of {workers} processes: {child.why()} (the {w + 1}. to end)")
+        here.share_among("benchmarks.card.kernels", workers)
     if "worker" not in here.order:
         _summary(here, cases, list(factors))
 

@@ -8,9 +8,10 @@ sample cannot be further above scikit-learn's than the gap of all models says.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,35 +29,37 @@ LOSSES: dict[str, mj.losses.Loss] = {
 }  # fmt: skip
 
 
-class Solved(NamedTuple):
-    """Models of one kind."""
-
-    seconds: float
-    weights: np.ndarray  # of the sample
-    data: mj.TaskData
-    gap: float  # of the sum of all
-
-
 def measure(here: Inside) -> None:
-    """All three kinds of a number of models, then of the next number; then scikit-learn."""
-    found: dict[tuple[str, int], Solved] = {}
-    counts, sample = ([100_000, 1_000_000], 3000) if here.full else ([40], 8)
+    """A process for each number of models; then both beside scikit-learn."""
+    here.apart("benchmarks.card.many", {str(m): {} for m in ((100_000, 1_000_000) if here.full else (40,))})
+    found = here.details()
+    theirs = {detail["kind"]: detail for detail in found if "each" in detail}
+    for ours in (detail for detail in found if "seconds" in detail):
+        if beside := theirs.get(ours["kind"]):
+            m, seconds = ours["models"], beside["each"] * ours["models"]
+            note = f"scaled from {beside['count']:,} models in {beside['taken']:.2f} s on {beside['cores']} cores"
+            here.figure(f"{m:,} {ours['kind']} models: scikit-learn", seconds, "s", note=note)
+            here.figure(
+                f"{m:,} {ours['kind']} models: scikit-learn's seconds over ours", seconds / ours["seconds"], "times"
+            )
+
+
+def part(here: Inside) -> None:
+    """All kinds of one number of models."""
+    m, sample = int(sys.argv[1]), 3000 if here.full else 8
     kinds = KINDS if here.full else KINDS[2:]
-    for m in counts:
-        if here.left() < 12.0 and found:
-            here.unfinished(f"{m:,} models")
-            break
-        data = {kind: made(kind, m) for kind in kinds}
-        first = in_threads([partial(_solve, kind, data[kind]) for kind in kinds], lambda: here.left() - 4.0)
-        for kind, warm in zip(kinds, list(first), strict=True):
-            if isinstance(warm, TimeoutError):
+    data = {kind: made(kind, m) for kind in kinds}
+    warm = list(in_threads([partial(_solve, kind, data[kind]) for kind in kinds], lambda: 0.6 * here.left()))
+    with here.alone():
+        for kind, first in zip(kinds, warm, strict=True):
+            if isinstance(first, TimeoutError) or here.left() < 3.0:
                 here.unfinished(f"{m:,} {kind}")
-            elif isinstance(warm, Exception):
-                here.wrong(f"{m:,} {kind}: {gist(warm)}")
+            elif isinstance(first, Exception):
+                here.wrong(f"{m:,} {kind}: {gist(first)}")
             else:
-                found[kind, m] = _one(here, kind, m, data[kind], sample)
-    for kind in kinds:
-        _beside(here, kind, {m: solved for (k, m), solved in found.items() if k == kind}, sample)
+                _one(here, kind, m, data[kind])
+                if m <= 100_000:
+                    _beside(here, kind, data[kind], first, sample)
 
 
 def made(kind: str, m: int) -> mj.TaskData:
@@ -83,22 +86,18 @@ def _solve(kind: str, data: mj.TaskData) -> mj.Solution:
     return solution
 
 
-def _one(here: Inside, kind: str, m: int, data: mj.TaskData, sample: int) -> Solved:
+def _one(here: Inside, kind: str, m: int, data: mj.TaskData) -> None:
     """Time solves that compile nothing."""
     taken = timed(lambda: _solve(kind, data), calls=3, within=1.0)
     solution: mj.Solution = taken.result
     rate = f"{m / taken.seconds:,.0f} models a second, {solution.rounds} rounds, {solution.status.name}"
     here.figure(f"{m:,} {kind} models", taken.seconds, "s", spread=taken.spread, note=rate)
-    gap = float(solution.gap) + float(solution.rounding)
-    return Solved(taken.seconds, np.asarray(solution.weights[:sample], np.float64), data, gap)
+    here.detail(kind=kind, models=m, seconds=taken.seconds)
 
 
-def _beside(here: Inside, kind: str, solved: dict[int, Solved], sample: int) -> None:
-    """scikit-learn on the sample, in a process that has not heard of JAX."""
-    if not solved:
-        return
-    m, ours = min(solved.items())
-    x, y = (np.asarray(a[:sample]) for a in (ours.data.x, ours.data.y))
+def _beside(here: Inside, kind: str, data: mj.TaskData, solution: mj.Solution, sample: int) -> None:
+    """scikit-learn on the first of the models, in a process that has not heard of JAX."""
+    x, y, ours = (np.asarray(a[:sample]) for a in (data.x, data.y, solution.weights))
     with scratch() as folder:
         path, to = Path(folder) / "sample.npz", Path(folder) / "weights.npz"
         np.savez(path, x=x, y=y)
@@ -111,18 +110,13 @@ def _beside(here: Inside, kind: str, solved: dict[int, Solved], sample: int) -> 
             here.note(f"{kind}: no comparison, " + (rows[-1]["absent"] if rows else child.why()))
             return
         theirs, row = np.load(to)["weights"], rows[-1]
-    each = row["seconds"] / len(x)
-    for count, one in solved.items():
-        note = f"scaled from {len(x):,} models in {row['seconds']:.2f} s on {row['cores']} cores"
-        here.figure(f"{count:,} {kind} models: scikit-learn", each * count, "s", note=note)
-        here.figure(f"{count:,} {kind} models: scikit-learn's seconds over ours", each * count / one.seconds, "times")
-    mine, others = (objectives(kind, x, y, w).sum() for w in (ours.weights, theirs))
+    here.detail(kind=kind, each=row["seconds"] / len(x), taken=row["seconds"], cores=row["cores"], count=len(x))
+    mine, others = (float(objectives(kind, x, y, w).sum()) for w in (ours, theirs))
     here.figure(f"{kind}: our objective of the sample over scikit-learn's, less 1", mine / others - 1.0, "")
-    if mine - others > ours.gap + 1e-9 * others:
-        here.wrong(
-            f"{m:,} {kind}: {mine - others:.2e} above scikit-learn on the sample, the gap of all is {ours.gap:.2e}"
-        )
+    gap = float(solution.gap) + float(solution.rounding)
+    if mine - others > gap + 1e-9 * others:
+        here.wrong(f"{kind}: {mine - others:.2e} above scikit-learn on the sample, the gap of all models is {gap:.2e}")
 
 
 if __name__ == "__main__":
-    step(measure)
+    step(part if len(sys.argv) > 1 else measure)

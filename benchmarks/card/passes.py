@@ -7,8 +7,9 @@ several at once, and timed when nothing else is compiled.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -44,39 +45,47 @@ class Job(NamedTuple):
 
 
 def measure(here: Inside) -> None:
-    """The shape that is the goal with all variants, then the other shapes, then the other losses."""
-    bandwidth = copies(here.full).bandwidth
-    here.figure("copy", bandwidth / 1e9, "GB/s")
-    found = {kernel.name: kernel for kernel in kernels(here.note)}
-    loops: dict[tuple[Any, ...], float] = {}
-    for part, share in zip(_parts(here, found), (0.55, 0.6, 0.7), strict=True):
-        until = here.left() * (1.0 - share)
-        compiled = in_threads([partial(_compiled, found, job) for job in part], lambda u=until: here.left() - u)  # type: ignore[misc]
-        for job, program in [*zip(part, compiled, strict=True)]:
-            if isinstance(program, TimeoutError):
+    """The shape that is the goal with all variants, the other shapes, the other losses."""
+    here.apart(
+        "benchmarks.card.passes", {name: {} for name in ("variants", "shapes", "losses")[: 3 if here.full else 1]}
+    )
+
+
+def part(here: Inside) -> None:
+    """Compile, then time when nobody else compiles."""
+    name = sys.argv[1]
+    found = {kernel.name: kernel for kernel in kernels(here.note if name == "variants" else print)}
+    jobs = _jobs(here.full, found)[name]
+    programs = list(in_threads([partial(_compiled, found, job) for job in jobs], lambda: 0.55 * here.left()))
+    with here.alone():
+        copy = copies(here.full)
+        here.figure(f"copy, before the {name}", copy.bandwidth / 1e9, "GB/s")
+        loops: dict[tuple[Any, ...], float] = {}
+        for job, program in zip(jobs, programs, strict=True):
+            if isinstance(program, TimeoutError) or here.left() < 3.0:
                 here.unfinished(job.what)
             elif isinstance(program, Exception):
                 here.wrong(f"{job.what}: {gist(program)}")
-            elif here.left() < 3.0:
-                here.unfinished(job.what)
             else:
-                _time(here, job, program, bandwidth, loops)
+                _time(here, job, program, copy.bandwidth, loops)
 
 
-def _parts(here: Inside, found: dict[str, Kernel]) -> Iterator[list[Job]]:
+def _jobs(full: bool, found: dict[str, Kernel]) -> dict[str, list[Job]]:
     """What to time, the most wanted first; loops before kernels, which are compared with them."""
-    goal, others = (bench.GOAL, [s for s in bench.SHAPES if s != bench.GOAL]) if here.full else (_TINY[0], [])
+    goal, others = (bench.GOAL, [s for s in bench.SHAPES if s != bench.GOAL]) if full else (_TINY[0], [])
     both = ("loops", "kernel") if not on_cpu() else ("loops",)
-    yield [
-        *(Job(goal, by=by) for by in both),
-        *(Job(goal, by=name, variant=tuple(variant.items()))
-          for name, k in found.items() if k.takes(goal[2], jnp.float32)
-          for variant in ({}, *(k.kind.variants if here.full else ()))),
+    variants = [
+        Job(goal, by=name, variant=tuple(variant.items()))
+        for name, k in found.items() if k.takes(goal[2], jnp.float32)
+        for variant in ({}, *(k.kind.variants if full else ()))
     ]  # fmt: skip
-    yield [Job(shape, by=by) for shape in others for by in both]
     more = [(loss, "float32") for loss in bench.LOSSES if loss != "hinge"] + [("hinge", "bfloat16")]
-    rest = [Job(goal, loss, samples, by) for loss, samples in (more if here.full else more[-1:]) for by in both]
-    yield rest + [Job(shape, "hinge", "bfloat16", "kernel") for shape in others]
+    return {
+        "variants": [Job(goal, by=by) for by in both] + variants,
+        "shapes": [Job(shape, by=by) for shape in others for by in both],
+        "losses": [Job(goal, loss, samples, by) for loss, samples in more for by in both]
+        + [Job(shape, "hinge", "bfloat16", "kernel") for shape in others],
+    }
 
 
 @cache
@@ -143,4 +152,4 @@ def _time(
 
 
 if __name__ == "__main__":
-    step(measure)
+    step(part if len(sys.argv) > 1 else measure)

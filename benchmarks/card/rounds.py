@@ -5,7 +5,7 @@ plan and its record too. The prediction is `benchmarks._model`'s for this card's
 program; on a CPU it is for an H100 and means nothing. Kernels are counted by JAX's profiler in one run, in what CUDA
 reports of its streams.
 
-XLA reads its flags once in a process, so every set of flags has a process of its own.
+XLA reads its flags once in a process, so every set of flags has a process of its own, and so has every shape.
 """
 
 from __future__ import annotations
@@ -45,40 +45,32 @@ DUAL: dict[str, tuple[Any, Any]] = {
 
 
 def measure(here: Inside) -> None:
-    """A process for each set of flags, the default ones longer."""
-    for (name, flags), share in zip(FLAGS.items(), (0.62, 0.95), strict=True):
-        allowed = (here.left() - 3.0) * share
-        environment = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
-        given = ["-m", "benchmarks.card.rounds", name]
-        child = here.child(
-            given, seconds=allowed, environment=environment, worker=0, end=here.end - here.left() + allowed
-        )
-        if child.code is None:
-            here.unfinished(f"with {name}: out of time")
-        elif child.code != 0:
-            here.wrong(f"with {name}: {child.why()}")
+    """A process for each shape and set of flags."""
+    shapes = FULL if here.full else TINY
+    parts = {
+        f"{', '.join(map(str, shape))}; {name}": {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+        for name, flags in FLAGS.items() for shape in shapes
+    }  # fmt: skip
+    here.apart("benchmarks.card.rounds", parts)
 
 
-def with_flags(here: Inside) -> None:
+def part(here: Inside) -> None:
     """All algorithms of one shape at once: first they are compiled, then timed; at last kernels are counted."""
-    flags = sys.argv[1]
+    where, _, flags = sys.argv[1].partition("; ")
+    m, n, d = map(int, where.split(", "))
     sheet, how = machine()
-    if not on_cpu():
-        here.note(how)
+    if not on_cpu() and not FLAGS[flags]:
+        here.note(f"{where}: {how}")
+    data = jax.jit(tasks, static_argnums=(0, 1, 2))(m, n, d)
+    data = data.replace(x=row_by_row(data.x))
+    names = (*DUAL, "FedAvg") if here.full or not FLAGS[flags] else ("Algorithm 1",)
+    jobs = [partial(compiled, name, data, here.full) for name in names]
+    programs = list(in_threads(jobs, lambda: 0.6 * here.left()))
     ready: list[tuple[str, Program]] = []
-    for shape in FULL if here.full else TINY:
-        where = ", ".join(map(str, shape))
-        if here.left() < 12.0 and ready:
-            here.unfinished(f"{where} with {flags}")
-            continue
-        data = jax.jit(tasks, static_argnums=(0, 1, 2))(*shape)
-        data = data.replace(x=row_by_row(data.x))
-        names = (*DUAL, "FedAvg") if here.full or not FLAGS[flags] else ("Algorithm 1",)
-        jobs = {name: partial(compiled, name, data, here.full) for name in names}
-        programs = list(in_threads(list(jobs.values()), lambda: here.left() - 3.0))
-        for name, program in zip(jobs, programs, strict=True):
+    with here.alone():
+        for name, program in zip(names, programs, strict=True):
             what = f"{where} {name}, {flags}"
-            if isinstance(program, TimeoutError):
+            if isinstance(program, TimeoutError) or here.left() < 3.0:
                 here.unfinished(what)
             elif isinstance(program, Exception):
                 here.wrong(f"{what}: {gist(program)}")
@@ -178,4 +170,4 @@ def kernels_in(folder: Path) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    step(with_flags if len(sys.argv) > 1 else measure)
+    step(part if len(sys.argv) > 1 else measure)

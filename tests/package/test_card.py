@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_the_reference_steps_to_the_minimum():
 
 
 def test_all_pairs_are_held():
-    factors = {"a": [1, 2, 3], "b": ["x", "y"], "c": [None, 0.5]}
+    factors: dict[str, list[Any]] = {"a": [1, 2, 3], "b": ["x", "y"], "c": [None, 0.5]}
     cases = list(_reference.pairs(factors, 20, np.random.default_rng(0)))
     assert _reference.count_pairs(cases, list(factors)) == 3 * 2 + 3 * 2 + 2 * 2
     assert len(cases) < 12
