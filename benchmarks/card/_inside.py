@@ -124,9 +124,9 @@ class Inside:
 
     def child(
         self, arguments: Iterable[str], *, seconds: float | None = None, environment: dict[str, str] | None = None,
-        **order: Any,
+        heard: bool = True, **order: Any,
     ) -> Child:  # fmt: skip
-        """Run Python with these arguments until it ends or is out of time; what it prints to stderr goes to the log.
+        """Run Python with these arguments until it ends or is out of time; what it prints goes to the log.
 
         It belongs to the process group of the step, and so ends with it at the latest.
 
@@ -134,6 +134,7 @@ class Inside:
           arguments: such as ``["-m", "benchmarks.scale"]``.
           seconds: at most; default those that are left but two.
           environment: variables to set.
+          heard: whether its output is wanted, which then comes to the log when it has ended; errors come at once.
           **order: what differs in the order that it gets.
         """
         limit = max(min(seconds or 1e9, self.left() - 2.0), 1.0)
@@ -141,13 +142,13 @@ class Inside:
         print(f"$ python {' '.join(command[1:])}  [{limit:.0f} s]", flush=True)
         try:
             done = subprocess.run(
-                command, stdout=subprocess.PIPE, text=True, timeout=limit, cwd=ROOT, check=False,
+                command, stdout=subprocess.PIPE if heard else None, text=True, timeout=limit, cwd=ROOT, check=False,
                 env=os.environ | (environment or {}) | {ORDER: json.dumps(self.order | order)},
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             output: Any = late.stdout or ""
             return Child(None, _shown(output.decode(errors="replace") if isinstance(output, bytes) else output))
-        return Child(done.returncode, _shown(done.stdout))
+        return Child(done.returncode, _shown(done.stdout or ""))
 
     def share_among(self, module: str, workers: int) -> None:
         """Run a module as so many processes at once, each with a number of its own; they write rows themselves."""
@@ -169,7 +170,7 @@ class Inside:
 
         def run(name: str) -> None:
             arguments, environment, order = children[name]
-            found = self.child(arguments, environment=environment, end=self.end - 4.0, **order)
+            found = self.child(arguments, environment=environment, heard=False, end=self.end - 4.0, **order)
             if found.code is None:
                 self.unfinished(f"{name}: out of time")
             elif found.code != 0:

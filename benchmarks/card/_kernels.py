@@ -6,6 +6,7 @@ To add one add a line to `EPOCHS`.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,14 +20,8 @@ from benchmarks.card._timing import on_cpu
 # A shape ``[n, m, d]`` that a kernel takes on any card that it is for.
 _USUAL = (128, 10_000, 64)
 
-
-class Epoch(NamedTuple):
-    """A kernel of the local epoch, with the functions `fits` and `epoch` of its module."""
-
-    module: str
-    takes: Callable[[int, int], bool]  # rows of d numbers of so many bytes each, be it the best for them or not
-    interpreted: Callable[[], dict[str, Any] | None]  # options for a CPU; None where this JAX cannot
-    variants: tuple[dict[str, int], ...]  # options beside those it chooses, worth a comparison on one shape
+# Since this version of JAX Triton is deprecated.
+_WITHOUT_TRITON = (0, 11)
 
 
 def _by_mosaic() -> dict[str, Any] | None:
@@ -37,14 +32,27 @@ def _by_mosaic() -> dict[str, Any] | None:
     return None if params is None else {"interpret": params(detect_races=False)}
 
 
+class Epoch(NamedTuple):
+    """A kernel of the local epoch: a module with the functions `fits` and `epoch`."""
+
+    module: str
+    used: bool  # whether the library may choose it with this version of JAX; if not it is only timed
+    interpreted: Callable[[], dict[str, Any] | None]  # options for a CPU; None where this JAX cannot
+    interprets: Callable[[int, int], bool]  # on a CPU, rows of d numbers of so many bytes each
+    variants: tuple[dict[str, Any], ...]  # options beside those it chooses, worth a comparison on one shape
+
+
 EPOCHS = {
-    "triton": Epoch(
-        "mocha_jax._node.kernel_gpu", lambda d, size: d <= 4096, lambda: {"interpret": True},
-        ({"depth": 2}, {"depth": 6}, {"warps": 2}, {"nodes": 1}, {"nodes": 4}, {"nodes": 4, "warps": 2}),
-    ),
     "mosaic": Epoch(
-        "mocha_jax._node.kernel_mosaic", lambda d, size: d * size % 16 == 0 and d * size >= 32 and d <= 256, _by_mosaic,
-        ({"depth": 2}, {"depth": 3}, {"depth": 6}, {"lanes": 2}, {"lanes": 8}, {"lanes": 16}, {"lanes": 8, "depth": 6}),
+        "mocha_jax._node.kernel_mosaic", True, _by_mosaic,
+        lambda d, size: d * size % 16 == 0 and d * size >= 32 and d <= 256,
+        ({"depth": 2}, {"depth": 3}, {"depth": 6}, {"lanes": 2}, {"lanes": 8}, {"lanes": 16}, {"lanes": 8, "depth": 6},
+         {"copied": False}, {"copied": False, "depth": 2}, {"copied": False, "lanes": 16}),
+    ),
+    "triton": Epoch(
+        "mocha_jax._node.kernel_gpu", jax.__version_info__ < _WITHOUT_TRITON, lambda: {"interpret": True},
+        lambda d, size: d <= 4096,
+        ({"depth": 2}, {"depth": 6}, {"warps": 2}, {"nodes": 1}, {"nodes": 4}, {"nodes": 4, "warps": 2}),
     ),
 }  # fmt: skip
 
@@ -57,9 +65,17 @@ class Kernel(NamedTuple):
     module: Any
     options: dict[str, Any]
 
-    def takes(self, d: int, dtype: Any) -> bool:
-        """Whether it can be called with rows of d numbers."""
-        return self.kind.takes(d, jnp.dtype(dtype).itemsize)
+    def takes(self, n: int, m: int, d: int, dtype: Any) -> bool:
+        """Whether it takes n rows of m nodes with d numbers; on a card whether it is one for them."""
+        if on_cpu():
+            return self.kind.interprets(d, jnp.dtype(dtype).itemsize)
+        return bool(self.module.fits((n, m, d), jnp.dtype(dtype)))
+
+    @property
+    def variants(self) -> list[dict[str, Any]]:
+        """Options to compare, of those that it has."""
+        known = set(inspect.signature(self.module.epoch).parameters)
+        return [variant for variant in self.kind.variants if known >= set(variant)]
 
     def passes(self, orders: Array, loss: Any, *arrays: Array, **options: Any) -> tuple[Array, Array, Array]:
         """One pass for each order ``[passes, n]``; arrays are those of `mocha_jax._node.kernel` up to the steps."""
@@ -72,9 +88,17 @@ class Kernel(NamedTuple):
         return found  # type: ignore[return-value]
 
 
-def kernels(say: Callable[[str], None]) -> Iterator[Kernel]:
-    """Those that this JAX has what they are written in for, and this card is of a generation for."""
+def kernels(say: Callable[[str], None], *, used: bool = True) -> Iterator[Kernel]:
+    """Those that this JAX has what they are written in for, and this card is of a generation for.
+
+    Args:
+      say: where to say which are left out, and why.
+      used: only those that the library may choose.
+    """
     for name, kind in EPOCHS.items():
+        if used and not kind.used and not on_cpu():
+            say(f"{name}: not used with jax {jax.__version__}")
+            continue
         try:
             module = importlib.import_module(kind.module)
         except ImportError as error:
@@ -83,7 +107,7 @@ def kernels(say: Callable[[str], None]) -> Iterator[Kernel]:
         options = kind.interpreted() if on_cpu() else {}
         if options is None:
             say(f"{name}: jax {jax.__version__} does not interpret it on a CPU")
-        elif not on_cpu() and not module.fits(_USUAL, jnp.float32):
+        elif not on_cpu() and not module.fits(_USUAL, jnp.dtype("float32")):
             say(f"{name}: not for a {jax.devices()[0].device_kind}")
         else:
             yield Kernel(name, kind, module, options)
@@ -113,5 +137,8 @@ def weigh(by_kernel: bool, v: Array, slope: Array, tasks: Any, free: Array) -> A
     if not on_cpu():
         return _weighing.best_mixture(list(v), slope, tasks, free)
     along = _weighing.along_from(list(v), jnp.sqrt(tasks.consensus.stiffness))
-    a, _ = _weighing._by_kernel(tasks, along, slope, free.astype(slope.dtype), interpret=True)
+    by = _weighing._by_kernel
+    platform = ("cuda",) if "platform" in inspect.signature(by).parameters else ()
+    how = _by_mosaic() if platform and jax.__version_info__ >= _WITHOUT_TRITON else {"interpret": True}
+    a, _ = by(*platform, tasks, along, slope, free.astype(slope.dtype), **(how or {}))
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])

@@ -54,7 +54,7 @@ def measure(here: Inside) -> None:
 def part(here: Inside) -> None:
     """Compile, then time when nobody else compiles."""
     name = sys.argv[1]
-    found = {kernel.name: kernel for kernel in kernels(here.note if name == "variants" else print)}
+    found = {kernel.name: kernel for kernel in kernels(here.note if name == "variants" else print, used=False)}
     jobs = _jobs(here.full, found)[name]
     programs = list(in_threads([partial(_compiled, found, job) for job in jobs], lambda: 0.55 * here.left()))
     with here.alone():
@@ -76,8 +76,8 @@ def _jobs(full: bool, found: dict[str, Kernel]) -> dict[str, list[Job]]:
     both = ("loops", "kernel") if not on_cpu() else ("loops",)
     variants = [
         Job(goal, by=name, variant=tuple(variant.items()))
-        for name, k in found.items() if k.takes(goal[2], jnp.float32)
-        for variant in ({}, *(k.kind.variants if full else ()))
+        for name, k in found.items() if k.takes(goal[1], goal[0], goal[2], jnp.float32)
+        for variant in ({}, *(k.variants if full else ()))
     ]  # fmt: skip
     more = [(loss, "float32") for loss in bench.LOSSES if loss != "hinge"] + [("hinge", "bfloat16")]
     return {
