@@ -154,16 +154,25 @@ class Inside:
         """Run a module as so many processes at once, each with a number of its own; they write rows themselves."""
         self._at_once({f"process {w}": (["-m", module], {}, {"worker": w, "workers": workers}) for w in range(workers)})
 
-    def apart(self, module: str, parts: Mapping[str, Mapping[str, str]]) -> None:
+    def apart(
+        self, module: str, parts: Mapping[str, Mapping[str, str]], part: Callable[[Inside, str], None]
+    ) -> None:  # fmt: skip
         """Run each part of a step by a process of its own: all compile at once, and take times one after the other.
 
+        Tiny ones are run here, one after the other, unless they need another environment.
+
         Args:
-          module: to run, with the name of a part.
+          module: this one, run with the name of a part.
           parts: variables of the environment by name.
+          part: what to do.
         """
+        mine = {} if self.full else {name: more for name, more in parts.items() if not more}
         with scratch() as folder:
             turns = {"turns": str(Path(folder) / "turns"), "patience": 0.55 * self.left(), "worker": 0}
-            self._at_once({name: (["-m", module, name], dict(more), turns) for name, more in parts.items()})
+            others = {name: more for name, more in parts.items() if name not in mine}
+            self._at_once({name: (["-m", module, name], dict(more), turns) for name, more in others.items()})
+        for name in mine:
+            part(self, name)
 
     def _at_once(self, children: Mapping[str, tuple[list[str], dict[str, str], dict[str, Any]]]) -> None:
         """Children beside each other, which must be over two seconds before the step's own end."""
@@ -200,13 +209,16 @@ class Inside:
             file.write(json.dumps(_plain(line)) + "\n")
 
 
-def step(measure: Callable[[Inside], None]) -> None:
-    """Run a step, or a worker of it, to its end."""
+def step(measure: Callable[[Inside], None], part: Callable[[Inside, str], None] | None = None) -> None:
+    """Run a step, a worker of it, or a part, to its end."""
     here = Inside.from_environment()
     faulthandler.register(signal.SIGTERM, chain=True)  # where it was at its limit goes to the log
     _end_with_parent()
     _listen(here)
-    measure(here)
+    if part is not None and len(sys.argv) > 1:
+        part(here, sys.argv[1])
+    else:
+        measure(here)
     if "worker" not in here.order:
         here._write({"end": True})
     sys.stdout.flush()

@@ -9,7 +9,6 @@ its rounds).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,13 +41,12 @@ class Setting(NamedTuple):
 
 def measure(here: Inside) -> None:
     """A process for each model, then torch."""
-    here.apart("benchmarks.card.averaging", {name: {} for name in (MODELS if here.full else MODELS[2:])})
+    here.apart("benchmarks.card.averaging", {name: {} for name in (MODELS if here.full else MODELS[2:])}, part)
     _torch(here, {detail["what"]: detail["seconds"] for detail in here.details()})
 
 
-def part(here: Inside) -> None:
+def part(here: Inside, name: str) -> None:
     """One model: compile both ways, then time them."""
-    name = sys.argv[1]
     setting = _setting(name, here.full)
     warm = list(in_threads([partial(_run, way) for way in setting[:2]], lambda: 0.6 * here.left()))
     taken: list[float] = []
@@ -209,4 +207,4 @@ def _torch(here: Inside, taken: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    step(part if len(sys.argv) > 1 else measure)
+    step(measure, part)

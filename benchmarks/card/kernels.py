@@ -140,7 +140,7 @@ def _summary(here: Inside, cases: list[dict[str, Any]], names: list[str]) -> Non
     found = here.details()
     epochs = [detail for detail in found if detail["kind"] == "epoch"]
     of_all = _reference.count_pairs(cases, names)
-    for name in sorted({detail["kernel"] for detail in epochs}):
+    for name in sorted({detail["kernel"] for detail in epochs} - {"none"}):
         mine = [detail for detail in epochs if detail["kernel"] == name]
         held, right = (
             _reference.count_pairs([detail["case"] for detail in mine], names),

@@ -8,7 +8,6 @@ sample cannot be further above scikit-learn's than the gap of all models says.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ LOSSES: dict[str, mj.losses.Loss] = {
 
 def measure(here: Inside) -> None:
     """A process for each number of models; then both beside scikit-learn."""
-    here.apart("benchmarks.card.many", {str(m): {} for m in ((100_000, 1_000_000) if here.full else (40,))})
+    here.apart("benchmarks.card.many", {str(m): {} for m in ((100_000, 1_000_000) if here.full else (40,))}, part)
     found = here.details()
     theirs = {detail["kind"]: detail for detail in found if "each" in detail}
     for ours in (detail for detail in found if "seconds" in detail):
@@ -44,9 +43,9 @@ def measure(here: Inside) -> None:
             )
 
 
-def part(here: Inside) -> None:
+def part(here: Inside, name: str) -> None:
     """All kinds of one number of models."""
-    m, sample = int(sys.argv[1]), 3000 if here.full else 8
+    m, sample = int(name), 3000 if here.full else 8
     kinds = KINDS if here.full else KINDS[2:]
     data = {kind: made(kind, m) for kind in kinds}
     warm = list(in_threads([partial(_solve, kind, data[kind]) for kind in kinds], lambda: 0.6 * here.left()))
@@ -119,4 +118,4 @@ def _beside(here: Inside, kind: str, data: mj.TaskData, solution: mj.Solution, s
 
 
 if __name__ == "__main__":
-    step(part if len(sys.argv) > 1 else measure)
+    step(measure, part)

@@ -7,7 +7,6 @@ several at once, and timed when nothing else is compiled.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -46,14 +45,12 @@ class Job(NamedTuple):
 
 def measure(here: Inside) -> None:
     """The shape that is the goal with all variants, the other shapes, the other losses."""
-    here.apart(
-        "benchmarks.card.passes", {name: {} for name in ("variants", "shapes", "losses")[: 3 if here.full else 1]}
-    )
+    names = ("variants", "shapes", "losses")[: 3 if here.full else 1]
+    here.apart("benchmarks.card.passes", {name: {} for name in names}, part)
 
 
-def part(here: Inside) -> None:
+def part(here: Inside, name: str) -> None:
     """Compile, then time when nobody else compiles."""
-    name = sys.argv[1]
     found = {kernel.name: kernel for kernel in kernels(here.note if name == "variants" else print, used=False)}
     jobs = _jobs(here.full, found)[name]
     programs = list(in_threads([partial(_compiled, found, job) for job in jobs], lambda: 0.55 * here.left()))
@@ -152,4 +149,4 @@ def _time(
 
 
 if __name__ == "__main__":
-    step(part if len(sys.argv) > 1 else measure)
+    step(measure, part)

@@ -11,7 +11,6 @@ XLA reads its flags once in a process, so every set of flags has a process of it
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -46,17 +45,18 @@ DUAL: dict[str, tuple[Any, Any]] = {
 
 def measure(here: Inside) -> None:
     """A process for each shape and set of flags."""
-    shapes = FULL if here.full else TINY
+    usual = os.environ.get("XLA_FLAGS", "")
     parts = {
-        f"{', '.join(map(str, shape))}; {name}": {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
-        for name, flags in FLAGS.items() for shape in shapes
-    }  # fmt: skip
-    here.apart("benchmarks.card.rounds", parts)
+        f"{', '.join(map(str, shape))}; {name}": {"XLA_FLAGS": f"{usual} {flags}".strip()} if flags else {}
+        for name, flags in FLAGS.items()
+        for shape in (FULL if here.full else TINY)
+    }
+    here.apart("benchmarks.card.rounds", parts, part)
 
 
-def part(here: Inside) -> None:
+def part(here: Inside, name: str) -> None:
     """All algorithms of one shape at once: first they are compiled, then timed; at last kernels are counted."""
-    where, _, flags = sys.argv[1].partition("; ")
+    where, _, flags = name.partition("; ")
     m, n, d = map(int, where.split(", "))
     sheet, how = machine()
     if not on_cpu() and not FLAGS[flags]:
@@ -172,4 +172,4 @@ def kernels_in(folder: Path) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    step(part if len(sys.argv) > 1 else measure)
+    step(measure, part)

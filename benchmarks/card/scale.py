@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
 from benchmarks.card._inside import Inside, step
@@ -16,7 +14,7 @@ def measure(here: Inside) -> None:
     sizes = [100_000, 1_000_000, 10_000_000] if here.full else [200]
     parts: dict[str, dict[str, str]] = {str(m): {} for m in sizes}
     parts |= {f"{m} {_CPU}": {"JAX_PLATFORMS": "cpu"} for m in sizes[:2] if here.full}
-    here.apart("benchmarks.card.scale", parts)
+    here.apart("benchmarks.card.scale", parts, part)
     seconds = {detail["part"]: detail["seconds"] for detail in here.details()}
     for m in sizes:
         if str(m) in seconds and f"{m} {_CPU}" in seconds:
@@ -24,14 +22,14 @@ def measure(here: Inside) -> None:
             here.figure(f"{m:,} tasks: the CPU's seconds over the card's", ratio, "times")
 
 
-def part(here: Inside) -> None:
+def part(here: Inside, name: str) -> None:
     """A solve of so many tasks; the timed one is the second."""
     from benchmarks import scale
 
-    count, _, where = sys.argv[1].partition(" ")
+    count, _, where = name.partition(" ")
     m, what = int(count), f"{int(count):,} tasks {where}".rstrip()
     row = scale.measure(m, "proximal", 0, here.alone())
-    here.detail(part=sys.argv[1], **row)
+    here.detail(part=name, **row)
     note = f"{row['rounds']} rounds to {row['gap']:.1e}, the first solve {row['compile_s']:.1f} s more"
     here.figure(f"{what}: a solve to a joint gap of 1e-2", row["seconds"], "s", note=note)
     here.figure(
@@ -45,4 +43,4 @@ def part(here: Inside) -> None:
 
 
 if __name__ == "__main__":
-    step(part if len(sys.argv) > 1 else measure)
+    step(measure, part)
