@@ -20,10 +20,13 @@ g averaging: `benchmarks.fedavg_round`, more models, torch. h first: `benchmarks
 i slides: `experiments.fedavg_rounds`, cells that are missing in its tables.
 
 A step is a process group of its own with a limit of its own: it gets its share of the time that is left, is killed at
-its end with all its children, and what it has said until then counts. DIR gets three files, ``card.json`` (all
-figures), ``card.txt`` (the table; it marks what is off its prediction by more than 1.5 times) and ``card.log`` (a
-section for each step), written after every step, and a folder ``slides``: a CSV, a picture, a checkpoint. Started again
-with the same DIR it goes on: a step that is complete is not run again unless with ``--again``.
+its end with all its children, and what it has said until then counts. Steps b take no times and run side by side; the
+programs of a later step are compiled side by side by some processes, which then take times one after the other.
+
+DIR gets three files, ``card.json`` (all figures), ``card.txt`` (the table; it marks what is off its prediction by more
+than 1.5 times) and ``card.log`` (a section for each step; while a step runs its section is a file of its own), written
+after every step, and a folder ``slides``: a CSV, a picture, a checkpoint. Started again with the same DIR it goes on: a
+step that is complete is not run again unless with ``--again``.
 
 Programs that steps compile are shared by a cache, but for the step that measures first results. No process takes most
 of the card's memory at once (XLA_PYTHON_CLIENT_PREALLOCATE=false): some have others beside them. This one takes none.
