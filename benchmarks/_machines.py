@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from benchmarks._cards import CARDS
+from benchmarks._cards import CARDS, Card
 
 
 class Link(NamedTuple):
@@ -52,16 +52,25 @@ def _of_steps(start: float) -> tuple[tuple[str, float], ...]:
     return tuple((name, steps * start) for name, steps in _STEPS_A_COLUMN.items())
 
 
-_H100 = CARDS["H100"]
 _GPU_START, _TPU_START = 3e-6, 1e-6
 
-MACHINES = {
-    # Data sheet: memory and its bandwidth, 67 Tflop/s in float32, NVLink 450 GB/s each way among 8, InfiniBand NDR
-    # 400 Gb/s a card beyond. Assumed: 3 us a start, 5.5 TB/s of the second cache, 2 and 5 us a hop.
-    "H100": Machine(
-        _H100.name, _GPU_START, ((_H100.cache, 5.5e12), (math.inf, _H100.bandwidth)), 67e12, _H100.memory,
+
+def of_card(card: Card) -> Machine:
+    """A GPU. From its data sheet: memory, bandwidth, arithmetic in float32, of an H100 67 Tflop/s.
+
+    Of the H100: NVLink 450 GB/s each way among 8, InfiniBand NDR 400 Gb/s a card beyond. Assumed: 3 us a start, 5.5
+    TB/s of the second cache, 2 and 5 us a hop.
+    """
+    cache = max(5.5e12, 1.2 * card.bandwidth)
+    return Machine(
+        card.name, _GPU_START, ((card.cache, cache), (math.inf, card.bandwidth)),
+        2.0 * card.cores * card.fpus * card.clock * 1e9, card.memory,
         (Link(8, 450e9, 2e-6), Link(2**20, 50e9, 5e-6)), columns=_of_steps(_GPU_START),
-    ),
+    )  # fmt: skip
+
+
+MACHINES = {
+    "H100": of_card(CARDS["H100"]),
     # Data sheet: 16 GB at 819 GB/s, 197 Tflop/s in bfloat16, six passes of which make a float32 product, 4 links of
     # 400 Gb/s each way on a torus. Assumed: 1 us a step, about the latency of its memory, and 1 us a hop; scalars free.
     "TPU v5e": Machine(

@@ -140,7 +140,7 @@ def check(regularizers: dict[str, tuple[Any, Any]]) -> list[dict[str, Any]]:
 
 def _on_this_cpu(shape: Shape, algorithm: Any, regularizer: Any, machine: Machine) -> tuple[Prediction, float]:
     """What is predicted of a round, and its seconds: of twice as many rounds, what they take more."""
-    problem, key, rounds = mj.Problem(_tasks(*shape), mj.losses.Hinge(), regularizer), jax.random.key(0), 10
+    problem, key, rounds = mj.Problem(tasks(*shape), mj.losses.Hinge(), regularizer), jax.random.key(0), 10
 
     def program(count: int) -> Any:
         def go(key: jax.Array, problem: mj.Problem) -> Any:
@@ -159,7 +159,7 @@ def _on_this_cpu(shape: Shape, algorithm: Any, regularizer: Any, machine: Machin
     return predicted(programs[0], rounds, machine, longest=True), float(min(times[1]) - min(times[0])) / rounds
 
 
-def _tasks(m: int, n: int, d: int) -> mj.TaskData:
+def tasks(m: int, n: int, d: int) -> mj.TaskData:
     x, w, noise = (jax.random.normal(jax.random.key(j), s) for j, s in enumerate([(m, n, d), (m, d), (m, n)]))
     y = jnp.sign(jnp.einsum("mnd,md->mn", x, w) / d**0.5 + 0.3 * noise)
     weight = jnp.full((m, n), 1.0 / n)

@@ -298,7 +298,10 @@ def main() -> None:
         options.json.write_text(json.dumps({"counts": counts, "wrong": bad}, indent=1))
 
 
-def sweep(group: Group, rounds: int) -> dict[tuple[str, str], dict[str, Any]]:
+def sweep(
+    group: Group, rounds: int, dtypes: tuple[str, ...] = ("float32", "float64"),
+    algorithms: dict[str, mj.Mocha] | None = None,
+) -> dict[tuple[str, str], dict[str, Any]]:  # fmt: skip
     """All solves of a group, by dtype and algorithm; those in float64 go on for longer."""
     return {
         (dtype, name): jax.tree.map(
@@ -308,8 +311,8 @@ def sweep(group: Group, rounds: int) -> dict[tuple[str, str], dict[str, Any]]:
                 rounds=rounds * (1 if dtype == "float32" else 4),
             ),
         )
-        for dtype in ("float32", "float64")
-        for name, algorithm in ALGORITHMS.items()
+        for dtype in dtypes
+        for name, algorithm in (algorithms or ALGORITHMS).items()
         if not (group.regularizer == "sparse" and name == "proximal")
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -46,10 +46,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", help="also write the rows here")
+    parser.add_argument("--no-gradient", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        print(json.dumps(measured(options.models[0], options.tasks, options.samples, options.features)))
+        sizes = options.tasks, options.samples, options.features
+        for found in measured(options.models[0], *sizes, gradient=not options.no_gradient):
+            print(json.dumps(found), flush=True)
         return
     shape = f"{options.tasks} x {options.samples} x {options.features}"
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; {shape}; seconds, medians of {options.repeats}")
@@ -76,22 +79,37 @@ def main() -> None:
 def in_processes(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Measure in a new process, and in another one that finds what the first compiled."""
     with tempfile.TemporaryDirectory() as cache:
-        keep = {
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        sizes = (f"--{size}={getattr(options, size)}" for size in ("tasks", "samples", "features"))
-        command = [sys.executable, "-m", "benchmarks.compile_time", "--alone", "--models", name, *sizes]
+        command, keep = alone(name, options.tasks, options.samples, options.features, cache)
         first, after = (
-            json.loads(subprocess.run(command, env=os.environ | keep, capture_output=True, check=True).stdout)
+            json.loads(
+                subprocess.run(
+                    [sys.executable, *command], env=os.environ | keep, capture_output=True, check=True
+                ).stdout.splitlines()[-1]
+            )
             for _ in range(2)
-        )
+        )  # fmt: skip
     return first | {"next_solve_s": after["solve_s"], "next_grad_s": after["grad_s"]}
 
 
-def measured(name: str, *shape: int) -> dict[str, float]:
-    """Measure in this process: a first solve, a second one, a gradient."""
+def alone(
+    name: str, tasks: int, samples: int, features: int, cache: str, *, gradient: bool = True
+) -> tuple[list[str], dict[str, str]]:
+    """Arguments of Python and variables of a process that measures a model and keeps what it compiles in a folder.
+
+    It prints what it has found so far after every measurement.
+    """
+    keep = {
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    sizes = {"tasks": tasks, "samples": samples, "features": features}
+    given = [f"--{size}={count}" for size, count in sizes.items()] + ([] if gradient else ["--no-gradient"])
+    return ["-m", "benchmarks.compile_time", "--alone", "--models", name, *given], keep
+
+
+def measured(name: str, *shape: int, gradient: bool = True) -> Iterator[dict[str, float]]:
+    """Measure in this process: a first solve, a second one, a gradient. All that is known after each."""
     heard: dict[str, float] = {}
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -107,13 +125,13 @@ def measured(name: str, *shape: int) -> dict[str, float]:
         data = pack_tasks(*raw[seed], loss_scaling="task_mean")
         return solve(Problem(data, mj.losses.Hinge(), regularizer(lam)), algorithm, tol=1e-3, max_rounds=200)
 
-    def gradient() -> jax.Array:
+    def of_strength() -> jax.Array:
         return jax.grad(lambda lam: (solved(lam, 0).weights ** 2).sum())(0.1)
 
-    found: dict[str, float] = {}
+    found: dict[str, float] = {"grad_s": np.nan, "grad_programs": np.nan}
     kinds: dict[str, Callable[[], Any]] = {"solve": lambda: solved(0.1, 0), "again": lambda: solved(0.1, 1)}
-    if name != "(15)":  # which is not convex in both
-        kinds["grad"] = gradient
+    if gradient and name != "(15)":  # which is not convex in both
+        kinds["grad"] = of_strength
     for what, work in kinds.items():
         heard.update(programs=0, compiler_s=0.0)
         began = time.perf_counter()
@@ -122,7 +140,7 @@ def measured(name: str, *shape: int) -> dict[str, float]:
         found |= {f"{what}_{k}": v for k, v in heard.items()}
         if what == "solve":
             found["gap"] = float(answer.relative_gap)
-    return {"grad_s": np.nan, "grad_programs": np.nan} | found
+        yield found
 
 
 def samples(seed: int, tasks: int, rows: int, features: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

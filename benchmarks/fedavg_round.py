@@ -64,11 +64,11 @@ def main() -> None:
     median = {name: statistics.median(t) for name, t in times.items()}
     if options.model == "2nn":
         torch = subprocess.run(
-            [sys.executable, "-m", "benchmarks._torch_fedavg", str(options.turns), str(options.rounds)],
+            [sys.executable, "-m", "benchmarks._torch_fedavg", "2nn", str(options.turns), str(options.rounds), "cpu"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if torch.returncode == 0:
-            median["torch"] = float(torch.stdout)
+            median["torch"] = json.loads(torch.stdout.splitlines()[-1])["seconds"]
         else:
             print("torch is not installed here")
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; median of {options.turns} x {options.rounds} rounds")
@@ -110,25 +110,37 @@ def library(problem: mj.Prediction, model: mj.networks.Network, at_once: int | N
     return mj.run(small, algorithm, jax.random.key(0), num_rounds=rounds, record_every=rounds)[0]
 
 
-def plain(model: mj.networks.Network, x: Array, y: Array, together: bool, rounds: int) -> Any:
+Loss = Callable[[mj.networks.Network, Any, Array, Array], Array]
+
+
+def plain(
+    model: mj.networks.Network, x: Array, y: Array, together: bool, rounds: int, *, chosen: int = CHOSEN,
+    rate: float = RATE, loss: Loss | None = None,
+) -> Any:  # fmt: skip
     """As little as it takes."""
     params = model.init(jax.random.key(0))
-    chosen = np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     for _ in range(rounds):
-        params = _round(model, params, x, y, jnp.asarray(chosen.permutation(CLIENTS)[:CHOSEN]), together)
+        some = jnp.asarray(draw.permutation(len(x))[:chosen])
+        params = _round(model, params, x, y, some, together, rate, loss or cross_entropy)
     return params
 
 
-@partial(jax.jit, static_argnums=5)
-def _round(model: mj.networks.Network, params: Any, x: Array, y: Array, chosen: Array, together: bool) -> Any:
-    def loss(p: Any, x: Array, y: Array) -> Array:
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(p, x), y).mean()
+def cross_entropy(model: mj.networks.Network, params: Any, x: Array, y: Array) -> Array:
+    """Of classes."""
+    return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
 
+
+@partial(jax.jit, static_argnums=(5, 7))
+def _round(
+    model: mj.networks.Network, params: Any, x: Array, y: Array, chosen: Array, together: bool, rate: float, loss: Loss
+) -> Any:  # fmt: skip
     def client(i: Array) -> Any:
         def step(p: Any, batch: tuple[Array, Array]) -> tuple[Any, None]:
-            return jax.tree.map(lambda a, g: a - RATE * g, p, jax.grad(loss)(p, *batch)), None
+            gradient = jax.grad(partial(loss, model))(p, *batch)
+            return jax.tree.map(lambda a, g: a - rate * g, p, gradient), None
 
-        cut = x[i].reshape(-1, BATCH, FEATURES), y[i].reshape(-1, BATCH)
+        cut = x[i].reshape(-1, BATCH, *x.shape[2:]), y[i].reshape(-1, BATCH, *y.shape[2:])
         return lax.scan(step, params, cut)[0]
 
     ends = jax.vmap(client)(chosen) if together else lax.map(client, chosen)

@@ -116,18 +116,23 @@ def main() -> None:
             json.dump([case._asdict() for case in cases], file)
 
 
-def audit(loss: str, regularizer: str, seed: int) -> Iterator[Case]:
-    """One loss and regularizer: all servers, precisions and budgets."""
-    exact = problem_of(loss, regularizer, seed)
-    reference = differences(exact)
+def audit(
+    loss: str, regularizer: str, seed: int, *, servers: int = 2, dtypes: tuple[Any, ...] = (np.float32, np.float64),
+    budgets: tuple[str, ...] = tuple(BUDGETS),
+) -> Iterator[Case]:  # fmt: skip
+    """One loss and regularizer: all servers, or as many as said, precisions and budgets."""
+    with jax.default_device(cpu()):  # of an accelerator only what it finds is wanted
+        exact = problem_of(loss, regularizer, seed)
+        reference = differences(exact)
+    exact = jax.tree.map(np.asarray, exact)
     alternates = exact.regularizer.learned and exact.regularizer.jointly_convex
-    for server in ("proximal", "dual") if alternates else ("dual",):
+    for server in (("proximal", "dual") if alternates else ("dual",))[:servers]:
         algorithm = mj.Mocha(server=server)
-        for dtype in (np.float32, np.float64):
+        for dtype in dtypes:
             problem = cast(exact, dtype)
             through = jax.jit(jax.grad(lambda t, state, p=problem, a=algorithm: after(moved(p, t), a, state)))
-            for budget, limits in BUDGETS.items():
-                solution = mj.solve(problem, algorithm, **limits)
+            for budget in budgets:
+                solution = mj.solve(problem, algorithm, **BUDGETS[budget])
                 found = mj.hypergradient(score, solution, adjoint=mj.Implicit(worst=1e30))
                 value, off = (in_logarithms(problem, g) for g in (found.gradient, found.error))
                 by_grad = np.asarray(through(jnp.zeros(len(value), dtype), solution.state), float)
@@ -141,6 +146,14 @@ def audit(loss: str, regularizer: str, seed: int) -> Iterator[Case]:
                         float(abs(by_grad[k] - reference[k]) / scale[k]), float(solution.certificate.residual),
                         float(found.distance), float(found.residual),
                     )  # fmt: skip
+
+
+def cpu() -> Any:
+    """A device of the CPU, where JAX was not told to do without."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def problem_of(loss: str, regularizer: str, seed: int) -> mj.Problem:

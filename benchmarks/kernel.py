@@ -3,7 +3,8 @@
 For each shape and loss: microseconds of one pass over all rows by the Pallas kernel and by the loops that XLA compiles
 (the same function, `mocha_jax._node.ascent.ascend`, and the same data; the results are compared), and the share of the
 device's copy bandwidth that the kernel reaches, counting X once. The copy is measured in the same run. Medians
-of several calls of several passes each; compile times apart.
+of several calls of several passes each; compile times apart. Where X would fit into the device's cache a call goes
+through several sets of samples, one after the other.
 
 Then, on any device: what storing the samples in bfloat16 does to the solution. Rounding the samples makes another
 problem, which is solved as exactly as ever; its dual point and its weights are certified for the original one.
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ import numpy as np
 import mocha_jax as mj
 from experiments import tasksets
 from mocha_jax._node.ascent import ascend, visiting_orders
-from mocha_jax._node.layout import time_major
+from mocha_jax._node.layout import TimeMajor, time_major
 
 GOAL = (10_000, 128, 64)
 SHAPES = [
@@ -37,6 +38,7 @@ LOSSES = {
     "logistic": mj.losses.Logistic(),
 }  # fmt: skip
 PASSES = 5
+_CACHE = 64 * 2**20  # bytes, about, of the second level of a large GPU
 
 
 def main() -> None:
@@ -76,42 +78,58 @@ def main() -> None:
 
 def speed(shape: tuple[int, int, int], loss: str, storage: str, copy: float, repeats: int) -> dict[str, Any]:
     """One pass by kernel and by loops."""
-    arguments = jax.block_until_ready(make(shape, storage))
+    sets = jax.block_until_ready(several_sets(shape, storage))
+    passes = passes_over(sets)
     kernel, loops = (jax.jit(partial(several_passes, backend=b), static_argnums=0) for b in ("pallas", "xla"))
-    ours, compile_s = seconds(lambda: kernel(loss, *arguments), repeats)
-    theirs, _ = seconds(lambda: loops(loss, *arguments), max(repeats // 3, 1))
-    differ = max(
-        float(jnp.max(jnp.abs(a - b)))
-        for a, b in zip(kernel(loss, *arguments), loops(loss, *arguments), strict=True)
-    )  # fmt: skip
-    nbytes = arguments[0].x.nbytes
-    return dict(shape=shape, loss=loss, storage=storage, kernel_us=1e6 * ours / PASSES, loops_us=1e6 * theirs / PASSES,
-                share=nbytes * PASSES / ours / copy, compile_s=compile_s, differ=differ)  # fmt: skip
+    ours, compile_s = seconds(lambda: kernel(loss, sets), repeats)
+    theirs, _ = seconds(lambda: loops(loss, sets), max(repeats // 3, 1))
+    both = zip(*(jax.tree.leaves(by(loss, sets)) for by in (kernel, loops)), strict=True)
+    differ = max(float(jnp.max(jnp.abs(a - b))) for a, b in both)
+    nbytes = sets[0][0].x.nbytes
+    return dict(shape=shape, loss=loss, storage=storage, kernel_us=1e6 * ours / passes, loops_us=1e6 * theirs / passes,
+                share=nbytes * passes / ours / copy, compile_s=compile_s, differ=differ)  # fmt: skip
 
 
-def several_passes(
-    loss: str, data: mj.TaskData, beta: jax.Array, w: jax.Array, q: jax.Array, steps: jax.Array, *, backend: str
-) -> Any:
-    """Several passes in one program, which hides the launch."""
-    data = time_major(data, (), backend)
-    return ascend(visiting_orders(jax.random.key(0), data, PASSES), LOSSES[loss], data, beta, w, q, steps)
+Arguments = tuple[mj.TaskData, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def several_passes(loss: str, sets: tuple[Arguments, ...], *, backend: str) -> Any:
+    """Several passes in one program, which hides the launch: over one set of samples, or one over each of several."""
+    found, key = [], jax.random.key(0)
+    for data, *rest in sets:
+        data = data.replace(layout=cast(TimeMajor, data.layout).replace(backend=backend))
+        orders = visiting_orders(key, data, PASSES if len(sets) == 1 else 1)
+        found.append(ascend(orders, LOSSES[loss], data, *rest))
+    return found
+
+
+def passes_over(sets: tuple[Arguments, ...]) -> int:
+    """How many passes `several_passes` does."""
+    return PASSES if len(sets) == 1 else len(sets)
+
+
+def several_sets(shape: tuple[int, int, int], storage: str) -> tuple[Arguments, ...]:
+    """As many sets of samples as it takes for none to be left in the cache when its turn comes again."""
+    size = np.prod(shape, dtype=float) * jnp.dtype(storage).itemsize
+    count = 1 if size >= 4 * _CACHE or jax.default_backend() == "cpu" else min(int(3 * _CACHE / size) + 1, 6)
+    return tuple(make(shape, storage, jax.random.key(k)) for k in range(count))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def make(shape: tuple[int, int, int], storage: str) -> tuple[mj.TaskData, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The arguments of `several_passes`, made on the device."""
+def make(shape: tuple[int, int, int], storage: str, key: jax.Array) -> Arguments:
+    """A set of arguments, made on the device and laid out."""
     m, n, d = shape
-    keys = jax.random.split(jax.random.key(0), 3)
+    keys = jax.random.split(key, 3)
     x = (jax.random.normal(keys[0], (m, n, d)) / d**0.5).astype(storage)
     y = jnp.where(jax.random.bernoulli(keys[1], shape=(m, n)), 1.0, -1.0)
     data = mj.TaskData(x, y, jnp.full((m, n), 1.0 / n), jnp.arange(m, dtype=jnp.int32), num_tasks=m)
     w = jax.random.normal(keys[2], (m, d))
-    return data, jnp.zeros((m, n)), w, jnp.ones(m), jnp.full(m, PASSES * n, jnp.int32)
+    return time_major(data), jnp.zeros((m, n)), w, jnp.ones(m), jnp.full(m, PASSES * n, jnp.int32)
 
 
 def copy_bandwidth(repeats: int) -> float:
     """Bytes per second of an elementwise operation: what is read and what is written, together."""
-    x = jnp.ones((2**28,), jnp.float32)
+    x = jax.random.normal(jax.random.key(0), (2**28,))
     copy = jax.jit(lambda x: x + 1.0)
     return 2 * x.nbytes / seconds(lambda: copy(x), repeats)[0]
 
