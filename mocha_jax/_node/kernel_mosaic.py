@@ -42,7 +42,8 @@ _LONGEST = 4096  # features that a program holds without spilling registers
 # Of a row a thread holds so many, and as many of w and of u, and of every row that is in flight in registers; with more
 # lanes a node's own work is done more often.
 _NUMBERS_COPIED, _NUMBERS = 16, 8
-# So many fill a card; with fewer it is the length of a step that counts, and small programs spread better.
+_KEPT = _THREADS * 16  # longer rows leave no registers for w, which is read again every step, and for so many in flight
+# So many fill a card; with fewer it is the length of a step that counts, and a copy waits longer than a load.
 _PROGRAMS = 128
 
 # Cards by the first number of their compute capability. Of a card that is not here its name is all there is.
@@ -91,7 +92,7 @@ def program(
     """Choose what is not given of a program for samples of this shape, on the card lowered for."""
     _, m, d = shape
     size = jnp.dtype(dtype).itemsize
-    vector = _LOAD // size
+    vector = (_LOAD if d <= _KEPT else _LOAD // 2) // size  # long rows find no four registers side by side
     while d % vector:  # rows begin at a multiple of what is loaded at once
         vector //= 2
     by_size = max(min(pl.next_power_of_2(pl.cdiv(d, _NUMBERS_COPIED)), _WARP // 2, _floor(d // vector)), 2)
@@ -102,10 +103,13 @@ def program(
         lanes = by_size
     elif lanes is None:
         lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
-        while m * lanes < _PROGRAMS * _THREADS and 4 * lanes <= d:
-            lanes *= 2
     lanes = min(lanes, _THREADS, _floor(d))
     return Program(min(_THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
+
+
+def rows_in_flight(d: int) -> int:
+    """Rows that a program has asked for, where it is not given."""
+    return 4 if d <= _KEPT else 2
 
 
 def _floor(number: int) -> int:
@@ -129,7 +133,7 @@ def epoch(
     loss: Loss,
     *arrays: Array,
     lanes: int | None = None,
-    depth: int = 4,
+    depth: int | None = None,
     copied: bool | None = None,
     interpret: Any = False,
 ) -> Result:
@@ -145,6 +149,7 @@ def epoch(
     """
     x, y, weight, norm2, beta, w, q, steps, order, *earlier = arrays
     tile = program(x.shape, x.dtype, lanes, copied)
+    depth = depth or rows_in_flight(x.shape[-1])
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
     slots = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
     options: dict[str, Any] = {f"out_{_TYPE}": results, f"scratch_{_TYPE}s": slots if tile.copied else []}
@@ -250,7 +255,7 @@ def _kernel(
             if n % depth:  # the last turn is not full
                 c_i = jnp.where(k < n, c_i, 0)
             beta_i, moved, spent = step(
-                loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start, curvature, moved, spent, budget
+                loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start or pieces(w), curvature, moved, spent, budget
             )
 
             @pl.when(k < n)
@@ -262,7 +267,7 @@ def _kernel(
 
     if overlap:
         new = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, shape, 1), matrix) >= overlap
-    start, curvature, budget = pieces(w), _load(q.at[nodes], row), _load(steps.at[nodes], row)
+    start, curvature, budget = pieces(w) if d <= _KEPT else (), _load(q.at[nodes], row), _load(steps.at[nodes], row)
     loss = jax.tree.unflatten(structure, [_load(h.at[nodes], row) for h in hyperparameters])
     turns, rows = pl.cdiv(n, depth), []
     for j in range(depth):
