@@ -3,7 +3,8 @@
 The compilers of JAX's CUDA plugin and of libtpu need no device. Which one is installed decides what is compiled for, so
 it takes an environment for each; `.ci/run` makes them. Nothing is run and no time is measured. It prints
 
-- of the kernels for GPUs alone, for every width: the registers of a thread and what it spills, the most of all losses;
+- of the kernels for GPUs alone, for every width, many nodes and few: the registers of a thread and what it spills, the
+  most of all losses;
 - of whole runs (losses, shapes, algorithms and servers, on one device and on several): how often the kernel of the
   library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, and memory
   for arguments and temporaries relative to the samples.
@@ -11,19 +12,20 @@ it takes an environment for each; `.ci/run` makes them. Nothing is run and no ti
 `--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
 1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
 
-The exit status counts what is wrong: does not compile, spills, or has loops where the kernel is expected.
+The exit status counts what is wrong: does not compile, spills, or has loops where the kernel is expected, or a kernel by
+Triton with a JAX in which that is deprecated.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,10 +68,12 @@ from benchmarks._prediction import check, predict  # noqa: E402
 from benchmarks._programs import resources  # noqa: E402
 from benchmarks._work import steps  # noqa: E402
 from mocha_jax._data.placement import in_format  # noqa: E402
+from mocha_jax._node import ascent  # noqa: E402
 
 SLICES = {"TPU v5e": {4: "v5e:2x2", 256: "v5e:16x16"}, "TPU v5p": {4: "v5p:2x2x1"}}
 MACHINES = tuple(CARDS if GPU else SLICES)
-KERNELS = ("__gpu$xla.gpu.triton", "mosaic_gpu_v2") if GPU else ("tpu_custom_call",)
+TRITON = "__gpu$xla.gpu.triton"  # not with JAX 0.11 or newer
+KERNELS = (TRITON, "mosaic_gpu_v2") if GPU else ("tpu_custom_call",)
 LOSSES = {
     "hinge": mj.losses.Hinge(),
     "smoothed hinge": mj.losses.SmoothedHinge(0.5),
@@ -81,10 +85,8 @@ LOSSES = {
     "huber": mj.losses.Huber(1.0),
     "quantile": mj.losses.Quantile(0.3),
 }
-WIDTHS = {
-    "gpu": (1, 2, 10, 32, 64, 100, 128, 256, 561, 1500, 2000, 4096),
-    "mosaic": (8, 16, 20, 32, 64, 100, 128, 200, 256),
-}
+NODES = (10_000, 30)
+WIDTHS = (1, 2, 8, 10, 16, 20, 32, 33, 64, 100, 128, 200, 256, 561, 1500, 2000, 4096)
 MEAN, LEARNED = mj.regularizers.MeanRegularized(0.1, 0.1), mj.regularizers.Probabilistic(0.1)
 ALGORITHMS: dict[str, tuple[Any, Any]] = {
     "Algorithm 1": (mj.Mocha(sigma_prime="per_task"), MEAN),
@@ -149,14 +151,12 @@ def main() -> int:
     print(f"compiled, not run: jax {jax.__version__}, Python {sys.version.split()[0]}")
     if GPU:
         losses = ["hinge", "logistic"] if options.short else list(LOSSES)
-        for name, widths in WIDTHS.items():
-            cards = [machine for machine in machines if name == "gpu" or CARDS[machine].compute >= (9, 0)]
-            print(f"\nkernel_{name} alone: registers (spilled bytes)\n" + "".join(f"{t:>10}" for t in ("d", *cards)))
-            for d in widths:
-                of_width = [worst(machine, name, losses, d) for machine in cards]
-                kernels += of_width
-                found = "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width)
-                print(f"{d:10}{found}", flush=True)
+        print("\nkernels alone, many nodes and few: registers (spilled bytes)")
+        print("".join(f"{t:>10}" for t in ("d", *(f"{machine} {m}" for machine in machines for m in NODES))))
+        for d in WIDTHS:
+            of_width = [worst(machine, losses, m, d) for machine in machines for m in NODES]
+            kernels += of_width
+            print(f"{d:10}" + "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width), flush=True)
     print(f"\n{'machine':8} {'algorithm':12} {'loss':14} {'m, n, d':>15} {'samples':9} devices  kernel  starts  memory")
     for machine in machines:
         for case in cases(options.short):
@@ -171,19 +171,31 @@ def main() -> int:
     return len(wrong)
 
 
-def worst(machine: str, kernel: str, losses: list[str], d: int) -> dict[str, Any]:
-    """What a kernel alone takes of a GPU, the most of some losses."""
-    epoch = importlib.import_module(f"mocha_jax._node.kernel_{kernel}").epoch
-    arrays = alone(machine, (1000, 64, d))
-    row: dict[str, Any] = {"machine": machine, "kernel": kernel, "d": d, "registers": 0, "spilled": 0, "wrong": ""}
+def worst(machine: str, losses: list[str], m: int, d: int) -> dict[str, Any]:
+    """What the kernel for rows of d features takes of a GPU, the most of some losses."""
+    arrays = alone(machine, (m, 64, d))
+    row: dict[str, Any] = {"machine": machine, "m": m, "d": d, "registers": 0, "spilled": 0, "wrong": ""}
     for name in losses:
         loss = jax.tree.map(lambda _: arrays[0].update(shape=(), dtype=jnp.float32), LOSSES[name])
         try:
-            compiled(machine, epoch, loss, *arrays)
-            row = judged(machine, row)
+            text = compiled(machine, chosen, loss, *arrays).as_text()
+            row = judged(machine, row | {"wrong": row["wrong"] or by_wrong(text)})
         except Exception as error:
             row["wrong"] = f"{name}: {first_line(error)}"
     return row
+
+
+def chosen(loss: mj.losses.Loss, x: jax.Array, *rest: jax.Array) -> Any:
+    """A pass by the kernel that the library chooses."""
+    *others, order = rest
+    return ascent._on_cuda(order[None], loss, x, *others)
+
+
+def by_wrong(text: str) -> str:
+    """What is wrong with the kernels of a program."""
+    if not any(f'"{name}"' in text for name in KERNELS):
+        return "loops in place of the kernel"
+    return "Triton" if GPU and f'"{TRITON}"' in text and jax.__version_info__ >= (0, 11) else ""
 
 
 def alone(machine: str, shape: tuple[int, int, int], storage: Any = jnp.float32) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -207,8 +219,7 @@ def whole_run(machine: str, case: Case) -> dict[str, Any]:
     of_samples = np.prod(case.shape) * jnp.dtype(case.storage).itemsize / case.devices
     row["kernels"] = sum(map(text.count, (f'"{name}"' for name in KERNELS)))
     row["memory"] = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / of_samples
-    if not row["kernels"]:
-        row["wrong"] = "loops in place of the kernel"
+    row["wrong"] = by_wrong(text)
     return judged(machine, row | {"starts": round(sum(s.times for s in steps(text)) / ROUNDS)}) if GPU else row
 
 
@@ -242,12 +253,20 @@ def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(machine: str, work: Any, *given: Any) -> Any:
     """The program of a function of abstract arrays, for the devices that these lie on."""
-    # A kernel is written for a device; a mesh that is not there tells which.
-    device = (
-        AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu") if GPU else AbstractDevice(machine, 1, "tpu")
-    )
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    with lowered_for(machine):
         return jax.jit(work).lower(*given).compile()
+
+
+@contextmanager
+def lowered_for(machine: str) -> Iterator[None]:
+    """As if its card were here: a kernel is written for a card."""
+    name, cores, platform = (CARDS[machine].name, CARDS[machine].cores, "gpu") if GPU else (machine, 1, "tpu")
+    device = AbstractDevice(name, cores, platform)
+    with ExitStack() as stack:  # a mesh that is not there tells which it is, and a device its generation
+        stack.enter_context(use_abstract_mesh(AbstractMesh((), (), abstract_device=device)))
+        if GPU:
+            stack.enter_context(jax.default_device(devices_of(machine, 1)[0]))
+        yield
 
 
 def devices_of(machine: str, count: int) -> list[Any]:

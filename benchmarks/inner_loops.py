@@ -46,6 +46,7 @@ class Case(NamedTuple):
     samples: str = "float32"
     depth: int = 4
     lanes: int | None = None
+    copied: bool | None = None
 
 
 def cases() -> list[Case]:
@@ -98,8 +99,10 @@ def judged(machine: str, case: Case) -> dict[str, Any]:
     if case.kernel == "gpu":
         (nodes, warps), lanes, shared = kernel_gpu.program(d), 0, 0
     else:
-        nodes, width, lanes = kernel_mosaic.program(d, size, case.lanes)
-        warps, shared, options["lanes"] = 4, case.depth * nodes * width * size, lanes
+        with accelerators.lowered_for(machine):
+            tile = kernel_mosaic.program((n, m, d), case.samples, case.lanes, case.copied)
+        nodes, lanes, warps, shared = tile.nodes, tile.lanes, 4, case.depth * tile.nodes * d * size * tile.copied
+        options |= {"lanes": case.lanes, "copied": case.copied}
     code, taken = compiled(machine, case, options)
     loop = inner_loop(code)
     programs = ceil(m / nodes)

@@ -42,6 +42,7 @@ It returns the new duals ``[n, m]``, u ``[m, d]`` and the steps done ``[m]``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -50,33 +51,35 @@ from jax import Array
 from mocha_jax.losses import Loss
 
 Result = tuple[Array, Array, Array]  # beta, u, done
+Matrix = TypeVar("Matrix", Array, tuple[Array, ...])
 
 
 def step(
     loss: Loss,
-    total: Callable[[Array], Array],
+    total: Callable[[Matrix], Array],
     wide: Callable[[Array], Array],
-    x: Array,
+    x: Matrix,
     y: Array,
     weight: Array,
     norm2: Array,
     beta: Array,
-    w: Array,
+    w: Matrix,
     q: Array,
-    u: Array,
+    u: Matrix,
     done: Array,
     steps: Array,
-) -> Result:
+) -> tuple[Array, Matrix, Array]:
     """One coordinate of each node of a block.
 
-    x, w and u are matrices of nodes and features, the rest are numbers of the nodes; `total` makes these of a matrix,
-    a sum over features, and `wide` makes them fit one.
+    x, w and u are matrices of nodes and features, or tuples of pieces of them, the rest are numbers of the nodes;
+    `total` makes these of a matrix, a sum over features, and `wide` makes them fit one.
     """
-    x = x.astype(w.dtype)
-    visit = (weight > 0) & (done < steps)
-    g = total(x * (w + wide(q) * u))
+    x = jax.tree.map(lambda x, w: x.astype(w.dtype), x, w)
+    visit, curvature = (weight > 0) & (done < steps), wide(q)
+    g = total(jax.tree.map(lambda x, w, u: x * (w + curvature * u), x, w, u))
     new = jnp.where(visit, loss.dual_step(beta, g, y, q * weight * norm2), beta)
-    return new, u + wide(weight * (new - beta)) * x, done + visit.astype(done.dtype)
+    change = wide(weight * (new - beta))
+    return new, jax.tree.map(lambda x, u: u + change * x, x, u), done + visit.astype(done.dtype)
 
 
 def per_node(loss: Loss, w: Array) -> list[Array]:

@@ -1,20 +1,24 @@
-"""A pass over the rows as one kernel on a GPU of Hopper's generation or later, by Mosaic.
+"""A pass over the rows as one kernel on an NVIDIA GPU, by Mosaic.
 
 A program owns a tile of nodes and features that is spread over the registers of four warps; some neighbouring threads,
-the lanes, share a node, so that its sum over features takes few exchanges. The rows of X come by the tensor memory
-accelerator: a copy takes a row of all the program's nodes into one of `depth` slots of shared memory, so what is in
-flight takes no registers. Programs are few and large, and all nodes of a usual problem are at work at once.
+the lanes, share a node, so that its sum over features takes few exchanges. Features come in pieces, of which every lane
+has one vector. Rows are asked for `depth` steps before they are used. Where the card has a unit for such copies
+(Hopper, Blackwell), many nodes are at work and rows are of a size that it takes, it copies a row of all the program's
+nodes into one of `depth` slots of shared memory, and what is in flight takes no registers. All other rows, of any
+length, are loaded into registers.
 
-Where nodes do not fill the last tile it begins earlier, and some nodes are worked on twice, with the same result. So
-no write needs a mask, and the duals that are written are an array of their own.
+Where nodes do not fill the last tile, or features the last piece, it begins earlier, and some are worked on twice, with
+the same result. So nothing is padded, no read and no write needs a mask, and the duals that are written are an array of
+their own.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, reduce
+from math import prod
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,58 +36,105 @@ if TYPE_CHECKING:
     from jax import Ref
 
 _THREADS, _WARP = 128, 32  # of a program
-_LOAD = 16  # bytes that a thread reads of shared memory at once; a row in memory begins at a multiple
-_LONGEST = 256  # features that one copy takes
-# Of a row a thread holds so many, and as many of w and of u; with more lanes a node's own work is done more often.
-_NUMBERS = 16
-# So many fill a card; with fewer it is the length of a step that counts, and small programs spread better.
+_LOAD = 16  # bytes that a thread reads at once at most; a row that is copied begins at a multiple
+_COPIED = 256  # features that one copy takes
+_LONGEST = 4096  # features that a program holds without spilling registers
+# Of a row a thread holds so many, and as many of w and of u, and of every row that is in flight in registers; with more
+# lanes a node's own work is done more often.
+_NUMBERS_COPIED, _NUMBERS = 16, 8
+_KEPT = _THREADS * 16  # longer rows leave no registers for w, which is read again every step, and for so many in flight
+# So many fill a card; with fewer it is the length of a step that counts, and a copy waits longer than a load.
 _PROGRAMS = 128
 
-# Until JAX 0.11 `load` took an index, and `store` was an assignment; until 0.10.1 types were called shapes.
-_ALL = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
-_TYPE = "type" if "out_type" in inspect.signature(plgpu.kernel).parameters else "shape"
+# Cards by the first number of their compute capability. Of a card that is not here its name is all there is.
+_CARDS = {8: r"\b(A[18]00|A[134]0|L4|L40S?)\b", 9: r"\bG?H[12]00\b", 10: r"\bG?B[23]00\b"}
+_WITH_COPIES = 9  # from this one on
 
-Row = tuple[Array, ...]  # its place, labels, weights, squared lengths and duals
+# Until JAX 0.11 Mosaic was for Hopper and later cards alone, and there was Triton for rows that are not copied, and
+# `load` took an index; until 0.12 `store` was an assignment; until 0.10.1 types were called shapes.
+_ALL_ROWS = jax.__version_info__ >= (0, 11)
+_INDEX = () if _ALL_ROWS else ((),)
+_STORE = jax.__version_info__ >= (0, 12)
+_TYPE = "type" if jax.__version_info__ >= (0, 10, 1) else "shape"
+
+Matrix = tuple[Array, ...]  # pieces of a tile
+Row = tuple[Array, Array, Array, Array, Array, Matrix]  # its place, labels, weights, squared lengths, duals and samples
 Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
 
 
+class Program(NamedTuple):
+    """How a tile lies in the registers of a program's threads."""
+
+    nodes: int
+    lanes: int  # threads that share a node
+    vector: int  # features that a thread has side by side
+    copied: bool  # rows by the unit for copies, or into registers
+
+    @property
+    def width(self) -> int:
+        """Features of a piece."""
+        return self.lanes * self.vector
+
+    def starts(self, d: int) -> list[int]:
+        """Where pieces begin."""
+        return [min(start, d - self.width) for start in range(0, d, self.width)]
+
+
 def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
-    """Tell whether the kernel is the one to take samples of this shape ``[n, m, d]``, on the card lowered for."""
-    n, m, d = shape
+    """Tell whether the kernel takes samples of this shape ``[n, m, d]``, on the card lowered for."""
+    taken = shape[-1] <= _LONGEST and jnp.dtype(dtype).itemsize <= 4 and _generation() is not None
+    return taken and (_ALL_ROWS or program(shape, dtype).copied)
+
+
+def program(
+    shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None
+) -> Program:
+    """Choose what is not given of a program for samples of this shape, on the card lowered for."""
+    _, m, d = shape
     size = jnp.dtype(dtype).itemsize
-    row = d * size % _LOAD == 0 and d * size >= 2 * _LOAD and d <= _LONGEST and size <= 4
-    return row and n * m < 2**31 and m * _lanes(d, size) >= _PROGRAMS * _THREADS and _on_this_card()
+    vector = (_LOAD if d <= _KEPT else _LOAD // 2) // size  # long rows find no four registers side by side
+    while d % vector:  # rows begin at a multiple of what is loaded at once
+        vector //= 2
+    by_size = max(min(pl.next_power_of_2(pl.cdiv(d, _NUMBERS_COPIED)), _WARP // 2, _floor(d // vector)), 2)
+    if copied is None:
+        row = vector * size == _LOAD and 2 * _LOAD <= d * size and d <= _COPIED
+        copied = row and m * by_size >= _PROGRAMS * _THREADS and (_generation() or 0) >= _WITH_COPIES
+    if lanes is None and copied:
+        lanes = by_size
+    elif lanes is None:
+        lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
+    lanes = min(lanes, _THREADS, _floor(d))
+    return Program(min(_THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
 
 
-def _lanes(d: int, size: int) -> int:
-    """Choose the threads that share a node."""
-    lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
-    return max(min(lanes, _WARP // 2, pl.next_power_of_2(d * size // _LOAD + 1) // 2), 2)
+def rows_in_flight(d: int) -> int:
+    """Rows that a program has asked for, where it is not given."""
+    return 4 if d <= _KEPT else 2
 
 
-def program(d: int, size: int, lanes: int | None = None) -> tuple[int, int, int]:
-    """Nodes and features of a tile, and lanes where they are not given; a number of X has so many bytes."""
-    lanes = lanes or _lanes(d, size)
-    whole = lanes * _LOAD // size
-    return _THREADS // lanes, pl.cdiv(d, whole) * whole, lanes
+def _floor(number: int) -> int:
+    """The largest power of two that is not larger."""
+    return pl.next_power_of_2(number + 1) // 2
 
 
-def _on_this_card() -> bool:
-    """Tell whether the card that a program is lowered for is known to be of a generation that the kernel is for."""
+def _generation() -> int | None:
+    """The generation of the card that a program is lowered for, if it is one that the kernel is known to compile for."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         device = get_default_device()
     capability = getattr(device, "compute_capability", None)
-    if capability is None:  # of a card that is not here its name is all there is
-        return re.search(r"\b(G?H[12]00|G?B[23]00)\b", device.device_kind) is not None
-    return str(capability).split(".")[0] in ("9", "10")
+    if capability is None:
+        return next((number for number, names in _CARDS.items() if re.search(names, device.device_kind)), None)
+    first = str(capability).split(".")[0]
+    return int(first) if first.isdecimal() and int(first) in _CARDS else None
 
 
 def epoch(
     loss: Loss,
     *arrays: Array,
     lanes: int | None = None,
-    depth: int = 4,
+    depth: int | None = None,
+    copied: bool | None = None,
     interpret: Any = False,
 ) -> Result:
     """One pass over the rows of every node.
@@ -91,132 +142,158 @@ def epoch(
     Args:
       loss: see `mocha_jax._node.kernel`.
       *arrays: the other arguments, see there.
-      lanes: threads that share a node, a power of two from 2 to 16; a program has 128.
+      lanes: threads that share a node, a power of two up to 128; a program has 128.
       depth: rows in flight.
+      copied: whether rows are copied to shared memory, which not every card and not every row can be.
       interpret: how to interpret it on a CPU, where this version of JAX can.
     """
     x, y, weight, norm2, beta, w, q, steps, order, *earlier = arrays
-    n, m, d = x.shape
-    nodes, width, lanes = program(d, x.dtype.itemsize, lanes)
-    enough = max(m, nodes)
-
-    def numbers(a: Array) -> Array:
-        return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, enough - m)])
-
-    def matrix(a: Array) -> Array:
-        return jnp.pad(a, [(0, enough - m), (0, width - d)])
-
-    of_node = [numbers(a) if a.ndim == 1 else matrix(a) for a in (q, steps, *earlier, *per_node(loss, w))]
-    of_row = [numbers(a) for a in (y, weight, norm2, beta)]
-    results = [((n, enough), beta.dtype), ((enough, width), w.dtype), ((enough,), steps.dtype)]
-    options: dict[str, Any] = {
-        f"out_{_TYPE}": [jax.ShapeDtypeStruct(*result) for result in results],
-        f"scratch_{_TYPE}s": [plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
-    }
+    tile = program(x.shape, x.dtype, lanes, copied)
+    depth = depth or rows_in_flight(x.shape[-1])
+    results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
+    slots = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
+    options: dict[str, Any] = {f"out_{_TYPE}": results, f"scratch_{_TYPE}s": slots if tile.copied else []}
     if interpret:
         options["interpret"] = interpret
-    new, moved, spent = plgpu.kernel(
-        partial(_kernel, jax.tree.structure(loss), len(earlier), _layout(lanes, _LOAD // x.dtype.itemsize), m),
-        grid=(pl.cdiv(m, nodes),),
-        grid_names=("tile",),
-        # What is read and written at once is ordered below, by one barrier a row.
-        compiler_params=plgpu.CompilerParams(
-            unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
-        kernel_name="epoch_on_gpu_by_mosaic",
-        **options,
-    )(order, x.reshape(n * m, d), *of_row, matrix(w), *of_node)
-    return new[:, :m], moved[:m, :d], spent[:m]
+    return tuple(
+        plgpu.kernel(
+            partial(_kernel, jax.tree.structure(loss), len(earlier), tile, depth),
+            grid=(pl.cdiv(x.shape[1], tile.nodes),),
+            grid_names=("tile",),
+            # What is read and written at once is ordered below, by one barrier a row.
+            compiler_params=plgpu.CompilerParams(
+                unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+            ),
+            kernel_name="epoch_on_gpu_by_mosaic",
+            **options,
+        )(order, x, y, weight, norm2, beta, w, q, steps, *earlier, *per_node(loss, w))
+    )
 
 
-def _layout(lanes: int, vector: int) -> Any:
-    """A matrix of nodes and features over warps, threads and registers, `vector` features of one node side by side."""
-    program, warp = (threads // lanes for threads in (_THREADS, _WARP))
-    tiling = plgpu.Tiling(((program, lanes * vector), (warp, lanes * vector), (vector,)))
-    return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
+def _layout(tile: Program) -> Any:
+    """A tile over warps, threads and registers; what threads are left work on the same as others."""
+    warps, lanes = max(tile.lanes // _WARP, 1), min(tile.lanes, _WARP)  # that share a node
+    nodes = min(_WARP // lanes, tile.nodes)  # of a warp
+    sizes = tile.nodes // nodes, warps, nodes, lanes, tile.vector
+    whole = tile.nodes, tile.width
+    tiling = plgpu.Tiling((whole, (nodes, lanes * tile.vector), (tile.vector,))).canonicalize()
+    # Where these sizes are among the dimensions, from the last one on; some of size 1 are not.
+    places, there = {}, list(tiling.tile_shape(whole)[2:])
+    for k in reversed(range(len(sizes))):
+        if there and there[-1] == sizes[k]:
+            places[k] = len(there) - len(tiling.tile_shape(whole)[2:]) - 1
+            there.pop()
+
+    def over(threads: int, *which: int) -> tuple[Any, ...]:
+        copies = threads // prod(sizes[k] for k in which)
+        return *[plgpu.Replicated(copies)] * (copies > 1), *(places[k] for k in which if sizes[k] > 1)
+
+    return plgpu.Layout.TILED(
+        tiling, warp_dims=over(_THREADS // _WARP, 0, 1), lane_dims=over(_WARP, 2, 3), vector_dim=-1
+    )
 
 
 def _kernel(
-    structure: jax.tree_util.PyTreeDef, earlier: int, layout: Any, m: int, order: Ref, x: Ref, *refs: Ref
+    structure: jax.tree_util.PyTreeDef, earlier: int, tile: Program, depth: int, order: Ref, x: Ref, *refs: Ref
 ) -> None:
-    """A pass of one tile; the arguments are references to whole arrays, the slots and their barriers.
+    """A pass of one tile; the arguments are references to whole arrays, and to the slots and their barriers.
 
     As in `kernel_gpu` a slot is filled again as soon as its row is used, and what is on its way stays in its registers:
     to copy it were to wait for it.
     """
-    y, weight, norm2, beta, w, q, steps, *more, beta_out, u_out, done_out, slots, arrived = refs
-    before, hyperparameters = more[:earlier], more[earlier:]
-    (n, enough), (depth, nodes, width) = y.shape, slots.shape
-    first = jnp.minimum(lax.axis_index("tile") * nodes, enough - nodes)
-    tile, features = pl.ds(first, nodes), pl.ds(0 * first, width)  # a static slice could not be wider than the array
-    row = layout.reduce(1)
+    y, weight, norm2, beta, w, q, steps, *more = refs
+    count = earlier + structure.num_leaves
+    before, hyperparameters, (beta_out, u_out, done_out, *slots_arrived) = (
+        more[:earlier], more[earlier:count], more[count:],
+    )  # fmt: skip
+    n, m, d = x.shape
+    first = jnp.minimum(lax.axis_index("tile") * tile.nodes, m - tile.nodes)
+    nodes, starts = pl.ds(first, tile.nodes), tile.starts(d)
+    matrix = _layout(tile)
+    row, shape = matrix.reduce(1), (tile.nodes, tile.width)
+    overlap = len(starts) * tile.width - d  # features of the last piece that the one before has too
+
+    def pieces(ref: Any, at: tuple[Any, ...] = (nodes,)) -> Matrix:
+        return tuple(_load(ref.at[*at, pl.ds(start, tile.width)], matrix) for start in starts)
 
     def wide(numbers: Array) -> Array:
-        return plgpu.layout_cast(lax.broadcast_in_dim(numbers, (nodes, width), (0,)), layout)
+        return plgpu.layout_cast(lax.broadcast_in_dim(numbers, shape, (0,)), matrix)
 
-    def total(matrix: Array) -> Array:
-        return jnp.sum(matrix, axis=1)
+    def total(products: Matrix) -> Array:
+        *others, last = products
+        if overlap:
+            last = jnp.where(new, last, 0)
+        return jnp.sum(reduce(add, others, last), axis=1)
 
     def place(k: Array | int) -> Array:
         return order[jnp.minimum(k, n - 1)]
 
-    def fetch(i: Array, slot: Array | int) -> None:
-        """Begin to copy a row; what lies beyond the last node or feature becomes 0, or is another node's."""
-        plgpu.copy_gmem_to_smem(x.at[pl.ds(i * m + first, nodes), features], slots.at[slot], arrived.at[slot])
+    def copy(i: Array, slot: int) -> None:
+        """Begin to copy a row."""
+        slots, arrived = slots_arrived
+        plgpu.copy_gmem_to_smem(x.at[i, nodes], slots.at[slot], arrived.at[slot])
 
     def look_up(i: Array) -> Row:
-        return i, *(_load(ref.at[i, tile], row) for ref in (y, weight, norm2, beta))
+        y_i, c_i, norm2_i, beta_i = (_load(ref.at[i, nodes], row) for ref in (y, weight, norm2, beta))
+        return i, y_i, c_i, norm2_i, beta_i, () if tile.copied else pieces(x, (i, nodes))
 
-    start, curvature, budget = _load(w.at[tile], layout), _load(q.at[tile], row), _load(steps.at[tile], row)
-    loss = jax.tree.unflatten(structure, [_load(h.at[tile], row) for h in hyperparameters])
-
-    def turn(t: Array, carry: tuple[Array, Array, list[Slot]]) -> tuple[Array, Array, list[Slot]]:
+    def turn(t: Array, carry: tuple[Matrix, Array, list[Slot]]) -> tuple[Matrix, Array, list[Slot]]:
         moved, spent, rows = carry
         filled = []
-        for j, ((i, y_i, c_i, norm2_i, beta_i), upcoming) in enumerate(rows):
+        for j, ((i, y_i, c_i, norm2_i, beta_i, x_i), upcoming) in enumerate(rows):
             k = t * depth + j
-            plgpu.barrier_wait(arrived.at[j])
-            x_i = _load(slots.at[j], layout)
+            if tile.copied:
+                slots, arrived = slots_arrived
+                plgpu.barrier_wait(arrived.at[j])
+                x_i = pieces(slots, (j, slice(None)))
 
-            @pl.when(t < turns - 1)
-            def _(upcoming: Array = upcoming, j: int = j) -> None:
-                plgpu.commit_smem()  # all warps have read the slot
-                fetch(upcoming, j)
+                @pl.when(t < turns - 1)
+                def _(upcoming: Array = upcoming, j: int = j) -> None:
+                    plgpu.commit_smem()  # all warps have read the slot
+                    copy(upcoming, j)
 
             if n % depth:  # the last turn is not full
                 c_i = jnp.where(k < n, c_i, 0)
             beta_i, moved, spent = step(
-                loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start, curvature, moved, spent, budget
+                loss, total, wide, x_i, y_i, c_i, norm2_i, beta_i, start or pieces(w), curvature, moved, spent, budget
             )
 
             @pl.when(k < n)
             def _(i: Array = i, beta_i: Array = beta_i) -> None:
-                _store(beta_out.at[i, tile], beta_i)
+                _store(beta_out.at[i, nodes], beta_i)
 
             filled.append((look_up(upcoming), place(k + 2 * depth)))
         return moved, spent, filled
 
+    if overlap:
+        new = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, shape, 1), matrix) >= overlap
+    start, curvature, budget = pieces(w) if d <= _KEPT else (), _load(q.at[nodes], row), _load(steps.at[nodes], row)
+    loss = jax.tree.unflatten(structure, [_load(h.at[nodes], row) for h in hyperparameters])
     turns, rows = pl.cdiv(n, depth), []
     for j in range(depth):
         first_row = place(j)
-        fetch(first_row, j)
+        if tile.copied:
+            copy(first_row, j)
         rows.append((look_up(first_row), place(depth + j)))
     if before:
-        moved, spent = _load(before[0].at[tile], layout), _load(before[1].at[tile], row)
+        moved, spent = pieces(before[0]), _load(before[1].at[nodes], row)
     else:
-        moved = plgpu.layout_cast(jnp.zeros((nodes, width), w.dtype), layout)
-        spent = plgpu.layout_cast(jnp.zeros((nodes,), steps.dtype), row)
+        moved = tuple(plgpu.layout_cast(jnp.zeros(shape, w.dtype), matrix) for _ in starts)
+        spent = plgpu.layout_cast(jnp.zeros(tile.nodes, steps.dtype), row)
     moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, rows))
-    _store(u_out.at[tile], moved)
-    _store(done_out.at[tile], spent)
+    for piece, begin in zip(moved, starts, strict=True):
+        _store(u_out.at[nodes, pl.ds(begin, tile.width)], piece)
+    _store(done_out.at[nodes], spent)
 
 
 def _load(ref: Any, layout: Any) -> Array:
-    return plgpu.load(ref, *_ALL, layout=layout, optimized=False)
+    return plgpu.load(ref, *_INDEX, layout=layout, optimized=False)
 
 
-def _store(ref: Ref, value: Array) -> None:
-    if hasattr(plgpu, "store"):
+def _store(ref: Any, value: Array) -> None:
+    while value.size == 1 and value.ndim:  # as a scalar; JAX 0.12 knows no other way
+        ref, value = ref.at[0], jnp.sum(value, axis=0, dtype=value.dtype)
+    if _STORE:
         plgpu.store(ref, value, optimized=False)
     else:
         ref[...] = value

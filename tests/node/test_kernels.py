@@ -19,18 +19,22 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 import mocha_jax as mj
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._driver import fallback
-from mocha_jax._node import ascent, kernel_gpu, kernel_tpu
+from mocha_jax._node import ascent, kernel_tpu
 from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
 from mocha_jax._node.layout import bucket_sizes, time_major
 from tests import zoo
 
-VARIANTS = {
-    "gpu": partial(kernel_gpu.epoch, nodes=2, depth=2, interpret=True),
-    "tpu": partial(kernel_tpu.epoch, nodes=2, interpret=True),
-}
-EPOCHS = {"cuda": kernel_gpu.epoch, "tpu": kernel_tpu.epoch}
-CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
-MOSAIC = "mosaic_gpu_v2"
+TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu_v2"  # calls of kernels on a GPU
+CALLS = {"cuda": MOSAIC, "tpu": "tpu_custom_call"}
+EPOCHS = {"tpu": kernel_tpu.epoch}
+VARIANTS = {"tpu": partial(kernel_tpu.epoch, nodes=2, interpret=True)}
+if jax.__version_info__ < (0, 11):
+    from mocha_jax._node import kernel_gpu
+
+    CALLS |= {"cuda": TRITON, "rocm": TRITON}
+    EPOCHS |= dict.fromkeys(("cuda", "rocm"), kernel_gpu.epoch)
+    VARIANTS["gpu"] = partial(kernel_gpu.epoch, nodes=2, depth=2, interpret=True)
+by_triton = pytest.mark.skipif("gpu" not in VARIANTS, reason="with this version of JAX nothing is by Triton")
 
 
 def draw(seed, n, m, d, store=np.float32):
@@ -68,7 +72,7 @@ def numpy_epoch(gamma, *arrays):
 
 def custom_calls(platform, function, *arguments, call=None, card="NVIDIA H100"):
     """How many kernels there are in the program for a platform that need not be here."""
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in (CALLS["cuda"], MOSAIC)]
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in (TRITON, MOSAIC)]
     device = ("TPU v5 lite", 1, "tpu") if platform == "tpu" else (card, None, "gpu")
     described: Any = device[: len(inspect.signature(AbstractDevice).parameters)]
     there = AbstractMesh((), (), abstract_device=AbstractDevice(*described))
@@ -79,7 +83,7 @@ def custom_calls(platform, function, *arguments, call=None, card="NVIDIA H100"):
 
 @pytest.mark.parametrize(
     ("loss", "variant"),
-    [(loss, "gpu") for loss in zoo.LOSSES] + [(loss, "tpu") for loss in ("hinge", "logistic")],  # the sum is the same
+    [(loss, variant) for loss in zoo.LOSSES for variant in VARIANTS],
 )
 @pytest.mark.slow
 def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
@@ -126,9 +130,11 @@ def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, first,
     arrays = draw(seed, n, m, d, store)[: 9 if first else None]
     loss = mj.losses.SmoothedHinge(0.5)
     expected = numpy_epoch(0.5, *arrays)
-    on_gpu = jax.jit(partial(kernel_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
-    on_tpu = jax.jit(partial(kernel_tpu.epoch, nodes=nodes, interpret=True))
-    for beta, u, done in (on_gpu(loss, *arrays), on_tpu(loss, *arrays)):
+    epochs = [partial(kernel_tpu.epoch, nodes=nodes, interpret=True)]
+    if "gpu" in VARIANTS:
+        epochs.append(partial(kernel_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
+    for epoch in epochs:
+        beta, u, done = jax.jit(epoch)(loss, *arrays)
         np.testing.assert_allclose(beta, expected[0], rtol=1e-4, atol=2e-5)
         np.testing.assert_allclose(u, expected[1], rtol=1e-4, atol=2e-5)
         np.testing.assert_array_equal(done, expected[2])
@@ -151,6 +157,7 @@ def test_vmap_equals_one_at_a_time(variant):
         np.testing.assert_allclose(a, jnp.stack(each), rtol=1e-6, atol=1e-7)
 
 
+@by_triton
 def test_the_gpu_reads_no_row_that_is_not_visited():
     x, y, weight, norm2, beta, w, q, _, order, u, done = draw(0, 6, 5, 3)
     steps = done + jnp.array([0, 6, 0, 6, 6], jnp.int32)
@@ -162,8 +169,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("platform", CALLS)
+@pytest.mark.parametrize("platform", EPOCHS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
 @pytest.mark.thin(4)
 def test_is_one_kernel_on_an_accelerator(loss, platform):
@@ -171,8 +177,7 @@ def test_is_one_kernel_on_an_accelerator(loss, platform):
     assert custom_calls(platform, EPOCHS[platform], zoo.LOSSES[loss], *arrays) == 1
 
 
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("platform", CALLS)
+@pytest.mark.parametrize("platform", EPOCHS)
 @pytest.mark.parametrize(("m", "d", "store"), [(1, 1, np.float32), (7, 3, jnp.bfloat16), (130, 576, jnp.float16)])
 @pytest.mark.thin(4)
 def test_any_shape_lowers_and_a_batch_is_one_kernel(platform, m, d, store):
@@ -328,13 +333,19 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
         np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7)
 
 
-def test_without_triton_a_gpu_has_the_loops(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
-    monkeypatch.delitem(sys.modules, "mocha_jax._node.kernel_gpu")
-    monkeypatch.delattr(jax.experimental.pallas, "triton")
-    monkeypatch.delattr(mj._node, "kernel_gpu")
+def test_without_what_its_kernel_is_written_in_a_gpu_has_the_loops(monkeypatch):
+    for written_in, ours in (("triton", "kernel_gpu"), ("mosaic_gpu", "kernel_mosaic")):
+        monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{written_in}", None)
+        monkeypatch.delitem(sys.modules, f"mocha_jax._node.{ours}", raising=False)
+        monkeypatch.delattr(jax.experimental.pallas, written_in, raising=False)
+        monkeypatch.delattr(mj._node, ours, raising=False)
     for platform, kernels in (("cuda", 0), ("tpu", 2)):
         assert custom_calls(platform, *two_passes(mj.losses.Hinge())) == kernels
+
+
+def test_a_gpu_without_mosaic_has_triton_while_that_is_not_deprecated():
+    calls = [custom_calls("rocm", *two_passes(mj.losses.Hinge()), call=call) for call in (TRITON, MOSAIC)]
+    assert calls == [2 if "rocm" in CALLS else 0, 0]
 
 
 def test_too_many_rows_for_the_kernel_of_a_tpu_get_the_loops(monkeypatch):
