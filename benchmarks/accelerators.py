@@ -24,6 +24,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -249,13 +250,19 @@ def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(machine: str, work: Any, *given: Any) -> Any:
     """The program of a function of abstract arrays, for the devices that these lie on."""
-    lowered_for = AbstractMesh((), ())
-    if GPU:  # a kernel is written for a card; a mesh that is not there tells which
-        lowered_for = AbstractMesh(
-            (), (), abstract_device=AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu")
-        )
-    with use_abstract_mesh(lowered_for):
+    with lowered_for(machine):
         return jax.jit(work).lower(*given).compile()
+
+
+@contextmanager
+def lowered_for(machine: str) -> Iterator[None]:
+    """As if its card were here: a kernel is written for a card."""
+    with ExitStack() as stack:
+        if GPU:  # a mesh that is not there tells which it is, and a device its generation
+            card = AbstractDevice(CARDS[machine].name, CARDS[machine].cores, "gpu")
+            stack.enter_context(use_abstract_mesh(AbstractMesh((), (), abstract_device=card)))
+            stack.enter_context(jax.default_device(devices_of(machine, 1)[0]))
+        yield
 
 
 def devices_of(machine: str, count: int) -> list[Any]:

@@ -71,6 +71,8 @@ def load(ref: Any, layout: Any) -> Array:
 
 def store(ref: Any, value: Array) -> None:
     """Write an array in registers to any memory."""
+    if value.size == 1:  # a single number is not written from a layout
+        value = jnp.full(value.shape, jnp.sum(value))
     if _STORE is None:
         ref[...] = value
     else:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jax import Ref
 
 # Numbers of all points' vectors that a thread works on at once; and of one vector in all, if others can share its node.
-_AT_ONCE, _OF_A_LANE = 64, 16
+_AT_ONCE, _OF_A_LANE = 32, 16
 
 # Threads that take some features side by side add no more features than that share.
 _ADDED = 0.25
