@@ -44,7 +44,7 @@ def weighing(kind, m, p, d, task=None):
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 4)
+    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 3)
 
 
 def interpreted(*given):
@@ -69,20 +69,14 @@ def by_numpy(tasks, along, slope, free):
     for _ in range(_weighing._STEPS):
         pulled = settle @ h
         asked = units * np.einsum("mpd,md->pm", along, h - 2.0 * pulled)
-        a = np.stack(answer(given, tuple(map(jnp.asarray, asked)), tuple(map(jnp.asarray, a))))
+        a = np.stack(jax.jit(answer)(given, tuple(map(jnp.asarray, asked)), tuple(map(jnp.asarray, a))))
         moved = np.einsum("pm,mpd->md", a, along)
         h = h + _weighing._RELAXATION * (moved - h + pulled)
     return a, moved
 
 
-# Every kind in one size; every number of points, features beside whole lanes, few and many nodes.
-QUICK = [("exchangeable", (7, 4, 3)), ("low rank", (7, 4, 3)), ("diagonal", (7, 4, 3)), ("dense", (7, 4, 3))]
-QUICK += [
-    ("low rank", (100, 2, 10)),
-    ("exchangeable", (33, 5, 33)),
-    ("dense", (1, 8, 64)),
-    ("exchangeable", (7, 2, 561)),
-]
+# Every kind, every number of points, one node and many, features that do and do not fill the threads.
+QUICK = [("exchangeable", (7, 2, 33)), ("diagonal", (1, 2, 1)), ("low rank", (100, 2, 10)), ("dense", (7, 5, 64))]
 SLOW = [
     (kind, (m, p, d))
     for m, kind in ((1, "exchangeable"), (7, "low rank"), (100, "exchangeable"), (100, "dense"), (7, "diagonal"))
@@ -100,13 +94,13 @@ def test_the_kernel_weighs_as_the_loops_and_numpy_do(kind, size):
         for other in others:
             np.testing.assert_allclose(one, other, atol=2e-4)
     assert float(jnp.max(jnp.abs(found[1]))) > 1e-3
-    if (kind, size) in QUICK[:2]:
+    if (kind, size) == QUICK[0]:
         for one, again in zip(found, interpreted(*given), strict=True):
             np.testing.assert_array_equal(one, again)
 
 
 def test_the_kernel_knows_of_tasks_on_several_nodes():
-    given = weighing("exchangeable", 12, 4, 5, task=np.arange(12) % 5)
+    given = weighing("exchangeable", 12, 2, 5, task=np.arange(12) % 5)
     ways = interpreted(*given), _in_some_steps(*given), by_numpy(*given)
     for one, *others in zip(*ways, strict=True):
         for other in others:
@@ -114,7 +108,7 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
 
 
 def test_the_kernel_takes_a_coupling_by_features():
-    tasks, along, slope, free = weighing("diagonal", 6, 3, 5)
+    tasks, along, slope, free = weighing("diagonal", 6, 2, 5)
     between = PerFeature(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
     given = tasks.replace(coupling=between, consensus=consensus(between)), along, slope, free
     for one, other in zip(interpreted(*given), _in_some_steps(*given), strict=True):
@@ -122,7 +116,7 @@ def test_the_kernel_takes_a_coupling_by_features():
 
 
 def test_a_batch_of_weighings_is_each_of_them():
-    tasks, along, slope, free = weighing("exchangeable", 5, 3, 4)
+    tasks, along, slope, free = weighing("exchangeable", 5, 2, 4)
     alongs, slopes = jnp.stack([along, 0.5 * along]), jnp.stack([slope, 2.0 * slope])
     together = jax.vmap(lambda along, slope: interpreted(tasks, along, slope, free))(alongs, slopes)
     for k in range(2):
@@ -130,11 +124,11 @@ def test_a_batch_of_weighings_is_each_of_them():
             np.testing.assert_allclose(one[k], other, atol=2e-4)
 
 
-@pytest.mark.parametrize(("platform", "d", "kernels"), [("cuda", 5, 4), ("cuda", 4097, 0), ("rocm", 5, None)])
+@pytest.mark.parametrize(("platform", "d", "kernels"), [("cuda", 5, 3), ("cuda", 4097, 0), ("rocm", 5, None)])
 def test_a_step_is_one_kernel_of_what_this_version_of_jax_has(platform, d, kernels):
-    tasks, along, slope, free = weighing("exchangeable", 6, 3, d)
+    tasks, along, slope, free = weighing("exchangeable", 6, 2, d)
     new = jax.__version_info__ >= (0, 11)
-    kernels = (0 if new else 4) if kernels is None else kernels
+    kernels = (0 if new else 3) if kernels is None else kernels
     calls = {"__gpu$xla.gpu.triton": 0 if new else kernels, "mosaic_gpu_v2": kernels if new else 0}
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in calls]
     work = jax.jit(partial(_weighing._split, "auto"))
