@@ -18,16 +18,18 @@ THREADS, _WARP = 128, 32  # of a program
 
 _OLDEST = 8  # generation of cards, Ampere
 
-# A cast would be the way to write an element of an array in place; it is a function of its own since JAX 0.12.
+# Until JAX 0.12 to write to memory was an assignment.
 _STORE: Any = getattr(plgpu, "store", None)
 
 
 def is_for_this_card() -> bool:
     """Tell whether the card that a program is lowered for is not known to be older than Ampere."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        device = get_default_device()
-    generation = str(getattr(device, "compute_capability", _OLDEST)).partition(".")[0]
+    here: Any = get_default_device()
+    named: Any = jax.sharding.get_abstract_mesh().abstract_device  # by its name alone
+    capability = getattr(here, "compute_capability", None)
+    if capability is None or (named is not None and named.device_kind != here.device_kind):
+        return True
+    generation = str(capability).partition(".")[0]
     return not generation.isdigit() or int(generation) >= _OLDEST
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jax import Ref
 
 # Numbers of all points' vectors that a thread works on at once; and of one vector in all, if others can share its node.
-_AT_ONCE, _OF_A_LANE = 32, 16
+_AT_ONCE, _OF_A_LANE = 40, 16
 
 # Threads that take some features side by side add no more features than that share.
 _ADDED = 0.25
@@ -39,8 +39,8 @@ _ADDED = 0.25
 # Rows of others, or tiles of them, that are asked for at once.
 _ROWS = 4
 
-# Results of the first step, which takes nothing from an earlier one; the last argument are the numbers that are kept.
-_FIRST = 5
+# Arguments of the first step, which takes nothing from an earlier one; its results, and what is kept between passes.
+_GIVEN, _MADE = 4, 5
 
 is_for_this_card = mosaic.is_for_this_card
 
@@ -62,7 +62,7 @@ def plan(m: int, d: int, p: int) -> Plan:
 def step(plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
     """See `mocha_jax.servers._weighing_kernels.Kernel`."""
     m, p, width = arrays[0].shape
-    count, first = pl.cdiv(m, plan.nodes), len(arrays) == _FIRST - 1
+    count, first = pl.cdiv(m, plan.nodes), len(arrays) == _GIVEN
     shapes = (m, width), (m, p), (count, width), *([(m, p * (p + 1) // 2)] if first else [])
     options = {"interpret": interpret} if interpret else {}
     return plgpu.kernel(
@@ -81,7 +81,7 @@ def _kernel(
     plan: Plan, relaxation: float | None, along: Ref, slope: Ref, free: Ref, stiffness: Ref, *refs: Ref
 ) -> None:
     """A step of a tile; the arguments are references to whole arrays, and to what is kept from one pass to the next."""
-    (m, p, width), nodes = along.shape, plan.nodes
+    (m, p, width), nodes, first_step = along.shape, plan.nodes, len(refs) == _MADE
     points, layout = range(p), mosaic.layout(plan.lanes, plan.vector)
     of_node, of_feature = layout.reduce(1), layout.reduce(0)
     program = lax.axis_index("tile")
@@ -159,7 +159,7 @@ def _kernel(
 
         return _turns(pl.cdiv(count, _ROWS), add, mosaic.zeros((nodes, size), layout))
 
-    if len(refs) == _FIRST:
+    if first_step:
         h_out, a_out, sums_out, gram_out, kept = refs
         products = [product for i in points for product in against(partial(vector, i), i + 1)]
         for k, product in enumerate(products):
@@ -189,8 +189,8 @@ def _kernel(
         after = total(wide(weight) * vector(j, some) for j, weight in enumerate(found))
         if relaxation is not None:
             after = relaxation * after
-            if len(refs) != _FIRST:
-                after = load(kept.at[all_nodes, some], layout) + after
+            if not first_step:
+                after = after + load(kept.at[all_nodes, some], layout)
         store(h_out.at[tile, some], after)
         # Those that an earlier tile has count there.
         new = jnp.where(line >= program * nodes - first, after, 0.0) if m % nodes else after
