@@ -14,16 +14,20 @@ class Resources(NamedTuple):
 
     registers: int  # of a thread
     spilled: int  # bytes of a thread that are stored to memory and loaded again
+    kernel: str  # its name begins so
 
 
-def resources(dump: str, kernel: str, architecture: str) -> list[Resources]:
-    """Of all kernels whose code is in the folder and whose name begins so; the folder is emptied."""
+def resources(dump: str, kernels: str | tuple[str, ...], architecture: str) -> list[Resources]:
+    """Of all kernels whose code is in the folder and whose name begins so, or so; the folder is emptied."""
     found = []
     for path in Path(dump).glob("*.ptx"):
-        if f".entry {kernel}" in path.read_text():
-            said = assembled(path, architecture)
-            registers, spilled = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
-            found.append(Resources(max(map(int, registers)), max(map(int, spilled))))
+        code = path.read_text()
+        for kernel in [kernels] if isinstance(kernels, str) else kernels:
+            if f".entry {kernel}" in code:
+                said = assembled(path, architecture)
+                taken = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+                registers, spilled = (max(map(int, each)) for each in taken)
+                found.append(Resources(registers, spilled, kernel))
     for path in Path(dump).glob("*.*"):
         if path.is_file():
             path.unlink()

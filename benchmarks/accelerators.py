@@ -6,8 +6,8 @@ it takes an environment for each; `.ci/run` makes them. Nothing is run and no ti
 - of the kernels for GPUs alone, for every width, many nodes and few: the registers of a thread and what it spills, the
   most of all losses;
 - of whole runs (losses, shapes, algorithms and servers, on one device and on several): how often the kernel of the
-  library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, and memory
-  for arguments and temporaries relative to the samples.
+  library is in the program, how many kernels of any kind a round starts, counting an open-ended loop once, memory for
+  arguments and temporaries relative to the samples, and the registers of the local epoch's kernel and the weighing's.
 
 `--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
 1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
@@ -74,6 +74,7 @@ SLICES = {"TPU v5e": {4: "v5e:2x2", 256: "v5e:16x16"}, "TPU v5p": {4: "v5p:2x2x1
 MACHINES = tuple(CARDS if GPU else SLICES)
 TRITON = "__gpu$xla.gpu.triton"  # not with JAX 0.11 or newer
 KERNELS = (TRITON, "mosaic_gpu_v2") if GPU else ("tpu_custom_call",)
+NAMES = EPOCH, WEIGHING = "epoch_on_gpu", "weigh_on_gpu"  # how those of GPUs begin
 LOSSES = {
     "hinge": mj.losses.Hinge(),
     "smoothed hinge": mj.losses.SmoothedHinge(0.5),
@@ -120,6 +121,7 @@ def cases(short: bool) -> Iterator[Case]:
         yield from (Case(name) for name in ALGORITHMS if name != Case.algorithm)
         yield from (Case(name, devices=4) for name in ("Algorithm 1", "proximal"))
         yield from (Case(loss=name) for name in LOSSES if name != Case.loss)
+        yield from (Case("adaptive", shape=s) for s in [(10_000, 128, 64), (30, 240, 561)])
         yield from (
             Case(shape=s) for s in [(10_000, 16, 10), (10_000, 128, 64), (30, 240, 561), (7, 33, 1500), (100, 2**17, 8)]
         )
@@ -157,13 +159,16 @@ def main() -> int:
             of_width = [worst(machine, losses, m, d) for machine in machines for m in NODES]
             kernels += of_width
             print(f"{d:10}" + "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width), flush=True)
-    print(f"\n{'machine':8} {'algorithm':12} {'loss':14} {'m, n, d':>15} {'samples':9} devices  kernel  starts  memory")
+    columns = "devices  kernel  starts  memory  registers  of the weighing"
+    print(f"\n{'machine':8} {'algorithm':12} {'loss':14} {'m, n, d':>15} {'samples':9} {columns}")
     for machine in machines:
         for case in cases(options.short):
             runs.append(row := whole_run(machine, case))
             shape = ", ".join(map(str, case.shape))
             what = f"{machine:8} {case.algorithm:12} {case.loss:14} {shape:>15} {case.storage:9} {case.devices:7}"
-            print(f"{what} {row['kernels']:7} {row['starts'] or '':>7} {row['memory']:7.1f} {row['wrong']}", flush=True)
+            counts = f"{row['kernels']:7} {row['starts'] or '':>7} {row['memory']:7.1f}"
+            taken = f"{row['registers'] or '':>10} {row.get('weighing_registers', ''):>16}"
+            print(f"{what} {counts} {taken} {row['wrong']}", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"jax": jax.__version__, "kernels": kernels, "runs": runs}, indent=1))
     wrong = [row for row in kernels + runs if row["wrong"]]
@@ -240,15 +245,17 @@ def to_predict(machine: str, algorithm: str, shape: tuple[int, int, int], device
 
 def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
     """With what the kernels take that were compiled since the last call."""
-    found = resources(DUMP.name, "epoch_on_gpu", CARDS[machine].architecture)
+    found = resources(DUMP.name, NAMES, CARDS[machine].architecture)
     if not found:
         return row | {"wrong": row["wrong"] or "no code of the kernel was found"}
-    for registers, spilled in found:
-        row = row | {"registers": max(row["registers"], registers), "spilled": max(row["spilled"], spilled)}
-    if row["spilled"]:
+    for taken in found:
+        which = "weighing_" if taken.kernel == WEIGHING else ""
+        for what in ("registers", "spilled"):
+            row = row | {which + what: max(row.get(which + what, 0), getattr(taken, what))}
+    if any(taken.spilled for taken in found):
         return row | {"wrong": row["wrong"] or "spills"}
-    crowded = f"{row['registers']} registers" if row["registers"] > REGISTERS else ""
-    return row | {"wrong": row["wrong"] or crowded}
+    most = max(taken.registers for taken in found)
+    return row | {"wrong": row["wrong"] or (f"{most} registers" if most > REGISTERS else "")}
 
 
 def compiled(machine: str, work: Any, *given: Any) -> Any:

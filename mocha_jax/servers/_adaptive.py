@@ -167,7 +167,7 @@ class AdaptiveServer(Server):
     def _tasks(self, data: TaskData, state: AdaptiveState) -> Tasks:
         coupling = state.dual.coupling.quadratic_majorizer()
         sharding = data.sharding if _divided(data) else None
-        task, counts = None, jnp.ones((data.num_tasks,), data.dtype)
+        task, counts = None, data.constrain_tasks(jnp.ones((data.num_tasks,), data.dtype))
         if data.shared:
             task = data.replicated(jnp.where(data.sizes > 0, data.task, data.num_tasks))
             counts = data.replicated(jnp.maximum(data.nodes_per_task, 1.0))

@@ -99,7 +99,8 @@ class DualServer(Server):
         data = problem.data
         coupling = data.constrain_tasks(problem.regularizer.coupling(data.num_tasks, relation))
         sigma = coupling.sigma_prime(self.sigma_prime, jnp.asarray(self.gamma, v.dtype), data.nodes_per_task)
-        own = coupling.diagonal()
+        # What is the same for all tasks would lie whole on every device.
+        sigma, own = data.constrain_tasks((sigma, coupling.diagonal()))
         return DualState(relation, coupling, sigma, own, sigma * own, coupling.apply(v), gap_before, change)
 
     def curvature(self, state: DualState, data: TaskData) -> Array:

@@ -25,10 +25,9 @@ Vectors are kept in units of $1/\sqrt c$: their squares are then objectives, and
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +48,7 @@ from mocha_jax.servers._programs import (
     left,
     programs,
 )
+from mocha_jax.servers._weighing_kernels import kernel_for, weigh
 
 # The stiffness of the splitting in units of the mean curvature of a task.
 _STIFFNESS = 1.0
@@ -100,16 +100,18 @@ class Tasks(Pytree):
         mean = self._to_tasks(h) if self.task is None else self._to_tasks(h) / self.counts[:, None]
         return self._to_nodes(self.consensus.resolvent.apply(mean))
 
-    def settled_parts(self, h: Array, sums: Array) -> Parts:
+    def settled_parts(self, h: Array, sums: Array, d: int) -> Parts:
         """Take what `settle` returns apart, with no more rows in common than a kernel goes through by itself.
 
         Args:
-          h: see `settle`.
-          sums: some rows ``[k, d]`` that add up to the sum of those of h.
+          h: see `settle`; with as many features as a kernel needs.
+          sums: some rows ``[k, ...]`` that add up to the sum of those of h.
+          d: so many features there are.
         """
         parts = self.consensus.resolvent.parts(h) if self.task is None and self.nodes == len(self.counts) else None
         if parts is None:
-            return Parts(jnp.zeros_like(h[:1, 0]), None, self.settle(h))
+            settled = jnp.pad(self.settle(h[:, :d]), ((0, 0), (0, h.shape[1] - d)))
+            return Parts(jnp.zeros_like(h[:1, 0]), None, settled)
         scale, mix, rows = parts
         assert mix is not None
         rows = sums if mix.shape == (1, 1) and rows is h else rows
@@ -159,13 +161,14 @@ def best_mixture(v: Sequence[Array], slope: Array, tasks: Tasks, free: Array, ba
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])
 
 
+Given = tuple[Tasks, Array, Array, Array]  # and vectors [m, p, d], slopes [p, m], who is free [m]
 Weighed = tuple[Array, Array]  # weights [p, m], and the way that they go [m, d]
 
 
 def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
     other = dict.fromkeys(("cuda", "rocm", "tpu"), _in_some_steps)
     if backend != "xla" and along.dtype == jnp.float32 and along.shape[-1] <= _LONGEST:
-        other |= dict.fromkeys(("cuda", "rocm"), _by_kernel)
+        other |= {"cuda": _on_cuda, "rocm": _on_rocm}
     return platform_dependent(tasks, along, slope, free, default=_until_they_agree, **other)
 
 
@@ -239,16 +242,16 @@ def _until_they_agree(tasks: Tasks, along: Array, slope: Array, free: Array) -> 
     return a, combine(along, a)
 
 
-def _by_kernel(tasks: Tasks, along: Array, slope: Array, free: Array, *, interpret: bool = False) -> Weighed:
-    try:
-        kernel = importlib.import_module("mocha_jax.servers._weighing_gpu")
-    except ImportError as error:
-        if (error.name or "").startswith("mocha_jax"):
-            raise
-        return _in_some_steps(tasks, along, slope, free)
-    given, to = (along, slope.T, free, tasks.units), dict(sharding=tasks.sharding, interpret=interpret)
-    gram, at = kernel.first_step(_RELAXATION, given, **to)
-    for k in range(2, _STEPS + 1):
-        at = kernel.step(_RELAXATION, given, gram, tasks.settled_parts(at[0], at[2]), at, last=k == _STEPS, **to)
-    moved, a, _ = at
-    return a.T, moved
+def _on_cuda(*given: *Given) -> Weighed:
+    return _by_kernel("cuda", *given)
+
+
+def _on_rocm(*given: *Given) -> Weighed:
+    return _by_kernel("rocm", *given)
+
+
+def _by_kernel(platform: str, *given: *Given, interpret: Any = False) -> Weighed:
+    kernel = kernel_for(platform)
+    if kernel is None:
+        return _in_some_steps(*given)
+    return weigh(kernel, _STEPS, _RELAXATION, interpret, *given)

@@ -1,13 +1,9 @@
-"""A step of the weighing as one kernel on a GPU, by Triton: what a node does between two looks at the others.
-
-By XLA it is twenty kernels or so, and a weighing is a dozen steps. The first step sets up the programs too, and the
-last one returns the way that the weights go. Arrays of numbers of the points are kept node by node.
-"""
+"""A step of the weighing as one kernel on a GPU, by Triton, for versions of JAX whose Mosaic is not for all cards."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +11,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from mocha_jax._core.devices import NodeSharding, each_device
-from mocha_jax.coupling import Parts
 from mocha_jax.servers._programs import Programs, answer
+from mocha_jax.servers._weighing_kernels import Plan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -31,86 +26,32 @@ _ROWS_AT_ONCE = 2**3
 # Results of the first step, which takes nothing from an earlier one.
 _FIRST = 4
 
-Given = tuple[Array, Array, Array, Array]  # vectors [m, p, d], slopes [m, p], who is free [m], stiffness [m]
-At = tuple[Array, Array, Array]  # the splitting's vectors h [m, d], weights [m, p], sums [k, d] of h of k programs
 
-Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are of a kind
-
-
-def first_step(
-    relaxation: float, given: Given, *, sharding: NodeSharding | None = None, interpret: bool = False
-) -> tuple[Array, At]:
-    """Set up the programs, their Gram matrices row by row ``[m, p (p + 1) / 2]``, and go one step from nothing.
-
-    Args:
-      relaxation: r, how far a step goes.
-      given: vectors to the points, slopes, who is free, stiffness.
-      sharding: where the nodes are.
-      interpret: run as plain JAX.
-    """
-    h, a, sums, gram = each_device(sharding, partial(_first, relaxation, interpret), None, *given)
-    return gram, (h, a, sums)
+def plan(m: int, d: int, p: int) -> Plan:
+    """As many nodes as one program can hold; its arrays have sizes that are powers of two."""
+    del m
+    room = pl.next_power_of_2(p) * pl.next_power_of_2(d)
+    return Plan(max(min(_NUMBERS // room, _MOST_NODES), 1), d)
 
 
-def step(
-    relaxation: float, given: Given, gram: Array, pull: Parts, at: At, *, last: bool = False,
-    sharding: NodeSharding | None = None, interpret: bool = False,
-) -> At:  # fmt: skip
-    """Go one step.
-
-    Args:
-      relaxation: see `first_step`.
-      given: see there.
-      gram: from there.
-      pull: what the coupling's resolvent makes of h.
-      at: from the last step.
-      last: return the way that the weights go in place of h.
-      sharding: see `first_step`.
-      interpret: run as plain JAX.
-    """
-    of_all = len(pull.scale) == 1, pull.mix is not None and len(pull.mix) == 1, pull.mix is not None
-    parts = list(zip(pull, of_all, strict=True))
-    everybodys, mine = ([part if common is which else None for part, common in parts] for which in (True, False))
-    work = partial(_later, None if last else relaxation, interpret)
-    return each_device(sharding, work, everybodys, mine, *given, gram, *at[:2])
-
-
-def _first(relaxation: float, interpret: bool, _: None, *given: Array) -> list[Array]:
-    m, p = given[0].shape[:2]
-    return _call(relaxation, ((m, p * (p + 1) // 2),), given, interpret)
-
-
-def _later(relaxation: float | None, interpret: bool, everybodys: Pull, mine: Pull, *arrays: Array) -> At:
-    scale, mix, rows = (a if b is None else b for a, b in zip(everybodys, mine, strict=True))
-    assert scale is not None
-    assert rows is not None
-    pull = (scale, rows) if mix is None else (scale, rows, mix)
-    h, a, sums = _call(relaxation, (), (*arrays, *pull), interpret)
-    return h, a, sums
-
-
-def _call(
-    relaxation: float | None, more: tuple[tuple[int, ...], ...], arrays: tuple[Array, ...], interpret: bool
-) -> list[Array]:
-    """Call the kernel; of results besides those of every step the shapes are given."""
+def step(plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
+    """See `mocha_jax.servers._weighing_kernels.Kernel`."""
     m, p, d = arrays[0].shape
-    room, width = pl.next_power_of_2(p), pl.next_power_of_2(d)
-    nodes = max(min(_NUMBERS // (room * width), _MOST_NODES), 1)
-    count = pl.cdiv(m, nodes)
+    count = pl.cdiv(m, plan.nodes)
+    gram = [(m, p * (p + 1) // 2)] if len(arrays) == _FIRST else []
     return pl.pallas_call(
-        partial(_kernel, relaxation, nodes, room, width),
-        out_shape=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in ((m, d), (m, p), (count, d), *more)],
+        partial(_kernel, relaxation, plan.nodes, pl.next_power_of_2(d)),
+        out_shape=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in [(m, d), (m, p), (count, d), *gram]],
         grid=(count,),
         compiler_params=pltriton.CompilerParams(num_warps=_WARPS),
-        interpret=interpret,
+        interpret=bool(interpret),
         name="weigh_on_gpu",
     )(*arrays)
 
 
 def _kernel(
-    relaxation: float | None, nodes: int, room: int, width: int, along: Ref, slope: Ref, free: Ref,
-    stiffness: Ref, *refs: Ref,
-) -> None:  # fmt: skip
+    relaxation: float | None, nodes: int, width: int, along: Ref, slope: Ref, free: Ref, stiffness: Ref, *refs: Ref
+) -> None:
     """A step of a few nodes; the arguments are references to whole arrays.
 
     Triton's arrays have sizes that are powers of two: what is beyond p points and d features is masked.

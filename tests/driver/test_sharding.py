@@ -144,6 +144,19 @@ def test_a_round_with_recombination_of_tasks_that_are_divided_sums_numbers_of_on
     assert set(re.findall(r"\[.*?\]", " ".join(shapes))) == {"[]", "[5]"}
 
 
+@pytest.mark.parametrize("sigma_prime", ["per_task", "adaptive"])
+def test_no_array_of_all_tasks_is_on_any_device_where_tasks_are_divided(sigma_prime, key):
+    problem, algorithm = (
+        mj.shard(make(regularizers.MeanRegularized(0.1, 0.1), 8 * 37), mesh_of(8)),
+        mj.Mocha(sigma_prime=sigma_prime),
+    )
+    work = jax.jit(lambda key, problem: mj.run(problem, algorithm, key, num_rounds=2))
+    compiled = work.lower(key, problem).compile().as_text()
+    assert "[37,5]" in compiled
+    assert not re.findall(r"\w+\[(?:\d+,)*296(?:,\d+)*\]", compiled)
+    assert "all-gather" not in compiled
+
+
 def round_of(algorithm, regularizer, key):
     """The compiled text of a round on eight devices."""
     problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))

@@ -1,11 +1,20 @@
 """A weighing by the kernel for GPUs, interpreted, is that by the loops."""
 
+import importlib
+import re
+from functools import partial
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank
+from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, PerFeature, as_matrix
+from mocha_jax.servers import _weighing
+from mocha_jax.servers._programs import answer, programs
 from mocha_jax.servers._weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
 from tests import zoo
 
@@ -22,7 +31,7 @@ def coupling(kind, m, rng):
 
 def weighing(kind, m, p, d, task=None):
     rng, float32 = np.random.default_rng(m + p + d), jnp.float32
-    far = np.array([0.1, 1.0, 0.01, 1.0])[:p, None]
+    far = np.array([0.1, 1.0, 0.01, 1.0, 0.5, 0.02, 1.0, 0.2])[:p, None]
     along = jnp.asarray(far * rng.normal(size=(m, p, d)), float32)
     slope = -jnp.asarray(rng.uniform(0.0, 1.0, size=(p, m)), float32)
     free = jnp.asarray(rng.random(m) < 0.8, float32)
@@ -33,44 +42,123 @@ def weighing(kind, m, p, d, task=None):
     return Tasks(between, consensus(between), task, counts, m), along, slope, free
 
 
-SIZES = [(5, 4, 3), (40, 3, 16), (33, 4, 64), (3, 1, 200)]  # nodes, points, features
-
-
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 5)
+    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 3)
 
 
-@pytest.mark.parametrize(
-    ("size", "kind"),
-    [  # every kind in one size, half of the sizes of one kind
-        pytest.param(
-            size,
-            kind,
-            marks=() if size == SIZES[0] or (kind == "low rank" and size in SIZES[::2]) else pytest.mark.slow,
-        )
-        for size in SIZES
-        for kind in ("exchangeable", "low rank", "diagonal", "dense")
-    ],
-)
-@pytest.mark.extended
-@pytest.mark.thin(1)
-def test_the_kernel_weighs_as_the_loops_do(kind, size):
+def interpreted(*given):
+    """A weighing by the kernel of this version of JAX, on a CPU."""
+    if jax.__version_info__ < (0, 11):
+        return _by_kernel("cuda", *given, interpret=True)
+    plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    # What is worked on twice is written twice, which the detection of races would not like.
+    return _by_kernel("cuda", *given, interpret=plgpu.InterpretGPUParams(detect_races=False))
+
+
+def by_numpy(tasks, along, slope, free):
+    """The splitting in float64, the coupling written out; of the library's it takes what a node answers."""
+    along, slope = np.asarray(along, float), np.asarray(slope, float)
+    p, m = slope.shape
+    node = np.eye(m)[:, : len(tasks.counts)] if tasks.task is None else np.eye(len(tasks.counts))[tasks.task]
+    counts, c = np.asarray(tasks.counts, float), float(tasks.consensus.stiffness)
+    units, matrix = node @ counts, np.asarray(as_matrix(tasks.coupling), float)
+    settle = node @ matrix @ np.linalg.inv(matrix + c * np.eye(len(matrix))) @ (node / units[:, None]).T
+    given = programs(*map(jnp.asarray, (along, slope, units, np.asarray(free, float))))
+    h, a = np.zeros_like(along[:, 0]), np.zeros_like(slope)
+    for _ in range(_weighing._STEPS):
+        pulled = settle @ h
+        asked = units * np.einsum("mpd,md->pm", along, h - 2.0 * pulled)
+        a = np.stack(jax.jit(answer)(given, tuple(map(jnp.asarray, asked)), tuple(map(jnp.asarray, a))))
+        moved = np.einsum("pm,mpd->md", a, along)
+        h = h + _weighing._RELAXATION * (moved - h + pulled)
+    return a, moved
+
+
+# Every kind, every number of points, one node and many, features that do and do not fill the threads.
+QUICK = [("exchangeable", (7, 2, 33)), ("diagonal", (1, 2, 1)), ("low rank", (100, 2, 10)), ("dense", (7, 5, 64))]
+SLOW = [
+    (kind, (m, p, d))
+    for m, kind in ((1, "exchangeable"), (7, "low rank"), (100, "exchangeable"), (100, "dense"), (7, "diagonal"))
+    for p in (2, 5, 8)
+    for d in (1, 10, 33, 64, 561)
+]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.mark.parametrize(("kind", "size"), CASES)
+def test_the_kernel_weighs_as_the_loops_and_numpy_do(kind, size):
     given = weighing(kind, *size)
-    (a, moved), (found, way) = _in_some_steps(*given), _by_kernel(*given, interpret=True)
-    np.testing.assert_allclose(found, a, atol=2e-4)
-    np.testing.assert_allclose(way, moved, atol=2e-4)
-    assert float(jnp.max(jnp.abs(moved))) > 1e-3
+    found = interpreted(*given)
+    for one, *others in zip(found, _in_some_steps(*given), by_numpy(*given), strict=True):
+        for other in others:
+            np.testing.assert_allclose(one, other, atol=2e-4)
+    assert float(jnp.max(jnp.abs(found[1]))) > 1e-3
+    if (kind, size) == QUICK[0]:
+        for one, again in zip(found, interpreted(*given), strict=True):
+            np.testing.assert_array_equal(one, again)
 
 
 @pytest.mark.slow
 def test_the_kernel_knows_of_tasks_on_several_nodes():
-    given = weighing("exchangeable", 12, 4, 5, task=np.arange(12) % 5)
-    for one, other in zip(_in_some_steps(*given), _by_kernel(*given, interpret=True), strict=True):
+    given = weighing("exchangeable", 12, 2, 5, task=np.arange(12) % 5)
+    ways = interpreted(*given), _in_some_steps(*given), by_numpy(*given)
+    for one, *others in zip(*ways, strict=True):
+        for other in others:
+            np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_the_kernel_takes_a_coupling_by_features():
+    tasks, along, slope, free = weighing("diagonal", 6, 2, 5)
+    between = PerFeature(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
+    given = tasks.replace(coupling=between, consensus=consensus(between)), along, slope, free
+    for one, other in zip(interpreted(*given), _in_some_steps(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-@pytest.mark.slow
+def test_a_batch_of_weighings_is_each_of_them():
+    tasks, along, slope, free = weighing("exchangeable", 5, 2, 4)
+    alongs, slopes = jnp.stack([along, 0.5 * along]), jnp.stack([slope, 2.0 * slope])
+    together = jax.vmap(lambda along, slope: interpreted(tasks, along, slope, free))(alongs, slopes)
+    for k in range(2):
+        for one, other in zip(together, _in_some_steps(tasks, alongs[k], slopes[k], free), strict=True):
+            np.testing.assert_allclose(one[k], other, atol=2e-4)
+
+
+@pytest.mark.parametrize(("platform", "d", "kernels"), [("cuda", 5, 3), ("cuda", 4097, 0), ("rocm", 5, None)])
+def test_a_step_is_one_kernel_of_what_this_version_of_jax_has(platform, d, kernels):
+    tasks, along, slope, free = weighing("exchangeable", 6, 2, d)
+    new = jax.__version_info__ >= (0, 11)
+    kernels = (0 if new else 3) if kernels is None else kernels
+    calls = {"__gpu$xla.gpu.triton": 0 if new else kernels, "mosaic_gpu_v2": kernels if new else 0}
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in calls]
+    work = jax.jit(partial(_weighing._split, "auto"))
+    exported = jax.export.export(work, platforms=[platform], disabled_checks=checks)(tasks, along, slope, free)
+    text = exported.mlir_module()
+    # Steps alike are one function that is called.
+    found = {name: sum(len(re.findall(rf"call @{f}\(", text)) or 1 for f in holders(text, name)) for name in calls}
+    assert found == calls
+
+
+def holders(text, call):
+    """The function that holds each of these calls."""
+    return [re.findall(r"func\.func \w+ @(\w+)\(", text[: at.start()])[-1] for at in re.finditer(re.escape(call), text)]
+
+
+@hypothesis.given(st.integers(1, 2000), st.integers(1, 4096), st.integers(1, 9))
+def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("this version of JAX has a kernel of its own")
+    plan = importlib.import_module("mocha_jax.servers._weighing_mosaic").plan(m, d, p)
+    assert plan.nodes <= m
+    assert plan.nodes <= -(-m // plan.nodes)  # the rows that they add up to fill a tile
+    assert plan.nodes * plan.lanes == 128
+    assert plan.width >= d
+    assert plan.width % plan.at_once == 0
+    assert plan.at_once % (plan.lanes * plan.vector) == 0
+    assert 4 * plan.nodes * plan.width <= 2**15  # bytes of shared memory, of 99 KB at least
+
+
 def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
     given = weighing("exchangeable", 11, 4, 5)
     at_once = _until_they_agree(*given)
