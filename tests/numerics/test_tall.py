@@ -48,6 +48,11 @@ MATRICES = {
     "one row more": RNG.normal(size=(8 * COLUMNS, COLUMNS)),
 }
 each_matrix = pytest.mark.parametrize("name", MATRICES)
+
+# Roundings of the largest singular value beyond those of LAPACK. Its square is a sum over rows, which is off by up to
+# half a rounding a row where a processor adds one row after another, and the root by half of that. Where rows differ
+# most of it averages out; equal terms are all rounded to the same side while a sum stays between two powers of two.
+OF_THE_SUM = dict.fromkeys(("rows alike", "ones"), ROWS / 4)
 factors = jax.jit(tall.factors)
 
 
@@ -59,6 +64,15 @@ def smooth(s, size):
     return s / jnp.sqrt(s**2 + size**2) * (1.0 + jnp.sum(s**2) / size)
 
 
+def test_equal_terms_one_after_another_are_off_by_more_than_others():
+    """What `OF_THE_SUM` is for."""
+    alike = np.tile(np.linspace(0.5, 1.0, 64, dtype=np.float32), (ROWS, 1))
+    others = np.square(MATRICES["normal"]).astype(np.float32)
+    for terms, low, high in ((alike, 24.0, ROWS / 2), (others, 0.0, 12.0)):
+        off = np.cumsum(terms, axis=0)[-1] / terms.sum(axis=0, dtype=float) - 1.0
+        assert low < np.abs(off).max() / EPS[np.float32] < high
+
+
 @each_dtype
 @each_matrix
 def test_as_exact_as_lapack(name, dtype):
@@ -68,7 +82,7 @@ def test_as_exact_as_lapack(name, dtype):
     if dtype == np.float64:  # no exact reference: it is off by as much
         unit *= 2.0
     of_lapack = np.asarray(jnp.linalg.svd(w, full_matrices=False)[1], float)
-    bound = max(8.0 * unit, 2.0 * np.abs(of_lapack - s).max())
+    bound = max(8.0 * unit, 2.0 * np.abs(of_lapack - s).max()) + OF_THE_SUM.get(name, 0.0) * unit
     found = factors(w)
     for each in (found.s, singular_values(w), singular_values(w.T)):
         assert np.abs(np.asarray(each, float) - s).max() <= bound
@@ -230,7 +244,8 @@ def test_a_contraction_as_exact_as_lapack_from_any_basis(name, share, dtype):
     both = [(found, 0.0), (contracted(w, share, basis_of(w)), 0.0), (contracted(w, share, basis_of(near)), hidden)]
     for found, more in both:
         assert np.linalg.norm(np.asarray(found.matrix, float) - prox, 2) <= 64.0 * unit + more
-        np.testing.assert_allclose(found.of, s, atol=12.0 * unit + more + 1e-11 * (s[0] == 0))
+        atol = (12.0 + OF_THE_SUM.get(name, 0.0)) * unit + more + 1e-11 * (s[0] == 0)
+        np.testing.assert_allclose(found.of, s, atol=atol)
         np.testing.assert_allclose(np.sum(found.values**2), np.sum(prox**2), rtol=1e-5, atol=1e-20)
         np.testing.assert_allclose(found.basis.vectors.T @ found.basis.vectors, np.eye(len(s)), atol=64.0 * EPS[dtype])
 
