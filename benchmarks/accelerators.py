@@ -12,7 +12,7 @@ it takes an environment for each; `.ci/run` makes them. Nothing is run and no ti
 `--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
 1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
 
-The exit status counts what is wrong: does not compile, spills, or has loops where the kernel is expected, or a kernel by
+The exit status counts what is wrong: does not compile, spills, has loops where the kernel is expected, or a kernel by
 Triton with a JAX in which that is deprecated.
 """
 

@@ -86,9 +86,7 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     return taken and (_ALL_ROWS or program(shape, dtype).copied)
 
 
-def program(
-    shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None
-) -> Program:
+def program(shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None) -> Program:
     """Choose what is not given of a program for samples of this shape, on the card lowered for."""
     _, m, d = shape
     size = jnp.dtype(dtype).itemsize
@@ -97,7 +95,7 @@ def program(
         vector //= 2
     by_size = max(min(pl.next_power_of_2(pl.cdiv(d, _NUMBERS_COPIED)), _WARP // 2, _floor(d // vector)), 2)
     if copied is None:
-        row = vector * size == _LOAD and 2 * _LOAD <= d * size and d <= _COPIED
+        row = vector * size == _LOAD and d * size >= 2 * _LOAD and d <= _COPIED
         copied = row and m * by_size >= _PROGRAMS * _THREADS and (_generation() or 0) >= _WITH_COPIES
     if lanes is None and copied:
         lanes = by_size
@@ -118,7 +116,7 @@ def _floor(number: int) -> int:
 
 
 def _generation() -> int | None:
-    """The generation of the card that a program is lowered for, if it is one that the kernel is known to compile for."""
+    """The generation of the card that a program is lowered for, if the kernel is known to compile for it."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         device = get_default_device()

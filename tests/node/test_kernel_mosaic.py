@@ -151,7 +151,9 @@ def test_a_batch_is_one_kernel():
     x, *rest = draw(0, 5, 64, 24, jnp.bfloat16)
 
     def batch(gammas):
-        return jax.vmap(lambda gamma: kernel_mosaic.epoch(mj.losses.SmoothedHinge(gamma), x, *rest, copied=True))(gammas)
+        return jax.vmap(lambda gamma: kernel_mosaic.epoch(mj.losses.SmoothedHinge(gamma), x, *rest, copied=True))(
+            gammas
+        )
 
     assert custom_calls("cuda", batch, jnp.ones(3, jnp.float32), call=MOSAIC) == 1
 
