@@ -261,7 +261,7 @@ def test_gradients_flow_through_a_run(key):
 
 
 @pytest.mark.parametrize("p", [0.5, np.linspace(0.0, 0.9, 5)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_drops_do_not_move_the_optimum(p, key):
     problem = make_problem()
     plain = mj.solve(

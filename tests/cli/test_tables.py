@@ -88,6 +88,7 @@ def words(text):
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests are running away from the repository")
+@pytest.mark.extended
 def test_the_picture_of_the_docs_has_the_words_of_a_run(folder, capsys):
     (block,) = re.findall(r"^```text\n\$ (.*?)\n(.*?)^```\n", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert block[0].split()[:2] == ["mocha-jax", "fit"]

@@ -80,6 +80,7 @@ def test_the_server_begins_again_from_an_earlier_state(federation, since):
     assert federation.at_optimum()
 
 
+@pytest.mark.slow
 def test_a_server_that_forgets_to_say_so_is_refused(federation):
     """Of two answers to one round a node could not know which one is held."""
     federation.rounds(5)

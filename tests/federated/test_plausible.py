@@ -40,7 +40,7 @@ def test_an_honest_node_is_never_doubted(loss, way, dtype, key):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_nor_is_one_that_remembers_points(loss, key):
     xs, ys = tables(loss, np.float32)
     server = world.server_of(mj.Mocha(), WAYS["given"][1], dtype=np.float32)

@@ -71,8 +71,7 @@ def run(way, sending, rounds, lost=0.0, until=0.0, stop=None):
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_eight_bits_reach_the_optimum_and_bound_it(way, lost):
     best, reports = optimum(way), [report for report, _ in run(way, F.Quantized(), 400, lost, until=1e-4)]
     for report in reports:
@@ -136,6 +135,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.extended
 @pytest.mark.thin(1)
 def test_whatever_a_form_loses_the_bound_holds(form):
     sending, near = FORMS[form]

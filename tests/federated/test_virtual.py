@@ -248,6 +248,7 @@ def test_who_leaves_takes_its_factor_out_and_who_joins_has_none(key):
     assert 0.8 < float(jnp.min(near)) < float(jnp.max(near)) < 1.25
 
 
+@pytest.mark.slow
 def test_without_a_node_from_the_start_it_is_the_simulation_without_it(key):
     xs, ys = world.labels()
     problem = world.prediction_of(xs, ys)

@@ -138,7 +138,7 @@ def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_late_answers_are_taken_in_later_rounds(tmp_path, best, asynchronous):
     late = {101: 0.25, 103: 0.1}
     grid = loop(tmp_path, late=lambda node, k: late.get(node, 0.0) if k in (3, 4, 5, 8) else 0.0)

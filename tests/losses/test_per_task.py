@@ -75,7 +75,7 @@ def test_the_certificate_holds_on_the_way(key):
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.MiniBatchSdca(batch=3, beta=5.0), mj.MiniBatchSgd(batch=3)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_equal_losses_are_one_loss(algorithm, key):
     data, regularizer = zoo.data(m=M), R.MeanRegularized(0.2, 0.05)
     one = mj.run(mj.Problem(data, mj.losses.SmoothedHinge(0.5), regularizer), algorithm, key, num_rounds=5)[1]

@@ -60,6 +60,7 @@ def lowered_for(card):
         (2, 1, 4096, jnp.float32, False, {}),
     ],
 )
+@pytest.mark.thin(3)
 def test_any_shape_and_storage_equals_a_loop(n, m, d, store, copied, options, first):
     arrays = draw(0, n, m, d, store)[: 9 if first else None]
     expected = numpy_epoch(0.5, *arrays)
@@ -72,6 +73,7 @@ def test_any_shape_and_storage_equals_a_loop(n, m, d, store, copied, options, fi
 
 @interpreted
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(2)
 def test_every_loss_equals_the_other_kernel(loss):
     arrays = draw(1, 4, 9, 10)
     both = partial(epoch, depth=2), partial(kernel_tpu.epoch, interpret=True)

@@ -128,6 +128,7 @@ def test_a_bound_on_a_term_holds_all_over_its_interval(loss):
     ("lam", "server"),
     [(1e-2, "proximal"), (1e-5, "dual"), (1e-5, "proximal"), (1e-8, "dual"), (1e-8, "proximal"), pytest.param(1e-2, "dual", marks=pytest.mark.slow)],
 )  # fmt: skip
+@pytest.mark.thin(1)
 def test_a_tiny_optimum_of_separable_data_is_not_certified_by_rounding(lam, server):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 12)).astype(np.float32), np.sign(rng.normal(size=5)).astype(np.float32)

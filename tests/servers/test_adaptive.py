@@ -60,6 +60,7 @@ def test_the_weights_gain_nearly_what_a_convex_solver_gains(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.thin(1)
 def test_where_much_is_coupled_no_more_than_a_tenth_is_left(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (20, 5, 3)
     factor = rng.normal(size=(m, 2))
@@ -79,7 +80,7 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr("mocha_jax.servers._weighing.answer", lambda *given: [jnp.full(5, 1 / 3)] * 3)
+    monkeypatch.setattr("mocha_jax.servers._weighing.answer", lambda *given: (jnp.full(5, 1 / 3),) * 3)
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
 
@@ -125,6 +126,7 @@ def test_points_that_are_the_same_are_their_mixture_to_the_last_bit():
 
 @pytest.mark.parametrize(("dtype", "lam"), [("float64", 1e-10), ("float32", 3e-4)])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.thin(2)
 def test_few_rounds_also_where_the_duals_are_tiny(dtype, lam, seed):
     # Separable, so all that is left of the optimum is of the size of lambda.
     rng = np.random.default_rng(seed)
@@ -294,7 +296,7 @@ def test_each_node_leans_its_own_way_but_not_far(key):
 
 
 @pytest.mark.parametrize("lam1", [0.0, 0.05])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_the_dual_never_gets_worse_with_a_penalty_that_is_not_quadratic(lam1, key):
     data = zoo.data(loss_scaling="task_mean", m=5)
     p = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.SparsePrecision(0.02, 5.0, lam1, 0.2))

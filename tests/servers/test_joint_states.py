@@ -167,7 +167,7 @@ def test_resume_and_continue_while_learning(algorithm, tmp_path, key):
 
 
 @pytest.mark.parametrize("omega", ["abc", 5.0, np.eye(5), object()])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_an_omega_is_what_the_regularizer_keeps(omega):
     data = zoo.data()
     given = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.1, 0.1))

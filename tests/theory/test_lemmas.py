@@ -84,7 +84,7 @@ def test_the_parts_of_lemma_5_are_those_of_the_paper(loss):
         for loss in ("hinge", "squared", "logistic", "absolute")
     ],
 )
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_no_round_gains_less_than_lemma_5_says(loss, gamma):
     for seed in range(3):
         p = problem(loss, seed=seed, m=5, low=6, high=6, loss_scaling="task_mean")

@@ -83,6 +83,7 @@ def test_theta_agrees_with_equation_5_in_plain_numpy(key):
         np.testing.assert_allclose(sub.value(after.beta)[k], g(np.asarray(after.beta)[k][real]), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_theta_counts_the_whole_step_where_gamma_takes_a_part(key):
     p = problem("squared", loss_scaling="task_mean")
     thetas = []
