@@ -56,7 +56,7 @@ def one_step(algorithm, problem, state, key):
 
 
 @every_algorithm
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_a_step_keeps_the_structure_of_the_state(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
@@ -83,7 +83,7 @@ def test_the_data_sets_the_dtype(name, dtype, key):
 
 
 @every_algorithm
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_jit_changes_nothing(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
@@ -184,7 +184,7 @@ def test_one_trace_for_all_hyperparameters(name, key):
 
 
 @each_algorithm
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
     problem = make_problem(loss_scaling="task_mean")
     best = mj.solve(
@@ -226,7 +226,7 @@ def test_each_term_of_the_gap_is_non_negative_in_every_round(key):
 
 
 @each_mocha
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_nodes_that_share_a_task_are_scaled_for_their_number(name, key):
     # Six copies of one node overshoot six times over unless sigma' counts nodes, not tasks.
     xs, ys = zoo.ragged(m=1, regression=True)

@@ -38,7 +38,7 @@ def step(algorithm):
 
 
 @pytest.mark.parametrize(("loss", "theta"), [("hinge", 0.5), ("logistic", 0.9), ("squared", 1e-3)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_cocoa_keeps_theta_on_every_node_in_every_round(theta, loss, key):
     _, history = mj.run(
         problem(loss=loss), mj.Cocoa(theta, max_epochs=10_000), key, num_rounds=6, watch=mj.Watch(theta=1e-9)
@@ -74,6 +74,7 @@ def test_cocoa_obeys_its_budget(key):
     assert info.flops.tolist()[1] == info.flops.tolist()[4] == 0.0
 
 
+@pytest.mark.slow
 def test_cocoa_with_theta_0_solves_its_subproblems(key):
     p = problem(loss="squared")
     algorithm = mj.Cocoa(0.0, max_epochs=3000)
@@ -100,7 +101,7 @@ def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
     p = problem(loss=loss, loss_scaling="task_mean")
     algorithm = mj.Mocha(sigma_prime="per_task")
@@ -169,6 +170,7 @@ def test_batches_are_uniform_and_without_replacement(key):
         assert (rate[k, n:] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_data_takes_all_of_it(key):
     p = problem()
     algorithms: list[mj.Algorithm] = [mj.MiniBatchSdca(batch=1000, beta=1.0), mj.MiniBatchSgd(batch=1000)]
@@ -272,6 +274,7 @@ def test_every_rival_solves_every_model(name, key):
         assert (got.gap >= 0).all()
 
 
+@pytest.mark.slow
 def test_cocoa_with_no_cap_to_speak_of(key):
     p = problem()
     for cap in (3 * 10**7, 10**8, 10**12):
@@ -282,6 +285,7 @@ def test_cocoa_with_no_cap_to_speak_of(key):
     assert not h.capped.any()
 
 
+@pytest.mark.slow
 def test_cocoa_keeps_a_deadline_gaps_included(key):
     p = problem(low=10, high=60)
     cost = mj.costs.Cost(np.array([1e3, 3e3, 1e4, 1e5, 1e6]), latency=0.1, download=1e9, upload=1e9)

@@ -97,6 +97,7 @@ def test_the_picture_of_the_docs_has_the_words_of_a_run(folder, capsys):
     assert words(out) == words(block[1])
 
 
+@pytest.mark.extended
 def test_the_model_knows_the_table(fitted):
     model = mj.load_model(fitted / "school.npz")
     assert {k: model.trained[k] for k in ("label", "group")} == {"label": "score", "group": "tree"}
@@ -108,6 +109,7 @@ def test_the_model_knows_the_table(fitted):
     assert text["trained"]["lambda"] in (1.0, 0.01, 0.0001)
 
 
+@pytest.mark.extended
 def test_predict_writes_a_table_in_any_order_of_columns(fitted, capsys):
     new = write(fitted / "new.csv", [[1000.0, "elm", 2.0], [0.0, "oak", 1.0]], ["size", "tree", "hours"])
     assert main(["predict", str(fitted / "school.npz"), str(new)]) == 0
@@ -121,6 +123,7 @@ def test_predict_writes_a_table_in_any_order_of_columns(fitted, capsys):
     assert len((fitted / "out.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.extended
 def test_unknown_groups_are_an_error_or_the_mean(fitted, capsys):
     new = write(fitted / "yew.csv", [["yew", 2.0, 0.0]], ["tree", "hours", "size"])
     with pytest.raises(SystemExit) as stop:
@@ -133,6 +136,7 @@ def test_unknown_groups_are_an_error_or_the_mean(fitted, capsys):
     assert float(capsys.readouterr().out.splitlines()[1].split(",")[1]) == pytest.approx(mean)
 
 
+@pytest.mark.extended
 def test_compare_scores_models_on_a_table(fitted, capsys):
     paths = [str(fitted / "global.npz"), str(fitted / "school.npz")]
     assert main(["compare", *paths, str(fitted / "school.csv")]) == 0
@@ -147,6 +151,7 @@ def test_compare_scores_models_on_a_table(fitted, capsys):
     assert "100 %" in line or "100" in line  # of the groups are better than by one model for all
 
 
+@pytest.mark.extended
 def test_inspect_says_what_it_is(fitted, capsys):
     assert main(["inspect", str(fitted / "school.npz"), "--task", "elm"]) == 0
     out = capsys.readouterr().out
@@ -172,6 +177,7 @@ def test_inspect_says_what_it_is(fitted, capsys):
         (["inspect", "{}/school.npz", "--task", "fir"], "task must be one of the model's groups, got 'fir'"),
     ],
 )  # fmt: skip
+@pytest.mark.extended
 def test_mistakes_are_named(fitted, capsys, arguments, sentence):
     with pytest.raises(SystemExit) as stop:
         main([each.format(fitted) for each in arguments])

@@ -14,7 +14,7 @@ from tests import zoo
 
 
 @pytest.mark.parametrize("name", zoo.regularizers(5))
-@pytest.mark.thin(4)
+@pytest.mark.thin(2)
 def test_coupling_is_the_inverse_hessian_of_the_regularizer(name):
     m, d = 5, 3
     regularizer = zoo.regularizers(m)[name]
@@ -65,6 +65,7 @@ def test_sigma_prime_is_safe_over_nodes(rule, seed, m, gamma):
 
 
 @given(seed=st.integers(0, 10_000), m=st.integers(1, 6))
+@pytest.mark.slow
 def test_rules_are_ordered(seed, m):
     for coupling in couplings(m, seed):
         lemma9, per_task, spectral = (coupling.sigma_prime(rule) for rule in SIGMA_PRIME_RULES)

@@ -46,7 +46,7 @@ def test_small_samples_stay_as_they_come():
 
 
 @pytest.mark.parametrize("algorithm", [mj.Mocha(), mj.algorithm1(), mj.MiniBatchSdca(4, beta=2.0)], ids=["a", "p", "b"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_their_order_changes_no_result(data, algorithm):
     _, packed = data
     stored = packed.replace(x=np.array(packed.x))

@@ -60,6 +60,7 @@ def test_within_has_means_of_tasks_and_one_scale():
 
 
 @pytest.mark.parametrize("by", ["pooled", "task", "within"])
+@pytest.mark.slow
 def test_the_model_is_in_the_units_of_the_samples(by):
     x, y, who = table()
     data = packed()
@@ -100,6 +101,7 @@ def test_a_model_without_intercept_finds_scaled_data(tmp_path):
 
 @pytest.mark.parametrize("by", ["task", "within"])
 @pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.thin(1)
 def test_no_intercept_is_penalised_with_the_squared_loss(by, intercept):
     lam = 0.02
     standard = packed(intercept).standardized(by, labels=True)

@@ -67,6 +67,7 @@ def test_a_fingerprint_by_rows_knows_their_order_and_not_who_holds_them():
 
 
 @pytest.mark.parametrize("change", ["lam", "data", "loss", "key", "systems", "algorithm", "record_every"])
+@pytest.mark.thin(4)
 def test_a_checkpoint_of_another_run_is_refused(problem, tmp_path, change):
     path = tmp_path / "run.npz"
     mj.solve(problem, **options(path, max_rounds=8))

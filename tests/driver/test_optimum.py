@@ -32,7 +32,7 @@ def solved(problem, algorithm=None, **options):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
-@pytest.mark.thin(4)
+@pytest.mark.thin(3)
 def test_every_loss_and_model_against_a_convex_solver(loss, model):
     data = zoo.data(regression=not zoo.LOSSES[loss].binary, loss_scaling="task_mean", intercept=True)
     regularizer, oracle = (make(data.num_tasks) for make in MODELS[model])
@@ -127,7 +127,7 @@ def test_tasks_shared_by_nodes_are_the_tasks_of_their_union(loss):
 
 @pytest.mark.parametrize("rule", ["lemma9", "per_task", "spectral"])
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_every_rule_and_aggregation_reaches_the_optimum(rule, gamma):
     data = mj.pack_tasks(*zoo.ragged(m=6), task=[0, 1, 2, 2, 1, 3])
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.random_spd(4), 0.2, 0.1))

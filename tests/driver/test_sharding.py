@@ -101,7 +101,7 @@ def collectives(compiled):
     ],
     ids=["independent", "mean", "dense", "low rank"],
 )
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_round_moves_the_dual_vectors_once(regularizer, expected, key):
     algorithm = mj.Mocha(sigma_prime="per_task")
     problem = algorithm.prepare(mj.shard(make(regularizer), mesh_of(8)))
@@ -145,6 +145,7 @@ def test_a_round_with_recombination_of_tasks_that_are_divided_sums_numbers_of_on
 
 
 @pytest.mark.parametrize("sigma_prime", ["per_task", "adaptive"])
+@pytest.mark.slow
 def test_no_array_of_all_tasks_is_on_any_device_where_tasks_are_divided(sigma_prime, key):
     problem, algorithm = (
         mj.shard(make(regularizers.MeanRegularized(0.1, 0.1), 8 * 37), mesh_of(8)),
@@ -296,7 +297,7 @@ def program_of(algorithm, key, problem):
 
 
 @pytest.mark.parametrize("count", [13, 16])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_shapes_compile_to_the_program_that_arrays_do(key, count):
     problem, plain = make(regularizers.MeanRegularized(0.1, 0.1), count), mj.Mocha(sigma_prime="per_task")
     there, shapes = mj.shard(problem, mesh_of(4)), mj.shard(jax.eval_shape(lambda: problem), mesh_of(4))

@@ -70,7 +70,7 @@ def test_a_state_of_another_problem_is_a_warm_start_not_a_wrong_certificate(prob
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_it_stops_at_the_first_record_within_tolerance(problem, key, chunk):
     solution = mj.solve(problem, key=key, tol=1e-3, chunk=chunk, systems=SYSTEMS)
     assert solution.status == mj.Status.CONVERGED
@@ -116,7 +116,7 @@ def test_a_gap_that_is_not_finite_ends_the_solve(problem):
 
 
 @pytest.mark.parametrize("without_tqdm", [False, True])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_progress_is_shown(problem, capsys, monkeypatch, without_tqdm):
     if without_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)

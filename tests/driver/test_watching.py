@@ -75,6 +75,7 @@ def test_a_resumed_run_is_told_without_repetition(problem, tmp_path):
         assert again == want
 
 
+@pytest.mark.slow
 def test_a_record_that_could_not_be_told_is_told_again(problem, tmp_path):
     seen: list[int] = []
 

@@ -98,6 +98,7 @@ def test_the_server_begins_again_from_nothing(federation):
     assert federation.at_optimum()
 
 
+@pytest.mark.slow
 def test_a_server_of_another_life_is_told_whole_vectors(key):
     federation = World("safe", key)
     federation.rounds(20)
@@ -185,6 +186,7 @@ def test_work_of_lost_answers_is_not_lost(key):
     assert abs(values[1] - values[0]) < 0.05 * values[0]
 
 
+@pytest.mark.slow
 def test_messages_are_the_same_for_equal_states(key):
     federation = World("proximal", key)
     federation.rounds(2)

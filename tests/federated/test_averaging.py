@@ -166,6 +166,7 @@ def test_nodes_that_leave_and_join_change_no_parameter(key):
     assert less.inner.counts.tolist()[3] == 0 < server.join(less, 3).inner.counts.tolist()[3]
 
 
+@pytest.mark.slow
 def test_nodes_together_answer_as_each_by_itself(key):
     xs, ys = world.labels()
     server, nodes = both_sides(FEDAVG, xs, ys)

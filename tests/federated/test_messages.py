@@ -101,7 +101,7 @@ def test_ten_thousand_broken_answers_change_nothing(federation):
     assert len(said) > 150, len(said)
 
 
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_an_answer_by_no_name_is_refused(federation):
     server, state, _, _, good, _ = federation
     names = (-1, M, 2**31, hostile.HUGE, 1.5, "0", None, (), np.int64(-3), float("nan"), hostile.Text("1"), b"0", "a\nb",
@@ -117,6 +117,7 @@ def test_an_answer_by_no_name_is_refused(federation):
     assert server.step(state, {np.int16(1): good[1][0]})[1].heard == (1,)
 
 
+@pytest.mark.thin(1)
 def test_one_bad_answer_does_not_spoil_the_others(federation):
     server, state, _, _, good, _ = federation
     ups = {task: ups[0] for task, ups in good.items()}

@@ -66,7 +66,7 @@ WITH_ONE = (
         for systems in SYSTEMS
     ],
 )
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_it_is_the_simulation(case, systems, key):
     algorithm, regularizer, loss = CASES[case]
     xs, ys = world.tables()
@@ -93,7 +93,7 @@ def test_it_is_the_simulation(case, systems, key):
 @pytest.mark.parametrize(
     "case", ["safe mean", "safe learned", "proximal", "safe clustered", "trace", "adaptive", "adaptive, learned"]
 )
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_round_certifies_the_model_of_the_one_before(case, key):
     algorithm, regularizer, loss = CASES.get(case, (mj.Mocha(server="proximal"), "trace", L.Hinge()))
     xs, ys = world.tables()

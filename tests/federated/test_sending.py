@@ -196,6 +196,7 @@ def test_eight_bits_are_exact_multiples(dtype):
         assert (np.abs(found - v) <= 0.501 * scale[:, None] + 4 * np.finfo(dtype).eps * np.abs(v)).all()
 
 
+@pytest.mark.slow
 def test_they_are_about_a_quarter_of_the_bytes():
     algorithm, regularizer = WAYS["given"]
     server = F.Server(algorithm, regularizer, M, 1000, dtype=np.float32, receiving=F.Quantized())

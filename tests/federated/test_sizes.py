@@ -18,7 +18,7 @@ MORE = {"DualDown": (D + 1, 1), "DualUp": (6, 1)}
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_message_has_so_many_numbers_more_than_are_counted(way, dtype, key):
     algorithm, regularizer = WAYS[way]
     xs, ys = world.tables(dtype=dtype)

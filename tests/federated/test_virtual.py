@@ -123,7 +123,7 @@ def test_answers_of_a_third_of_the_rounds_lost_heal(key):
 
 @pytest.mark.parametrize("damping", [1.0, 0.4])
 @pytest.mark.parametrize(("heard", "lost"), [(0, 0), (0, 3), (2, 0), (2, 8)])
-@pytest.mark.thin(4)
+@pytest.mark.slow
 def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damping, key):
     # What is left, s / s_i, are the factors of the others, whatever the server holds of this node.
     xs, ys = world.labels()
@@ -225,6 +225,7 @@ def test_refinements_that_are_not_finite_are_left_out_and_counted(key):
     assert all(bool(r.quality.finite) for r in reports)
 
 
+@pytest.mark.slow
 def test_who_leaves_takes_its_factor_out_and_who_joins_has_none(key):
     xs, ys = world.labels()
     server, nodes = both_sides(ONE, xs, ys)

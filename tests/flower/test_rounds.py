@@ -149,6 +149,7 @@ def test_late_answers_are_taken_in_later_rounds(tmp_path, best, asynchronous):
         assert grid.count[101] < grid.count[100]  # it was asked nothing while its answers were under way
 
 
+@pytest.mark.slow
 def test_lost_answers_are_made_up_for(tmp_path, best):
     grid = loop(tmp_path)
     answer, count = grid.nodes[102], itertools.count()

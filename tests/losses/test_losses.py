@@ -207,7 +207,7 @@ SCALARS = {
 
 
 @pytest.mark.parametrize("name", SCALARS)
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_from_scalar_agrees_with_the_closed_forms(name):
     exact = LOSSES[name]
     loss = mj.losses.from_scalar(SCALARS[name], binary=exact.binary)
@@ -253,7 +253,7 @@ def test_what_is_said_of_a_function_is_looked_at(name):
 
 
 @pytest.mark.parametrize("name", SCALARS)
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_what_is_true_of_a_function_is_accepted(name):
     exact: Any = LOSSES[name]
     with jax.enable_x64(False):

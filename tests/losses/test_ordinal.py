@@ -58,7 +58,7 @@ def test_conjugate_and_gap_are_their_definitions(name, raw, share, z):
 
 @each_loss
 @given(raw=st.integers(0, 20), share=shares, g=numbers, kappa=st.one_of(st.just(0.0), st.floats(1e-6, 1e3)))
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_dual_step_is_the_exact_minimiser(name, raw, share, g, kappa):
     loss, y, beta = drawn(name, raw, share)
     new = loss.dual_step(beta, jnp.asarray(g), y, jnp.asarray(kappa))

@@ -99,7 +99,7 @@ def test_a_task_that_says_nothing_of_a_score_has_none():
 
 
 @pytest.mark.parametrize("owner", [None, [0, 1, 1, 2, 0]])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_predictions_that_are_not_numbers_are_never_good(owner):
     xs, ys = zoo.ragged(low=10, high=30)
     data = mj.pack_tasks(xs, ys, task=owner).pad(nodes=7, rows=33)

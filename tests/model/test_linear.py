@@ -90,6 +90,7 @@ def test_a_new_task_of_levels_has_the_mean_of_the_thresholds():
         mixed.predict(x, "new", unseen="mean")
 
 
+@pytest.mark.slow
 def test_a_solve_without_a_finite_gap_is_saved_too(tmp_path):
     problem = SOLVED[0].problem.replace(regularizer=R.Independent(1e-3))
     diverged = mj.solve(problem, mj.MiniBatchSgd(8, step_size=1e40), max_rounds=20, tol=None)

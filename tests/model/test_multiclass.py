@@ -117,6 +117,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.slow
 def test_bad_input_is_named(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):

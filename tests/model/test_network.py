@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_predictions_are_those_of_the_algorithm_by_name(name):
     xs, data = table(standardize="within")
     problem = mj.Prediction(data)
@@ -206,6 +206,7 @@ def begin(key):
     return {"w": jax.random.normal(key, (4, 3)), "deep": {"b": jnp.zeros(3)}}
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_is_handed_to_load_model(tmp_path):
     xs, data = table()
     network, path = N.Model(lambda key: begin(key), lambda w, x: linear(w, x)), tmp_path / "m.npz"

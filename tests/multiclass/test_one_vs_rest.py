@@ -151,6 +151,7 @@ def test_tasks_and_features_are_found_by_name():
         found.error_rate(strange)
 
 
+@pytest.mark.slow
 def test_names_are_no_part_of_programs():
     data, table, labels, groups = named()
     mj.one_vs_rest(data, logistic).predict(data)

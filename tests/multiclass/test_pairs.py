@@ -43,7 +43,7 @@ def by_hand(data, phi, penalty):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_the_optimum_is_a_convex_solvers(case):
     loss, phi, regularizer, penalty = CASES[case]
     data = packed()

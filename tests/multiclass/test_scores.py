@@ -32,7 +32,7 @@ DATA = {"a node a task": packed, "several nodes a task": spread}
 
 
 @pytest.mark.parametrize("name", DATA)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_scores_are_scikit_learns(name):
     data, labels = DATA[name](), range(4)
     confusion = mj.multiclass.confusion(WEIGHTS, data, per_task=True)

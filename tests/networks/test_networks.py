@@ -10,6 +10,7 @@ import mocha_jax as mj
 from mocha_jax.networks import _base
 
 
+@pytest.mark.slow
 def test_lateral_connections_are_equation_4(key):
     model = mj.networks.Lateral(5, 3, (4, 6))
     params = jax.tree.map(
@@ -136,7 +137,7 @@ def lstm(params, x):
 
 
 @pytest.mark.parametrize(("layers", "outputs"), [(1, None), (2, 3)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_an_lstm_is_its_equations(layers, outputs, key):
     model = mj.networks.LSTM(5, embedding=3, hidden=4, layers=layers, outputs=outputs)
     params = model.init(key)

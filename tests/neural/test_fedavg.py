@@ -31,7 +31,7 @@ def test_a_full_batch_is_fedsgd(key):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_epochs_of_fedprox_are_a_loop(mu, key):
     problem, eta, epochs = make_problem(), 0.2, 3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), local_epochs=epochs, batch_size=None, proximal=mu)
@@ -182,7 +182,7 @@ def test_a_budget_cuts_local_steps(key):
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 1), (0.4, 2), (1.0, 5)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_fraction_of_the_clients_is_asked(fraction, count, key):
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), fraction=fraction)
     history = mj.run(make_problem(), algorithm, key, num_rounds=6)[1]

@@ -94,7 +94,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_padding_of_any_content_changes_no_bit(name, key):
     algorithm = ALGORITHMS[name]
     ours, theirs = (mj.run(make_problem(padding), algorithm, key, num_rounds=3) for padding in (0, 4))
@@ -113,6 +113,7 @@ def test_longer_rows_and_more_of_them_change_nothing(key):
         chex.assert_trees_all_close(plain.params, state.params, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_mask_has_holes(key):
     """Labels of -1 are none: the same loss as of texts that were cut there."""
     rng = np.random.default_rng(3)
@@ -143,6 +144,7 @@ def test_sequences_of_real_labels(key):
     np.testing.assert_allclose(history.error[-1], 0.0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_client_predicts_every_position(key):
     problem = make_problem()
     algorithm = ALGORITHMS["virtual"]

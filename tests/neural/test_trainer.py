@@ -70,6 +70,7 @@ def test_what_does_not_fit_is_said(key):
         mj.Prediction(problem.data, test=zoo.data(d=3))
 
 
+@pytest.mark.slow
 def test_training_alone_costs_no_message(key):
     algorithm, problem = mj.Local(MODEL, optax.sgd(0.1)), make_problem(test=False)
     history = mj.run(problem, algorithm, key, num_rounds=2)[1]

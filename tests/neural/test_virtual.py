@@ -75,6 +75,7 @@ def test_products_of_gaussians_are_those_of_densities():
 
 
 @pytest.mark.parametrize("noise", ["flipout", "local"])
+@pytest.mark.thin(1)
 def test_noise_of_rows_has_the_right_moments_and_is_uncorrelated(noise, key):
     mean, scale = np.arange(6.0) / 6, np.full(6, 0.4)
     matrix = mean.reshape(2, 3)

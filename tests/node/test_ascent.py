@@ -30,7 +30,7 @@ def numpy_ascend(data, loss, beta, w, q, steps, orders):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_step_by_step(loss, key):
     data = zoo.data(m=3, low=3, high=6, regression=loss == "squared", loss_scaling="task_mean")
     rng = np.random.default_rng(0)

@@ -73,7 +73,7 @@ def test_any_shape_and_storage_equals_a_loop(n, m, d, store, copied, options, fi
 
 @interpreted
 @pytest.mark.parametrize("loss", zoo.LOSSES)
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_every_loss_equals_the_other_kernel(loss):
     arrays = draw(1, 4, 9, 10)
     both = partial(epoch, depth=2), partial(kernel_tpu.epoch, interpret=True)
@@ -83,6 +83,7 @@ def test_every_loss_equals_the_other_kernel(loss):
 
 @interpreted
 @pytest.mark.parametrize(("m", "d", "copied"), [(12, 8, True), (12, 7, False), (3, 150, False)])
+@pytest.mark.slow
 def test_what_is_not_visited_keeps_its_dual(m, d, copied):
     x, y, weight, norm2, beta, w, q, _, order, u, done = draw(0, 6, m, d)
     steps = done + jnp.where(jnp.arange(m) % 2 == 0, 0, 6).astype(jnp.int32)
@@ -109,6 +110,7 @@ def test_no_copy_overtakes_what_reads_its_slot(copied):
 
 @interpreted
 @pytest.mark.parametrize(("d", "copied"), [(8, True), (5, False)])
+@pytest.mark.slow
 def test_vmap_and_scan_equal_one_at_a_time(d, copied):
     x, y, weight, norm2, beta, w, q, steps, order, u, done = draw(0, 3, 9, d)
     gammas, xs, ws = jnp.array([0.1, 2.0], jnp.float32), jnp.stack([x, 2 * x]), jnp.stack([w, 0.5 * w])
@@ -128,7 +130,7 @@ def test_vmap_and_scan_equal_one_at_a_time(d, copied):
 
 
 @pytest.mark.parametrize("loss", zoo.LOSSES)
-@pytest.mark.thin(3)
+@pytest.mark.thin(1)
 def test_is_one_kernel_on_an_accelerator(loss):
     copied = partial(kernel_mosaic.epoch, copied=True)
     assert custom_calls("cuda", copied, zoo.LOSSES[loss], *draw(0, 5, 300, 100)[:9], call=MOSAIC) == 1
@@ -143,7 +145,7 @@ def test_is_one_kernel_on_an_accelerator(loss):
     [(1, np.float32), (3, jnp.bfloat16), (10, np.float32), (33, np.float32), (100, jnp.bfloat16), (561, np.float32),
      (1500, jnp.float16), (4096, np.float32)],
 )  # fmt: skip
-@pytest.mark.thin(6)
+@pytest.mark.thin(3)
 def test_any_shape_lowers(m, d, store):
     one_pass = partial(kernel_mosaic.epoch, depth=2)
     assert custom_calls("cuda", one_pass, SMOOTHED, *draw(0, 2, m, d, store), call=MOSAIC) == 1
@@ -174,7 +176,7 @@ def test_a_batch_is_one_kernel():
         ("NVIDIA Next", 4096, 64, jnp.float32, None),
     ],
 )
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_the_card_and_the_shape_decide(card, m, d, store, copied):
     def local(x, y, w):
         data = mj.TaskData(x, y, jnp.ones_like(y), jnp.arange(m, dtype=jnp.int32), num_tasks=m)

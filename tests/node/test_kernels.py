@@ -284,7 +284,7 @@ def probit(z, y):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
     loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)

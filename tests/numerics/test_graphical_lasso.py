@@ -61,6 +61,7 @@ def test_it_maps_and_masks():
     np.testing.assert_allclose(found[~mask], np.eye(8)[~mask], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_limits_of_the_penalty():
     s = samples(6, 12)
     large = np.asarray(mj.graphical_lasso(s, 10.0).precision)
@@ -123,6 +124,7 @@ def test_without_penalty_the_weights_are_linear_in_v():
     np.testing.assert_array_equal(coupling.apply(v), coupling.inverse.matrix @ v)
 
 
+@pytest.mark.slow
 def test_an_unsolved_problem_says_so():
     s = samples(20, 15)
     with pytest.warns(UserWarning, match="not solved: after 3 iterations the residual is .* allow more max_iterations"):

@@ -47,7 +47,7 @@ def test_spectral_map_applies_its_function_to_singular_values():
 
 
 @each_matrix
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_symmetric_functions_of_singular_values_have_derivatives(name):
     w = jnp.asarray(MATRICES[name])
     check_grads(lambda w: jnp.sum(jnp.sqrt(singular_values(w) ** 2 + 0.1)), (w,), order=1, rtol=1e-5, atol=1e-5)
@@ -86,6 +86,7 @@ def test_matrix_sqrt_of_a_gram_matrix_has_the_derivative_of_the_function_of_the_
 
 
 @pytest.mark.parametrize("name", [name for name, w in MATRICES.items() if w.shape[0] <= w.shape[1]])
+@pytest.mark.thin(1)
 def test_left_spectral_map_is_a_function_of_the_gram_matrix(name):
     w = jnp.asarray(MATRICES[name])
     even = lambda s, t: s**2 / (s**2 + t)  # noqa: E731
@@ -126,6 +127,7 @@ def test_water_fill_against_a_convex_solver():
 @pytest.mark.parametrize(
     ("s", "total"), [([4.0, 2.0, 1.0, 0.3], 2.0), ([1.0, 1.0, 1.0, 1.0], 2.0), ([1.0, 0.0, 0.0, 0.0], 0.5)]
 )
+@pytest.mark.slow
 def test_water_fill_is_differentiable_between_its_kinks(s, total):
     arguments = jnp.asarray(s), jnp.array(0.1), jnp.array(total)
     gradient = jax.jacrev(water_fill, (0, 1, 2))(*arguments)

@@ -75,7 +75,7 @@ def test_equal_terms_one_after_another_are_off_by_more_than_others():
 
 @each_dtype
 @each_matrix
-@pytest.mark.thin(12)
+@pytest.mark.thin(8)
 def test_as_exact_as_lapack(name, dtype):
     w = MATRICES[name].astype(dtype)
     u, s, vt = np.linalg.svd(w.astype(float), full_matrices=False)
@@ -139,6 +139,7 @@ def test_nothing_of_zero_but_zero():
 
 
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "graded into the noise"])
+@pytest.mark.thin(3)
 def test_derivatives_of_smooth_functions(name):
     """Against those of the same function of the Gram matrix, by central differences."""
     w, size = MATRICES[name], 0.7
@@ -158,6 +159,7 @@ def test_derivatives_of_smooth_functions(name):
 
 
 @pytest.mark.parametrize("name", ["normal", "repeated", "rank four", "zero", "one column"])
+@pytest.mark.slow
 def test_derivatives_in_float32_are_those_of_float64(name):
     single, double = MATRICES[name].astype(np.float32), MATRICES[name]
     dw = RNG.normal(size=double.shape)
@@ -182,7 +184,7 @@ def test_a_function_of_the_gram_matrix_of_rows():
 @each_dtype
 @pytest.mark.parametrize("regularizer", [regularizers.Probabilistic(0.3, 2.0), regularizers.Clustered(0.3, 0.2, 2)])
 @pytest.mark.parametrize("name", ["normal", "rank four", "graded", "rows alike", "columns twice"])
-@pytest.mark.thin(6)
+@pytest.mark.thin(2)
 def test_the_value_at_the_best_relation_is_the_value(name, regularizer, dtype):
     w = MATRICES[name].astype(dtype)
     regularizer = jax.tree.map(lambda a: jnp.asarray(a, dtype), regularizer)
@@ -266,7 +268,7 @@ def test_after_nothing_any_matrix_of_the_usual_size():
 
 
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "graded into the noise"])
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_derivatives_of_a_contraction_are_those_of_the_map(name):
     w, dw = MATRICES[name], RNG.normal(size=MATRICES[name].shape)
     damped = lambda s, size: s**3 / (s**2 + size**2)  # noqa: E731

@@ -61,6 +61,7 @@ def test_a_step_that_fails_costs_itself_alone(tmp_path, capfd):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["card.json", "card.log", "card.txt"]
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.card._process.GRACE", 0.2)
     monkeypatch.setattr("benchmarks.card._runner._LEAST", 0.5)

@@ -46,6 +46,7 @@ def test_a_solution_is_of_arrays_numbers_and_records(solution: mj.Solution[mj.Pr
     assert isinstance(assert_type(solution.relation, Relation), mj.coupling.LowRank)
 
 
+@pytest.mark.slow
 def test_a_history_is_of_arrays(solution: mj.Solution[mj.Problem]) -> None:
     history = assert_type(solution.history, mj.History)
     of_solve = assert_type((history.round, history.relative_gap, history.simulated_time, history.bytes_up),
@@ -54,6 +55,7 @@ def test_a_history_is_of_arrays(solution: mj.Solution[mj.Problem]) -> None:
     assert isinstance(assert_type(history.quality, mj.Quality), mj.Certificate)
 
 
+@pytest.mark.slow
 def test_a_run_returns_a_history(problem: mj.Problem) -> None:
     _, history = mj.run(problem, mj.Mocha(), jax.random.key(0), num_rounds=2)
     assert isinstance(assert_type(history, mj.History), mj.History)

@@ -33,7 +33,7 @@ def means(axes):
 
 @pytest.mark.parametrize("tasks", [1, 8, 139])
 @pytest.mark.parametrize("maximise", [False, True])
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_every_task_is_a_point_and_every_mean_a_diamond(tasks, maximise, tmp_path):
     found = mj.metrics.compare(methods(tasks), baseline="local", maximise=maximise)
     figure = plotting.compare(found, score="RMSE", title="tasks")

@@ -40,7 +40,7 @@ def far_off(found, bound, pairs):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 3, 100])
-@pytest.mark.thin(4)
+@pytest.mark.thin(2)
 def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
     rng = np.random.default_rng(d)
     x, w = rng.normal(size=(8, 12, d)).astype(dtype), rng.normal(size=(8, d)).astype(dtype)
@@ -108,6 +108,7 @@ def test_products_in_two_floats_are_as_exact_as_they_say(axis):
 
 
 @pytest.mark.parametrize("loss", zoo.LOSSES)
+@pytest.mark.thin(4)
 def test_a_bound_on_a_term_holds_all_over_its_interval(loss):
     made, rng = zoo.LOSSES[loss], np.random.default_rng(1)
     count = 2000
@@ -128,7 +129,7 @@ def test_a_bound_on_a_term_holds_all_over_its_interval(loss):
     ("lam", "server"),
     [(1e-2, "proximal"), (1e-5, "dual"), (1e-5, "proximal"), (1e-8, "dual"), (1e-8, "proximal"), pytest.param(1e-2, "dual", marks=pytest.mark.slow)],
 )  # fmt: skip
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_tiny_optimum_of_separable_data_is_not_certified_by_rounding(lam, server):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 12)).astype(np.float32), np.sign(rng.normal(size=5)).astype(np.float32)
@@ -209,7 +210,7 @@ def test_hyperparameters_that_nobody_could_look_at_are_never_certified(name):
 
 
 @pytest.mark.parametrize("make", [lambda a: L.SmoothedHinge(a), lambda a: L.Huber(a), lambda a: L.Quantile(a)])
-@pytest.mark.thin(2)
+@pytest.mark.slow
 def test_nor_are_those_of_a_loss(make):
     problem = mj.Problem(zoo.data(), L.Squared(), R.Independent(0.1))
 
@@ -227,6 +228,7 @@ def test_a_domain_takes_numbers_below_the_smallest_normal_one_for_none():
 
 
 @pytest.mark.parametrize("lam", [1e-9, 2e-9, 5e-9])
+@pytest.mark.slow
 def test_a_lower_bound_with_duals_near_0_holds(lam):
     # (1 - a) log(1 - a) with a rounded difference would be off by more than the whole conjugate.
     data = mj.pack_tasks([np.ones((1, 1), np.float32)], [np.ones(1)], dtype=np.float32)
@@ -264,6 +266,7 @@ def test_a_lower_bound_with_a_loss_of_ones_own_holds():
 
 @pytest.mark.parametrize("unit", [1e-17, 1e-18, 1e-19, 1e-20])
 @pytest.mark.parametrize("server", ["dual", "proximal"])
+@pytest.mark.slow
 def test_squares_too_small_for_floats_are_not_taken_for_0(unit, server):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 5)).astype(np.float32)

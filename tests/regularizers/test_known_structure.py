@@ -34,7 +34,7 @@ def problem_of(kind, lam=0.1, lam2=0.01, regression=False, **kwargs):
 
 @each_kind
 @pytest.mark.parametrize(("lam", "lam2", "regression"), [(0.1, 0.01, False), (0.3, 1e-3, False), (0.02, 0.002, True)])
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_the_optimum_is_the_convex_solvers(kind, lam, lam2, regression):
     problem = problem_of(kind, lam, lam2, regression)
     loss = "squared" if regression else "hinge"
@@ -52,7 +52,7 @@ def test_the_optimum_is_the_convex_solvers(kind, lam, lam2, regression):
 
 
 @each_kind
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_every_round_bounds_the_optimum(kind):
     problem = problem_of(kind)
     value, _ = oracles.optimum(problem.data, "hinge", KINDS[kind][1](0.1, 0.01))
@@ -66,7 +66,7 @@ def test_every_round_bounds_the_optimum(kind):
 
 @each_kind
 @pytest.mark.parametrize("method", [mj.Mocha(server="dual", smoothing=1e-4), mj.algorithm1()])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_alternation_comes_near_the_joint_optimum(kind, method):
     problem = problem_of(kind, lam=0.05, lam2=0.05)
     value, _ = oracles.optimum(problem.data, "hinge", KINDS[kind][1](0.05, 0.05))
@@ -95,6 +95,7 @@ def test_structure_that_is_there_is_found():
 
 
 @each_kind
+@pytest.mark.slow
 def test_above_the_largest_gradient_nothing_is_left(kind):
     data = problem_of(kind, regression=True).data
     v = data.dual_vectors(data.y)  # minus the gradient of the losses at W = 0

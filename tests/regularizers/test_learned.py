@@ -134,6 +134,7 @@ def both_sides(regularizer, y, rho, other):
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), name=st.sampled_from(["clustered", "probabilistic"]))
+@pytest.mark.slow
 def test_the_joint_conjugate_is_the_largest_over_omega(seed, name):
     regularizer, rng = TRACE_LIMITED[name], np.random.default_rng(seed)
     v = jnp.asarray(rng.normal(size=(5, 3)))
@@ -193,7 +194,7 @@ def test_ugly_weights(name, shape, dtype):
 
 @pytest.mark.parametrize("name", ["probabilistic", "clustered"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_derivatives_of_the_update_are_finite_and_right(name, shape):
     v, direction, step = weights(shape, seed=4), weights(shape, seed=5), 1e-6
 

@@ -33,7 +33,7 @@ def raised(matrix, floor=FLOOR):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_the_update_is_the_sample_covariance_raised_to_the_floor_and_none_is_better(shape):
     m, d = shape
     w, rng = weights(shape), np.random.default_rng(1)
@@ -49,6 +49,7 @@ def test_the_update_is_the_sample_covariance_raised_to_the_floor_and_none_is_bet
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.thin(1)
 def test_value_coupling_and_their_parts_are_the_papers(shape):
     m, d = shape
     w = weights(shape, 3)

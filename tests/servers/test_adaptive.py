@@ -60,7 +60,7 @@ def test_the_weights_gain_nearly_what_a_convex_solver_gains(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_where_much_is_coupled_no_more_than_a_tenth_is_left(seed):
     rng, (m, p, d) = np.random.default_rng(seed), (20, 5, 3)
     factor = rng.normal(size=(m, 2))
@@ -71,6 +71,7 @@ def test_where_much_is_coupled_no_more_than_a_tenth_is_left(seed):
     assert -change_of_dual(a, v, slope, matrix) >= largest_gain(v, slope, matrix, free) / 1.1
 
 
+@pytest.mark.slow
 def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
     v = v.at[:, 2].set(0.0)  # the samples of this node are all zero
@@ -86,6 +87,7 @@ def test_weights_that_gain_nothing_move_nobody(monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4])
+@pytest.mark.slow
 def test_vectors_and_curvatures_of_any_size_get_the_same_weights(scale):
     rng, m = np.random.default_rng(0), 5
     (v, slope), matrix = random_points(rng, m, 4, 3), zoo.random_spd(m, 0)
@@ -98,6 +100,7 @@ def test_vectors_and_curvatures_of_any_size_get_the_same_weights(scale):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
     rng, (p, d), task = np.random.default_rng(seed), (4, 3), np.array([0, 0, 1, 2, 2, 2])
     (v, slope), matrix = random_points(rng, len(task), p, d), zoo.random_spd(3, seed)
@@ -126,7 +129,7 @@ def test_points_that_are_the_same_are_their_mixture_to_the_last_bit():
 
 @pytest.mark.parametrize(("dtype", "lam"), [("float64", 1e-10), ("float32", 3e-4)])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.thin(2)
+@pytest.mark.slow
 def test_few_rounds_also_where_the_duals_are_tiny(dtype, lam, seed):
     # Separable, so all that is left of the optimum is of the size of lambda.
     rng = np.random.default_rng(seed)

@@ -88,7 +88,7 @@ def test_gaps_are_never_negative_and_bound_the_distance(algorithm, dtype, model,
 
 
 @pytest.mark.parametrize("model", ["probabilistic", "clustered"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_plain_alternation_never_raises_the_joint_objective(model):
     # Omega_every so large that every W-step is solved; then each outer step can only go down.
     problem = make(model, loss="logistic")
@@ -187,7 +187,7 @@ def test_joint_tolerance_and_what_a_solution_says():
 
 @pytest.mark.parametrize("lam1", [0.0, 0.02])
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_sparse_precision_ends_where_neither_block_can_be_improved(lam1, loss):
     regularizer = R.SparsePrecision(0.05, 5.0, lam1, 0.2)
     problem = make(regularizer, loss, m=6)

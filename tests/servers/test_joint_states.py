@@ -94,6 +94,7 @@ def test_a_new_task_joins(regularizer, server, m):
         algorithm.add_tasks(joined.state, first.problem)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_server_is_not_extended():
     data = zoo.data(m=3)
     larger = data.append(zoo.data(m=1, seed=9))
@@ -116,6 +117,7 @@ def test_a_state_of_another_server_is_not_extended():
             algorithm.add_tasks(state, problem)
 
 
+@pytest.mark.slow
 def test_a_state_of_the_other_server_is_refused():
     problem = make()
     state = mj.solve(problem, max_rounds=3).state

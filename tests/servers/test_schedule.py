@@ -54,7 +54,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_omega_changes_in_those_rounds_and_no_others(name, key):
     p, algorithm = make(R.Clustered(0.1, 0.5, 2)), ALGORITHMS[name]
 

@@ -87,6 +87,7 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)
 
 
 @pytest.mark.parametrize(("kind", "size"), CASES)
+@pytest.mark.thin(1)
 def test_the_kernel_weighs_as_the_loops_and_numpy_do(kind, size):
     given = weighing(kind, *size)
     found = interpreted(*given)
@@ -108,6 +109,7 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
             np.testing.assert_allclose(one, other, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_a_coupling_by_features():
     tasks, along, slope, free = weighing("diagonal", 6, 2, 5)
     between = PerFeature(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
@@ -116,6 +118,7 @@ def test_the_kernel_takes_a_coupling_by_features():
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_batch_of_weighings_is_each_of_them():
     tasks, along, slope, free = weighing("exchangeable", 5, 2, 4)
     alongs, slopes = jnp.stack([along, 0.5 * along]), jnp.stack([slope, 2.0 * slope])
@@ -159,6 +162,7 @@ def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
     assert 4 * plan.nodes * plan.width <= 2**15  # bytes of shared memory, of 99 KB at least
 
 
+@pytest.mark.slow
 def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
     given = weighing("exchangeable", 11, 4, 5)
     at_once = _until_they_agree(*given)
@@ -168,7 +172,7 @@ def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["exchangeable", "dense"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, monkeypatch):
     monkeypatch.undo()
     tasks, along, slope, free = weighing(kind, 20, 4, 6)

@@ -193,6 +193,7 @@ def test_labels_are_any_classes_and_the_model_knows_them():
         assert found.score(X, label, groups=SCHOOL) > 0.9
 
 
+@pytest.mark.slow
 def test_probabilities_are_of_the_logistic_loss_alone():
     assert hasattr(MochaClassifier(), "predict_proba")
     assert hasattr(MochaClassifier(loss=mj.losses.Logistic()), "predict_proba")

@@ -67,6 +67,7 @@ def test_searches_find_the_strength():
     assert search.predict(table).shape == y.shape
 
 
+@pytest.mark.slow
 def test_scorers_that_drop_groups_are_an_error(routing):
     asked = MochaRegressor(unseen="mean").set_fit_request(groups=True).set_predict_request(groups=True)
     how = dict(params={"groups": SCHOOL}, cv=FOLDS)
@@ -79,6 +80,7 @@ def test_scorers_that_drop_groups_are_an_error(routing):
     assert np.isnan(scores["test_score"]).all()
 
 
+@pytest.mark.slow
 def test_groups_are_routed(routing):
     asked = (
         MochaRegressor().set_fit_request(groups=True).set_predict_request(groups=True).set_score_request(groups=True)

@@ -143,6 +143,7 @@ def test_day_and_night(data, full, key):
     np.testing.assert_allclose(spread.mean(0), 0.5)
 
 
+@pytest.mark.slow
 def test_steps_before_a_deadline_follow_from_the_rates(data, full, key):
     d, cost = data.num_features, mj.costs.Cost(np.array([1e3, 1e4, 1e2, 1e3, 1e9]), np.array([0, 0, 0, 9.0, 0]), 64, 32)
     work = Deadline(2.0, cost).work(key, data, full)
@@ -235,6 +236,7 @@ def test_history_counts_time_and_steps(data, key):
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 def test_no_work_exceeds_a_full_round(data, key):
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
     for algorithm in (mj.Mocha(0.5, sigma_prime="per_task"), mj.Mocha(1.5, sigma_prime="per_task")):

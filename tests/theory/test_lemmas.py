@@ -51,7 +51,7 @@ def dual_of(p, loss, beta):
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "huber"])
-@pytest.mark.thin(3)
+@pytest.mark.slow
 def test_the_parts_of_lemma_5_are_those_of_the_paper(loss):
     p = problem(loss, loss_scaling="task_mean")
     beta, s, gamma = some_duals(p), 0.3, 0.7

@@ -192,6 +192,7 @@ def test_lemma_4_and_the_decrease_it_implies(loss, kind, seed, gamma, rule, drop
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
+@pytest.mark.thin(1)
 def test_lemma_4_is_an_equality_where_nothing_couples(gamma, key):
     p = problem("hinge", "independent", loss_scaling="task_mean")
     algorithm = mj.Mocha(2.0, gamma=gamma, sigma_prime="per_task")
