@@ -80,7 +80,8 @@ def test_a_step_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
 
 
 def test_a_child_that_hangs_leaves_what_it_said(tmp_path):
-    here = Inside({"rows": tmp_path / "rows", "end": time.time() + 60.0, "full": True, "seed": 0, "out": tmp_path})
+    rows = str(tmp_path / "rows")
+    here = Inside({"rows": rows, "end": time.time() + 60.0, "full": True, "seed": 0, "out": str(tmp_path)})
     lasting = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(4)'])"  # which holds the pipe
     said = """print('{"a": 1}', flush=True)"""
     found = here.child(["-c", f"import subprocess, time; {lasting}; {said}; time.sleep(60)"], seconds=1.0)
