@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -137,18 +138,27 @@ class Inside:
           heard: whether its output is wanted, which then comes to the log when it has ended; errors come at once.
           **order: what differs in the order that it gets.
         """
-        limit = max(min(seconds or 1e9, self.left() - 2.0), 1.0)
+        limit = max(min(seconds or 1e9, self.left() - 3.0), 1.0)
         command = [sys.executable, *arguments]
         print(f"$ python {' '.join(command[1:])}  [{limit:.0f} s]", flush=True)
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE if heard else None, text=True, timeout=limit, cwd=ROOT, check=False,
-                env=os.environ | (environment or {}) | {ORDER: json.dumps(self.order | order)},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            output: Any = late.stdout or ""
-            return Child(None, _shown(output.decode(errors="replace") if isinstance(output, bytes) else output))
-        return Child(done.returncode, _shown(done.stdout or ""))
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE if heard else None, cwd=ROOT,
+            env=os.environ | (environment or {}) | {ORDER: json.dumps(self.order | order)},
+        )  # fmt: skip
+        in_time, output = True, b""
+        for ask, seconds in ((None, limit), (process.terminate, 1.0), (process.kill, 0.5)):
+            if ask is not None:
+                in_time = False
+                ask()
+            try:
+                output = process.communicate(timeout=seconds)[0] or b""
+                break
+            except subprocess.TimeoutExpired as late:  # its own children may hold the pipe when it is gone
+                output = late.stdout or b""
+        text = output.decode(errors="replace")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return Child(process.returncode if in_time else None, text)
 
     def share_among(self, module: str, workers: int) -> None:
         """Run a module as so many processes at once, each with a number of its own; they write rows themselves."""
@@ -215,15 +225,20 @@ def step(measure: Callable[[Inside], None], part: Callable[[Inside, str], None] 
     faulthandler.register(signal.SIGTERM, chain=True)  # where it was at its limit goes to the log
     _end_with_parent()
     _listen(here)
-    if part is not None and len(sys.argv) > 1:
-        part(here, sys.argv[1])
-    else:
-        measure(here)
-    if "worker" not in here.order:
-        here._write({"end": True})
+    code = 0
+    try:
+        if part is not None and len(sys.argv) > 1:
+            part(here, sys.argv[1])
+        else:
+            measure(here)
+        if "worker" not in here.order:
+            here._write({"end": True})
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that still compile would keep the process
+    os._exit(code)  # threads that still compile would keep the process
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -253,12 +268,6 @@ def _locked(file: IO[str]) -> bool:
 def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder that is gone afterwards."""
     return tempfile.TemporaryDirectory(prefix="mocha_jax_card_", ignore_cleanup_errors=True)
-
-
-def _shown(output: str) -> str:
-    sys.stdout.write(output)
-    sys.stdout.flush()
-    return output
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -176,8 +177,13 @@ class Runner:
         print(f"{one.step.letter} {name}: {status}, {seconds:.0f} s", flush=True)
         self._write()
 
+    def _on_cpu(self) -> bool:
+        """Whether there is no accelerator: JAX says so, or says nothing where there is no tool of NVIDIA's either."""
+        backend = self.machine.get("backend", "cpu")
+        return backend == "cpu" or (backend == "unknown" and shutil.which("nvidia-smi") is None)
+
     def _full(self) -> bool:
-        return self.machine.get("backend", "cpu") not in ("cpu", "unknown") and not self.options.small
+        return not self._on_cpu() and not self.options.small
 
     def _environment(self, step: Step | None, order: dict[str, Any]) -> dict[str, str]:
         """Variables of a step: the checkout, not an installation, and one cache of compiled programs."""
@@ -185,9 +191,11 @@ class Runner:
         ours = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", ORDER: json.dumps(order)}
         # Steps have processes beside them on the card (torch, children), so none takes most of its memory at once.
         ours |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        if not self._full():  # compiled quickly: much is compiled and little computed
+        if self._on_cpu():  # compiled quickly: much is compiled and little computed
             ours |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-        if self.options.cache is not None and not (step and step.own_cache):
+        if step and step.own_cache:
+            return {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"} | ours
+        if self.options.cache is not None:
             ours |= {
                 "JAX_COMPILATION_CACHE_DIR": str(self.options.cache.resolve()),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",

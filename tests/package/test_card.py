@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.card import _reference
-from benchmarks.card._inside import ROOT
+from benchmarks.card._inside import ROOT, Inside
 from benchmarks.card._results import Results
 from benchmarks.card._runner import Options, Runner
 from benchmarks.card._steps import STEPS, Step
@@ -78,6 +78,17 @@ def test_a_step_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
     with pytest.raises(ProcessLookupError):
         os.kill(int(child), 0)
     assert found["good"]["status"] == "complete"
+
+
+def test_a_child_that_hangs_leaves_what_it_said(tmp_path):
+    rows = str(tmp_path / "rows")
+    here = Inside({"rows": rows, "end": time.time() + 60.0, "full": True, "seed": 0, "out": str(tmp_path)})
+    lasting = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(4)'])"  # which holds the pipe
+    said = """print('{"a": 1}', flush=True)"""
+    found = here.child(["-c", f"import subprocess, time; {lasting}; {said}; time.sleep(60)"], seconds=1.0)
+    assert found.code is None
+    assert found.results == [{"a": 1}]
+    assert here.child(["-c", "print('not a record'); raise SystemExit(3)"]) == (3, "not a record\n")
 
 
 def test_what_is_complete_is_not_run_again(tmp_path):
