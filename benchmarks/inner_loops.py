@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ import jax.numpy as jnp
 from benchmarks._cards import CARDS
 from benchmarks._machine_code import MEMORY, cycles, inner_loop, machine_code
 from benchmarks._programs import resources
-from mocha_jax._node import kernel_gpu, kernel_mosaic
+from mocha_jax._node import kernel_mosaic
 
 GOAL = (10_000, 128, 64)
 SCHEDULERS, REGISTERS, WARPS, SHARED_BYTES = 4, 2**16, 64, 128  # of a multiprocessor; bytes of shared memory a cycle
@@ -50,17 +51,17 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """The variants of the kernel by Mosaic, then other losses and shapes."""
-    both = ("gpu", "mosaic")
+    """The variants of the kernel by Mosaic, then other losses and shapes; by Triton as long as JAX has it."""
+    both = ("gpu", "mosaic") if find_spec("jax.experimental.pallas.triton") else ("mosaic",)
     more = [("logistic", "float32"), ("hinge", "bfloat16"), ("logistic", "bfloat16"), ("hinge", "float16")]
-    shapes = [(10_000, 128, d) for d in (16, 32, 100, 128, 256)] + [(1000, 64, 64)]
+    shapes = [(10_000, 128, d) for d in (10, 16, 32, 100, 128, 256, 561, 1500)]
+    shapes += [(1000, 64, 64), (10_000, 16, 10), (30, 240, 64), (30, 240, 561), (7, 33, 1500)]
     return [
-        Case("gpu"),
+        *(Case(kernel) for kernel in both),
         *(Case("mosaic", depth=depth, lanes=lanes) for lanes in (2, 4, 8, 16) for depth in (2, 3, 4, 6)),
         *(Case(kernel, GOAL, *what) for what in more for kernel in both),
         *(Case(kernel, shape) for shape in shapes for kernel in both),
-        Case("gpu", (10_000, 16, 10)),
-        Case("gpu", (30, 240, 561)),
+        *(Case(kernel, (10_000, 128, 100), samples="bfloat16") for kernel in both),
     ]
 
 
@@ -77,10 +78,18 @@ def main() -> None:
     print(" | memory arrive  issue shared   rows | share")
     rows = []
     for case in cases():
-        rows.append(row := judged(options.card, case))
-        print(line(case, row), flush=True)
+        if taken(options.card, case):
+            rows.append(row := judged(options.card, case))
+            print(line(case, row), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+
+
+def taken(machine: str, case: Case) -> bool:
+    """Tell whether the kernel takes such rows, with this version of JAX."""
+    m, n, d = case.shape
+    with accelerators.lowered_for(machine):
+        return of(case.kernel).fits((n, m, d), case.samples)
 
 
 def line(case: Case, row: dict[str, Any]) -> str:
@@ -97,7 +106,7 @@ def judged(machine: str, case: Case) -> dict[str, Any]:
     card, (m, n, d), size = CARDS[machine], case.shape, jnp.dtype(case.samples).itemsize
     options: dict[str, Any] = {"depth": case.depth}
     if case.kernel == "gpu":
-        (nodes, warps), lanes, shared = kernel_gpu.program(d), 0, 0
+        (nodes, warps), lanes, shared = of("gpu").program(d), 0, 0
     else:
         with accelerators.lowered_for(machine):
             tile = kernel_mosaic.program((n, m, d), case.samples, case.lanes, case.copied)
@@ -128,9 +137,14 @@ def judged(machine: str, case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of(kernel: str) -> Any:
+    """The module of a kernel: of Triton's only where it is asked for."""
+    return importlib.import_module(f"mocha_jax._node.kernel_{kernel}")
+
+
 def compiled(machine: str, case: Case, options: dict[str, Any]) -> tuple[str, Any]:
     """The machine code of a kernel, and what it takes of a multiprocessor."""
-    epoch = importlib.import_module(f"mocha_jax._node.kernel_{case.kernel}").epoch
+    epoch = of(case.kernel).epoch
     arrays = accelerators.alone(machine, case.shape, jnp.dtype(case.samples))
     loss = jax.tree.map(lambda _: arrays[0].update(shape=(), dtype=jnp.float32), accelerators.LOSSES[case.loss])
     accelerators.compiled(machine, lambda loss, *arrays: epoch(loss, *arrays, **options), loss, *arrays)
