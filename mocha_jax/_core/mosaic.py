@@ -6,7 +6,7 @@ threads, the lanes, share a node, and each of them holds some features side by s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ THREADS, _WARP = 128, 32  # of a program
 _OLDEST = 8  # generation of cards, Ampere
 
 # Until JAX 0.12 to write to memory was an assignment.
+_LOAD: Any = plgpu.load
 _STORE: Any = getattr(plgpu, "store", None)
 
 
@@ -39,7 +40,8 @@ def parameters(numbers: int = 0) -> Any:
     Args:
       numbers: of a thread that are added up over warps at once.
     """
-    return plgpu.CompilerParams(
+    made: Any = plgpu.CompilerParams
+    return made(
         unsafe_no_auto_barriers=True,
         reduction_scratch_bytes=4 * THREADS * max(numbers, 4),
         lowering_semantics=plgpu.LoweringSemantics.Lane,
@@ -68,7 +70,7 @@ def layout(lanes: int, vector: int) -> Any:
 
 def load(ref: Any, layout: Any) -> Array:
     """An array in registers, from any memory."""
-    return plgpu.load(ref, layout=layout, optimized=False)
+    return cast(Array, _LOAD(ref, layout=layout, optimized=False))
 
 
 def store(ref: Any, value: Array) -> None:

@@ -166,7 +166,7 @@ Weighed = tuple[Array, Array]  # weights [p, m], and the way that they go [m, d]
 
 
 def _split(backend: str, tasks: Tasks, along: Array, slope: Array, free: Array) -> Weighed:
-    other = dict.fromkeys(("cuda", "rocm", "tpu"), _in_some_steps)
+    other: dict[str, Callable[..., Weighed]] = dict.fromkeys(("cuda", "rocm", "tpu"), _in_some_steps)
     if backend != "xla" and along.dtype == jnp.float32 and along.shape[-1] <= _LONGEST:
         other |= {"cuda": _on_cuda, "rocm": _on_rocm}
     return platform_dependent(tasks, along, slope, free, default=_until_they_agree, **other)

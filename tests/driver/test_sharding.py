@@ -152,7 +152,7 @@ def test_no_array_of_all_tasks_is_on_any_device_where_tasks_are_divided(sigma_pr
         mj.Mocha(sigma_prime=sigma_prime),
     )
     work = jax.jit(lambda key, problem: mj.run(problem, algorithm, key, num_rounds=2))
-    compiled = work.lower(key, problem).compile().as_text()
+    compiled = str(work.lower(key, problem).compile().as_text())
     assert "[37,5]" in compiled
     assert not re.findall(r"\w+\[(?:\d+,)*296(?:,\d+)*\]", compiled)
     assert "all-gather" not in compiled
