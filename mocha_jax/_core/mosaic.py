@@ -1,4 +1,4 @@
-"""What kernels by Mosaic GPU share: the cards they are for, matrices spread over threads, loads and stores.
+"""Parts that kernels by Mosaic GPU share: the cards they are for, matrices spread over threads, loads and stores.
 
 A program of such a kernel is four warps. A matrix of nodes and features lies in their registers: some neighbouring
 threads, the lanes, share a node, and each of them holds some features side by side, the vector, of every so many.
@@ -6,6 +6,7 @@ threads, the lanes, share a node, and each of them holds some features side by s
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import jax
@@ -16,26 +17,32 @@ from jax.extend.backend import get_default_device
 
 THREADS, _WARP = 128, 32  # of a program
 
-_OLDEST = 8  # generation of cards, Ampere
+# Cards by the first number of their compute capability. Of a card that is not here its name is all there is.
+_CARDS = {8: r"\b(A[18]00|A[134]0|L4|L40S?)\b", 9: r"\bG?H[12]00\b", 10: r"\bG?B[23]00\b"}
 
-# Until JAX 0.12 to write to memory was an assignment.
+# Until JAX 0.11 Mosaic was for Hopper and later cards alone and `load` took an index; until 0.12 to write to memory was
+# an assignment; until 0.10.1 types were called shapes.
+BEFORE_HOPPER = jax.__version_info__ >= (0, 11)
+TYPE = "type" if jax.__version_info__ >= (0, 10, 1) else "shape"
+_INDEX = () if BEFORE_HOPPER else ((),)
 _LOAD: Any = plgpu.load
 _STORE: Any = getattr(plgpu, "store", None)
 
 
-def is_for_this_card() -> bool:
-    """Tell whether the card that a program is lowered for is not known to be older than Ampere."""
-    here: Any = get_default_device()
-    named: Any = jax.sharding.get_abstract_mesh().abstract_device  # by its name alone
-    capability = getattr(here, "compute_capability", None)
-    if capability is None or (named is not None and named.device_kind != here.device_kind):
-        return True
-    generation = str(capability).partition(".")[0]
-    return not generation.isdigit() or int(generation) >= _OLDEST
+def generation() -> int | None:
+    """Return the generation of the card that a program is lowered for, if kernels are known to compile for it."""
+    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        device = get_default_device()
+    capability = getattr(device, "compute_capability", None)
+    if capability is None:
+        return next((number for number, names in _CARDS.items() if re.search(names, device.device_kind)), None)
+    first = str(capability).split(".")[0]
+    return int(first) if first.isdecimal() and int(first) in _CARDS else None
 
 
 def parameters(numbers: int = 0) -> Any:
-    """How to compile a kernel that orders its accesses to memory itself.
+    """Return how to compile a kernel that orders its accesses to memory itself.
 
     Args:
       numbers: of a thread that are added up over warps at once.
@@ -51,7 +58,7 @@ def parameters(numbers: int = 0) -> Any:
 
 
 def layout(lanes: int, vector: int) -> Any:
-    """A matrix ``[nodes, features]`` over warps, threads and registers, of ``THREADS / lanes`` nodes or times as many.
+    """Lay a matrix ``[nodes, features]`` over warps, threads and registers, of ``THREADS / lanes`` nodes or a multiple.
 
     Args:
       lanes: threads that share a node, a power of two from 2 to 128.
@@ -69,14 +76,14 @@ def layout(lanes: int, vector: int) -> Any:
 
 
 def load(ref: Any, layout: Any) -> Array:
-    """An array in registers, from any memory."""
-    return cast(Array, _LOAD(ref, layout=layout, optimized=False))
+    """Load an array into registers, from any memory."""
+    return cast(Array, _LOAD(ref, *_INDEX, layout=layout, optimized=False))
 
 
 def store(ref: Any, value: Array) -> None:
     """Write an array in registers to any memory."""
-    if value.size == 1:  # a single number is not written from a layout
-        value = jnp.full(value.shape, jnp.sum(value))
+    while value.size == 1 and value.ndim:  # as a scalar; JAX 0.12 knows no other way
+        ref, value = ref.at[0], jnp.sum(value, axis=0, dtype=value.dtype)
     if _STORE is None:
         ref[...] = value
     else:
@@ -89,5 +96,5 @@ def spread(part: Array, shape: tuple[int, int], axis: int, layout: Any) -> Array
 
 
 def zeros(shape: tuple[int, ...], layout: Any) -> Array:
-    """An array that a loop may carry, which a constant may not be."""
+    """Return an array that a loop may carry, which a constant may not be."""
     return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)

@@ -17,7 +17,6 @@ JAX 0.12.0.1), eight times as long to lower, and find no layout where one node h
 
 from __future__ import annotations
 
-import re
 from functools import partial, reduce
 from math import prod
 from operator import add
@@ -29,35 +28,27 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.extend.backend import get_default_device
 from jax.typing import DTypeLike
 
+from mocha_jax._core.mosaic import BEFORE_HOPPER, THREADS, TYPE, generation, load, store
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
 
 if TYPE_CHECKING:
     from jax import Ref
 
-_THREADS, _WARP = 128, 32  # of a program
+_WARP = 32  # threads
 _LOAD = 16  # bytes that a thread reads at once at most; a row that is copied begins at a multiple
 _COPIED = 256  # features that one copy takes
 _LONGEST = 4096  # features that a program holds without spilling registers
 # Of a row a thread holds so many, and as many of w and of u, and of every row that is in flight in registers; with more
 # lanes a node's own work is done more often.
 _NUMBERS_COPIED, _NUMBERS = 16, 8
-_KEPT = _THREADS * 16  # longer rows leave no registers for w, which is read again every step, and for so many in flight
+_KEPT = THREADS * 16  # longer rows leave no registers for w, which is read again every step, and for so many in flight
 # So many fill a card; with fewer it is the length of a step that counts, and a copy waits longer than a load.
 _PROGRAMS = 128
 
-# Cards by the first number of their compute capability. Of a card that is not here its name is all there is.
-_CARDS = {8: r"\b(A[18]00|A[134]0|L4|L40S?)\b", 9: r"\bG?H[12]00\b", 10: r"\bG?B[23]00\b"}
-_WITH_COPIES = 9  # from this one on
-
-# Until JAX 0.11 Mosaic was for Hopper and later cards alone, and there was Triton for rows that are not copied, and
-# `load` took an index; until 0.10.1 types were called shapes.
-_ALL_ROWS = jax.__version_info__ >= (0, 11)
-_INDEX = () if _ALL_ROWS else ((),)
-_TYPE = "type" if jax.__version_info__ >= (0, 10, 1) else "shape"
+_WITH_COPIES = 9  # the generation of cards from which on rows can be copied
 
 Matrix = tuple[Array, ...]  # pieces of a tile
 Row = tuple[Array, Array, Array, Array, Array, Matrix]  # its place, labels, weights, squared lengths, duals and samples
@@ -65,7 +56,7 @@ Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
 
 
 class Program(NamedTuple):
-    """How a tile lies in the registers of a program's threads."""
+    """The place of a tile in the registers of a program's threads."""
 
     nodes: int
     lanes: int  # threads that share a node
@@ -78,14 +69,14 @@ class Program(NamedTuple):
         return self.lanes * self.vector
 
     def starts(self, d: int) -> list[int]:
-        """Where pieces begin."""
+        """The first features of pieces."""
         return [min(start, d - self.width) for start in range(0, d, self.width)]
 
 
 def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     """Tell whether the kernel takes samples of this shape ``[n, m, d]``, on the card lowered for."""
-    taken = shape[-1] <= _LONGEST and jnp.dtype(dtype).itemsize <= 4 and _generation() is not None
-    return taken and (_ALL_ROWS or program(shape, dtype).copied)
+    taken = shape[-1] <= _LONGEST and jnp.dtype(dtype).itemsize <= 4 and generation() is not None
+    return taken and (BEFORE_HOPPER or program(shape, dtype).copied)
 
 
 def program(shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None) -> Program:
@@ -98,13 +89,13 @@ def program(shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, 
     by_size = max(min(pl.next_power_of_2(pl.cdiv(d, _NUMBERS_COPIED)), _WARP // 2, _floor(d // vector)), 2)
     if copied is None:
         row = vector * size == _LOAD and d * size >= 2 * _LOAD and d <= _COPIED
-        copied = row and m * by_size >= _PROGRAMS * _THREADS and (_generation() or 0) >= _WITH_COPIES
+        copied = row and m * by_size >= _PROGRAMS * THREADS and (generation() or 0) >= _WITH_COPIES
     if lanes is None and copied:
         lanes = by_size
     elif lanes is None:
         lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
-    lanes = min(lanes, _THREADS, _floor(d))
-    return Program(min(_THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
+    lanes = min(lanes, THREADS, _floor(d))
+    return Program(min(THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
 
 
 def rows_in_flight(d: int) -> int:
@@ -115,18 +106,6 @@ def rows_in_flight(d: int) -> int:
 def _floor(number: int) -> int:
     """The largest power of two that is not larger."""
     return pl.next_power_of_2(number + 1) // 2
-
-
-def _generation() -> int | None:
-    """The generation of the card that a program is lowered for, if the kernel is known to compile for it."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        device = get_default_device()
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:
-        return next((number for number, names in _CARDS.items() if re.search(names, device.device_kind)), None)
-    first = str(capability).split(".")[0]
-    return int(first) if first.isdecimal() and int(first) in _CARDS else None
 
 
 def epoch(
@@ -152,7 +131,7 @@ def epoch(
     depth = depth or rows_in_flight(x.shape[-1])
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
     slots = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
-    options: dict[str, Any] = {f"out_{_TYPE}": results, f"scratch_{_TYPE}s": slots if tile.copied else []}
+    options: dict[str, Any] = {f"out_{TYPE}": results, f"scratch_{TYPE}s": slots if tile.copied else []}
     if interpret:
         options["interpret"] = interpret
     return tuple(
@@ -189,7 +168,7 @@ def _layout(tile: Program) -> Any:
         return *[plgpu.Replicated(copies)] * (copies > 1), *(places[k] for k in which if sizes[k] > 1)
 
     return plgpu.Layout.TILED(
-        tiling, warp_dims=over(_THREADS // _WARP, 0, 1), lane_dims=over(_WARP, 2, 3), vector_dim=-1
+        tiling, warp_dims=over(THREADS // _WARP, 0, 1), lane_dims=over(_WARP, 2, 3), vector_dim=-1
     )
 
 
@@ -214,7 +193,7 @@ def _kernel(
     overlap = len(starts) * tile.width - d  # features of the last piece that the one before has too
 
     def pieces(ref: Any, at: tuple[Any, ...] = (nodes,)) -> Matrix:
-        return tuple(_load(ref.at[*at, pl.ds(start, tile.width)], matrix) for start in starts)
+        return tuple(load(ref.at[*at, pl.ds(start, tile.width)], matrix) for start in starts)
 
     def wide(numbers: Array) -> Array:
         return plgpu.layout_cast(lax.broadcast_in_dim(numbers, shape, (0,)), matrix)
@@ -234,7 +213,7 @@ def _kernel(
         plgpu.copy_gmem_to_smem(x.at[i, nodes], slots.at[slot], arrived.at[slot])
 
     def look_up(i: Array) -> Row:
-        y_i, c_i, norm2_i, beta_i = (_load(ref.at[i, nodes], row) for ref in (y, weight, norm2, beta))
+        y_i, c_i, norm2_i, beta_i = (load(ref.at[i, nodes], row) for ref in (y, weight, norm2, beta))
         return i, y_i, c_i, norm2_i, beta_i, () if tile.copied else pieces(x, (i, nodes))
 
     def turn(t: Array, carry: tuple[Matrix, Array, list[Slot]]) -> tuple[Matrix, Array, list[Slot]]:
@@ -260,15 +239,15 @@ def _kernel(
 
             @pl.when(k < n)
             def _(i: Array = i, beta_i: Array = beta_i) -> None:
-                _store(beta_out.at[i, nodes], beta_i)
+                store(beta_out.at[i, nodes], beta_i)
 
             filled.append((look_up(upcoming), place(k + 2 * depth)))
         return moved, spent, filled
 
     if overlap:
         new = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, shape, 1), matrix) >= overlap
-    start, curvature, budget = pieces(w) if d <= _KEPT else (), _load(q.at[nodes], row), _load(steps.at[nodes], row)
-    loss = jax.tree.unflatten(structure, [_load(h.at[nodes], row) for h in hyperparameters])
+    start, curvature, budget = pieces(w) if d <= _KEPT else (), load(q.at[nodes], row), load(steps.at[nodes], row)
+    loss = jax.tree.unflatten(structure, [load(h.at[nodes], row) for h in hyperparameters])
     turns, rows = pl.cdiv(n, depth), []
     for j in range(depth):
         first_row = place(j)
@@ -276,25 +255,11 @@ def _kernel(
             copy(first_row, j)
         rows.append((look_up(first_row), place(depth + j)))
     if before:
-        moved, spent = pieces(before[0]), _load(before[1].at[nodes], row)
+        moved, spent = pieces(before[0]), load(before[1].at[nodes], row)
     else:
         moved = tuple(plgpu.layout_cast(jnp.zeros(shape, w.dtype), matrix) for _ in starts)
         spent = plgpu.layout_cast(jnp.zeros(tile.nodes, steps.dtype), row)
     moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, rows))
     for piece, begin in zip(moved, starts, strict=True):
-        _store(u_out.at[nodes, pl.ds(begin, tile.width)], piece)
-    _store(done_out.at[nodes], spent)
-
-
-def _load(ref: Any, layout: Any) -> Array:
-    return plgpu.load(ref, *_INDEX, layout=layout, optimized=False)
-
-
-def _store(ref: Any, value: Array) -> None:
-    """Store; until JAX 0.12 that is an assignment."""
-    while value.size == 1 and value.ndim:  # as a scalar; JAX 0.12 knows no other way
-        ref, value = ref.at[0], jnp.sum(value, axis=0, dtype=value.dtype)
-    if hasattr(plgpu, "store"):
-        plgpu.store(ref, value, optimized=False)
-    else:
-        ref[...] = value
+        store(u_out.at[nodes, pl.ds(begin, tile.width)], piece)
+    store(done_out.at[nodes], spent)

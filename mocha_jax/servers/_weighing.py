@@ -251,7 +251,7 @@ def _on_rocm(*given: *Given) -> Weighed:
 
 
 def _by_kernel(platform: str, *given: *Given, interpret: Any = False) -> Weighed:
-    kernel = kernel_for(platform)
+    kernel = kernel_for(platform, interpret)
     if kernel is None:
         return _in_some_steps(*given)
     return weigh(kernel, _STEPS, _RELAXATION, interpret, *given)

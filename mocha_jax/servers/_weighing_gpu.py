@@ -28,7 +28,7 @@ _FIRST = 4
 
 
 def plan(m: int, d: int, p: int) -> Plan:
-    """As many nodes as one program can hold; its arrays have sizes that are powers of two."""
+    """Choose as many nodes as one program can hold; its arrays have sizes that are powers of two."""
     del m
     room = pl.next_power_of_2(p) * pl.next_power_of_2(d)
     return Plan(max(min(_NUMBERS // room, _MOST_NODES), 1), d)

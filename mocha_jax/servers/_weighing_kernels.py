@@ -27,7 +27,7 @@ Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are 
 
 
 class Plan(NamedTuple):
-    """How a kernel deals with nodes and features."""
+    """Numbers of nodes and features that a kernel works on."""
 
     nodes: int  # of a program
     width: int  # features with those added
@@ -59,12 +59,12 @@ class Kernel(Protocol):
         """
 
 
-def kernel_for(platform: str) -> Kernel | None:
-    """The kernel of this version of JAX for a card of that kind, if it has one."""
+def kernel_for(platform: str, interpret: Any) -> Kernel | None:
+    """The kernel of this version of JAX for a card of that kind, or to interpret, if it has one."""
     if jax.__version_info__ < _MOSAIC:
         return _imported("_weighing_gpu")
     kernel = _imported("_weighing_mosaic") if platform == "cuda" else None
-    return kernel if kernel is not None and kernel.is_for_this_card() else None
+    return kernel if kernel is not None and (interpret or kernel.is_for_this_card()) else None
 
 
 def _imported(name: str) -> Any:

@@ -42,7 +42,10 @@ _ROWS = 4
 # Arguments of the first step, which takes nothing from an earlier one; its results, and what is kept between passes.
 _GIVEN, _MADE = 4, 5
 
-is_for_this_card = mosaic.is_for_this_card
+
+def is_for_this_card() -> bool:
+    """Tell whether the kernel is known to compile for the card that a program is lowered for."""
+    return mosaic.generation() is not None
 
 
 def plan(m: int, d: int, p: int) -> Plan:
@@ -170,7 +173,7 @@ def _kernel(
         own = numbers(scale)
 
         def way(some: Any) -> Array:
-            """What the nodes are to go against; keep where they are without their answer."""
+            """Work out what the nodes are to go against; keep where they are without their answer."""
             here = load(h_in.at[tile, some], layout)
             others = mixed(rows, mix[0], some) if mix else load(rows.at[tile, some], layout)
             pulled = wide(own) * here + others

@@ -34,7 +34,7 @@ FAULTS = (
     ),
     Fault(
         "budgets are not kept", "_node/kernel.py",
-        "visit = (weight > 0) & (done < steps)", "visit = weight > 0", ("node",),
+        "visit, curvature = (weight > 0) & (done < steps), wide(q)", "visit, curvature = weight > 0, wide(q)", ("node",),
     ),
     Fault(
         "sigma' is not multiplied with the tasks' curvature", "servers/_dual.py",

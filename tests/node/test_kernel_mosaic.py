@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import mocha_jax as mj
+from mocha_jax._core import mosaic
 from mocha_jax._node import kernel_mosaic, kernel_tpu
 from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import time_major
@@ -197,15 +198,15 @@ def test_the_card_and_the_shape_decide(card, m, d, store, copied):
 )
 def test_a_card_that_is_here_tells_its_generation(capability, known, monkeypatch):
     card = SimpleNamespace(compute_capability=capability, device_kind="NVIDIA H100")
-    monkeypatch.setattr(kernel_mosaic, "get_default_device", lambda: card)
-    assert kernel_mosaic._generation() == known
+    monkeypatch.setattr(mosaic, "get_default_device", lambda: card)
+    assert mosaic.generation() == known
 
 
 def test_a_card_that_is_not_known_is_not_chosen():
-    assert kernel_mosaic._generation() is None  # a CPU
+    assert mosaic.generation() is None  # a CPU
     for name, known in (("something new", None), ("NVIDIA H200", 9), ("NVIDIA A100-PCIE-40GB", 8), ("NVIDIA L40S", 8)):
         with lowered_for(name):
-            assert kernel_mosaic._generation() == known
+            assert mosaic.generation() == known
 
 
 @pytest.mark.parametrize("m", [1, 5, 30, 1000, 100_000])

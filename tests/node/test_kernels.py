@@ -70,13 +70,17 @@ def numpy_epoch(gamma, *arrays):
     return beta, u, done
 
 
+def lowered_for(platform, card="NVIDIA H100"):
+    """As if its device were here: a kernel is written for one, and a mesh that is not there tells which."""
+    device = ("TPU v5 lite", 1, "tpu") if platform == "tpu" else (card, None, "gpu")
+    described: Any = device[: len(inspect.signature(AbstractDevice).parameters)]
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(*described)))
+
+
 def custom_calls(platform, function, *arguments, call=None, card="NVIDIA H100"):
     """How many kernels there are in the program for a platform that need not be here."""
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in (TRITON, MOSAIC)]
-    device = ("TPU v5 lite", 1, "tpu") if platform == "tpu" else (card, None, "gpu")
-    described: Any = device[: len(inspect.signature(AbstractDevice).parameters)]
-    there = AbstractMesh((), (), abstract_device=AbstractDevice(*described))
-    with use_abstract_mesh(there):  # a kernel is written for a device; a mesh that is not there tells which
+    with lowered_for(platform, card):
         exported = jax.export.export(jax.jit(function), platforms=[platform], disabled_checks=checks)(*arguments)
     return exported.mlir_module().count("@" + (call or CALLS[platform]))
 
@@ -333,7 +337,9 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
         np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7)
 
 
-def test_without_what_its_kernel_is_written_in_a_gpu_has_the_loops(monkeypatch):
+def test_without_what_its_kernel_is_written_in_a_gpu_has_the_loops(monkeypatch, request):
+    jax.clear_caches()  # JAX keeps what it traced
+    request.addfinalizer(jax.clear_caches)
     for written_in, ours in (("triton", "kernel_gpu"), ("mosaic_gpu", "kernel_mosaic")):
         monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{written_in}", None)
         monkeypatch.delitem(sys.modules, f"mocha_jax._node.{ours}", raising=False)

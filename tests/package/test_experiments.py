@@ -243,7 +243,7 @@ def test_the_language_model_is_trained_and_resumed(experiments, tmp_path, capsys
 
 
 def test_all_cells_of_the_slides_come_by_cost(experiments):
-    options = argparse.Namespace(slides=True, model="cnn", clients=100)
+    options = argparse.Namespace(slides=True, model="cnn", clients=100, missing=False)
     cells = experiments.fedavg.cells(options)
     assert len(cells) == len(set(cells)) == sum(name[0] == "cnn" for name in experiments.fedavg.SLIDES)
     assert cells[0] == (5, 10, 0.0, True)  # 50 rounds of one client and five epochs

@@ -17,6 +17,7 @@ from mocha_jax.servers import _weighing
 from mocha_jax.servers._programs import answer, programs
 from mocha_jax.servers._weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
 from tests import zoo
+from tests.node.test_kernels import lowered_for
 
 
 def coupling(kind, m, rng):
@@ -136,7 +137,8 @@ def test_a_step_is_one_kernel_of_what_this_version_of_jax_has(platform, d, kerne
     calls = {"__gpu$xla.gpu.triton": 0 if new else kernels, "mosaic_gpu_v2": kernels if new else 0}
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in calls]
     work = jax.jit(partial(_weighing._split, "auto"))
-    exported = jax.export.export(work, platforms=[platform], disabled_checks=checks)(tasks, along, slope, free)
+    with lowered_for(platform):
+        exported = jax.export.export(work, platforms=[platform], disabled_checks=checks)(tasks, along, slope, free)
     text = exported.mlir_module()
     # Steps alike are one function that is called.
     found = {name: sum(len(re.findall(rf"call @{f}\(", text)) or 1 for f in holders(text, name)) for name in calls}
