@@ -83,7 +83,7 @@ def test_the_data_sets_the_dtype(name, dtype, key):
 
 
 @every_algorithm
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_jit_changes_nothing(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     state = algorithm.init(problem)
@@ -95,7 +95,7 @@ def test_jit_changes_nothing(name, key):
 
 
 @every_algorithm
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_a_continued_run_is_one_run(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     whole, history = mj.run(problem, algorithm, key, num_rounds=4, systems=SYSTEMS)

@@ -82,6 +82,7 @@ def test_cocoa_with_theta_0_solves_its_subproblems(key):
     assert np.nanmax(history.nodes.theta) <= 1e-8
 
 
+@pytest.mark.slow
 def test_subproblems_are_solved_to_what_a_linear_solver_finds(key):
     # With squared loss: u of the optimum of (4) in closed form, node by node.
     p = problem(loss="squared", loss_scaling="task_mean")
@@ -115,7 +116,7 @@ def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
 
 
 @pytest.mark.parametrize(("name", "loss"), [("graph", "hinge"), ("probabilistic", "squared"), ("sparse", "hinge")])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_averaged_sdca_never_loses(name, loss, key):
     # beta = 1 averages single coordinate steps, each of which is exact: the dual cannot fall.
     p = problem(name, loss)

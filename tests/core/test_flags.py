@@ -138,6 +138,7 @@ def test_debugging_nans_finds_none(name, tmp_path):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
 )
+@pytest.mark.extended
 @pytest.mark.thin(1)
 def test_nothing_travels_to_the_device_but_on_purpose(name, tmp_path):
     with jax.transfer_guard("disallow"):

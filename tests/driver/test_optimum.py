@@ -32,7 +32,7 @@ def solved(problem, algorithm=None, **options):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loss", zoo.LOSSES)
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_every_loss_and_model_against_a_convex_solver(loss, model):
     data = zoo.data(regression=not zoo.LOSSES[loss].binary, loss_scaling="task_mean", intercept=True)
     regularizer, oracle = (make(data.num_tasks) for make in MODELS[model])

@@ -199,6 +199,7 @@ def test_records_are_read_while_the_solve_goes_on(problem, tmp_path):
     assert sorted(tmp_path.iterdir()) == [*before, path]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_before_records_had_names_is_resumed_and_then_read(problem, tmp_path):
     path = tmp_path / "run.npz"
     mj.solve(problem, **options(checkpoint=path, max_rounds=8))

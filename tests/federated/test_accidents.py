@@ -135,6 +135,7 @@ def test_a_node_that_joins_later_counts_from_then_on(federation):
     assert federation.at_optimum()
 
 
+@pytest.mark.slow
 def test_a_node_that_has_left_is_not_heard(key):
     federation = World("safe", key)
     down = federation.server.down(federation.state, 1)

@@ -117,7 +117,7 @@ def test_an_answer_by_no_name_is_refused(federation):
     assert server.step(state, {np.int16(1): good[1][0]})[1].heard == (1,)
 
 
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_one_bad_answer_does_not_spoil_the_others(federation):
     server, state, _, _, good, _ = federation
     ups = {task: ups[0] for task, ups in good.items()}
@@ -165,6 +165,7 @@ def of_another_server(rng, down):
     return options[rng.integers(len(options))]()
 
 
+@pytest.mark.thin(1)
 def test_of_two_messages_of_a_round_a_node_answers_one(federation):
     server, state, nodes, mine, _, _ = federation
     down = server.down(state, 1)

@@ -145,6 +145,7 @@ def test_whatever_a_form_loses_the_bound_holds(form):
     assert float(reports[-1].quality.joint_primal) - best <= near * best
 
 
+@pytest.mark.extended
 def test_a_bound_without_the_error_would_be_none(monkeypatch):
     """So that the test above can fail."""
 

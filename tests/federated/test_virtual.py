@@ -173,6 +173,7 @@ def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
     assert loss_of(ALL, state_of(there, mine), problem) < loss_of(ALL, whole, problem) + 0.05 * start
 
 
+@pytest.mark.slow
 def test_a_factor_held_is_remembered_however_many_answers_are_lost(key):
     xs, ys = world.labels()
     server, nodes = both_sides(ALL, xs, ys)

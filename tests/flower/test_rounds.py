@@ -186,6 +186,7 @@ def test_a_node_that_never_answers_is_left_out_and_the_others_are_certified(tmp_
     assert 3 not in served.report.heard
 
 
+@pytest.mark.slow
 def test_without_leaving_it_the_bound_still_holds(tmp_path, best):
     grid = loop(tmp_path)
     answer, count = grid.nodes[103], itertools.count()

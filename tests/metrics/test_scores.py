@@ -43,6 +43,7 @@ SCORES = {
 
 @pytest.mark.parametrize("owner", [None, [0, 1, 1, 2, 0]], ids=["a node a task", "shared"])
 @pytest.mark.parametrize("name", SCORES)
+@pytest.mark.thin(13)
 def test_against_scikit_learn(name, owner):
     score, kind, expected = SCORES[name]
     xs, ys = zoo.ragged(low=10, high=30)

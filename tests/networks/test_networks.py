@@ -91,7 +91,7 @@ def test_a_lateral_cnn_is_trained_by_virtual(key):
 
 
 @pytest.mark.parametrize("model", [mj.networks.MLP(5, 3, (4,), dropout=0.4), mj.networks.Lateral(5, 3, dropout=0.4)])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_dropout_is_for_training_and_keeps_the_mean(model, key):
     params, x = model.init(key), jnp.ones((2000, 5))
     with jax.numpy_rank_promotion("allow"):

@@ -42,6 +42,7 @@ def losses_of(w, text):
     return -logs[np.arange(len(z)), text[1:]], z.argmax(1) != text[1:]
 
 
+@pytest.mark.slow
 def test_a_full_batch_of_texts_is_one_step_down_the_mean_of_their_means(key):
     problem, eta = make_problem(), 0.7
     state, history = mj.run(problem, mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None), key, num_rounds=1)

@@ -386,6 +386,7 @@ def refusing(tried):
 
 
 @pytest.mark.parametrize("driver", ["solve", "run"])
+@pytest.mark.extended
 @pytest.mark.thin(1)
 def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
     tried: list[int] = []

@@ -75,7 +75,7 @@ def test_equal_terms_one_after_another_are_off_by_more_than_others():
 
 @each_dtype
 @each_matrix
-@pytest.mark.thin(8)
+@pytest.mark.thin(5)
 def test_as_exact_as_lapack(name, dtype):
     w = MATRICES[name].astype(dtype)
     u, s, vt = np.linalg.svd(w.astype(float), full_matrices=False)
@@ -231,7 +231,7 @@ def exact_prox(w, share):
 @each_dtype
 @each_matrix
 @pytest.mark.parametrize("share", [0.0, 1e-3, 0.1])
-@pytest.mark.thin(34)
+@pytest.mark.thin(10)
 def test_a_contraction_as_exact_as_lapack_from_any_basis(name, share, dtype):
     """From its own basis, from that of a matrix nearby, and the third time from one that has nothing to do with it."""
     w, share = MATRICES[name].astype(dtype), dtype(share)

@@ -86,6 +86,7 @@ def test_the_update_is_feasible_and_no_omega_is_better(name, shape):
 
 @each_trace_limited
 @each_shape
+@pytest.mark.thin(5)
 def test_the_coupling_of_a_factored_omega_is_that_of_the_matrix(name, shape):
     regularizer, m = TRACE_LIMITED[name], shape[0]
     for smoothing in (0.0, 0.5):

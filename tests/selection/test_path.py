@@ -19,6 +19,7 @@ R = mj.regularizers
         pytest.param(lambda lam: R.MeanRegularized(lam, 0.1 * lam), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.extended
 def test_a_path_is_the_same_as_separate_solves(make):
     problem = mj.Problem(
         zoo.data(m=5, d=4, low=15, high=30, loss_scaling="task_mean"), mj.losses.Hinge(), R.Independent(1.0)

@@ -74,7 +74,7 @@ def test_two_answers_leave_next_to_nothing_where_all_points_count():
 
 
 @pytest.mark.parametrize("twin", ["the same", "nearly the same", "where it stands", "nearly where it stands"])
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_points_that_rounding_tells_apart_keep_still(twin):
     # In float32 the weights of such points are noise, but nobody moves by them, nor by what they take from others.
     along, slope, asked, stiffness = problem(3, 4, m=200)

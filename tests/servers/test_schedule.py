@@ -126,7 +126,7 @@ def precision_of(name, omega):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("d", [4, 7])  # fewer features than tasks, and more
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_rounds_are_those_of_the_graph_model_with_that_omega(name, d, key):
     p, omega = make(MODELS[name], d=d), given(name)
     algorithm = mj.algorithm1(0.5, sigma_prime="per_task", omega_every=100, initial_omega=omega)

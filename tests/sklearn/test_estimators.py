@@ -181,6 +181,7 @@ def test_a_column_that_is_not_there_is_named():
         MochaRegressor(groups="school").fit(table, y, groups=SCHOOL)
 
 
+@pytest.mark.slow
 def test_labels_are_any_classes_and_the_model_knows_them():
     for classes in (np.array([False, True]), np.array([3, 7]), np.array(["no", "yes"], object)):
         label = classes[(Y > 0.3).astype(int)]
@@ -213,7 +214,7 @@ MADE = {
 @pytest.mark.parametrize(
     "name", [name if name in ("mean", "probabilistic") else pytest.param(name, marks=pytest.mark.slow) for name in MADE]
 )
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_regularizers_by_name_object_and_function_are_the_same(name):
     by_name = MochaRegressor(regularizer=name, lam=0.02).fit(X, Y, groups=SCHOOL)
     jax.tree.map(np.testing.assert_allclose, by_name.regularizer_, MADE[name])

@@ -94,6 +94,7 @@ def test_groups_are_routed(routing):
     assert np.mean((pipeline.predict(X, groups=SCHOOL) - Y) ** 2) < 0.1
 
 
+@pytest.mark.slow
 def test_without_routing_groups_go_by_the_step_s_name():
     pipeline = make_pipeline(StandardScaler(), MochaRegressor()).fit(X, Y, mocharegressor__groups=SCHOOL)
     assert np.mean((pipeline.predict(X, groups=SCHOOL) - Y) ** 2) < 0.1

@@ -122,6 +122,7 @@ def test_lemma_5_is_exact_for_one_squared_loss_a_node():
     assert theory.lemma5(p, beta, 0.9 * s, 0.0).progress < promised.progress
 
 
+@pytest.mark.slow
 def test_with_the_sign_of_22_as_printed_lemma_5_fails():
     # u = +subgradient: at duals near the optimum the gap is small, and such a step leads far away from it.
     p = problem("hinge", "independent", loss_scaling="task_mean")
