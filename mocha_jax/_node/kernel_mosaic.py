@@ -11,8 +11,6 @@ no write needs a mask, and the duals that are written are an array of their own.
 
 from __future__ import annotations
 
-import inspect
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +20,9 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.extend.backend import get_default_device
 from jax.typing import DTypeLike
 
+from mocha_jax._core.mosaic import TYPE, load, on_this_card, store
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
 
@@ -39,10 +37,6 @@ _NUMBERS = 16
 # So many fill a card; with fewer it is the length of a step that counts, and small programs spread better.
 _PROGRAMS = 128
 
-# Until JAX 0.11 `load` took an index, and `store` was an assignment; until 0.10.1 types were called shapes.
-_ALL = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
-_TYPE = "type" if "out_type" in inspect.signature(plgpu.kernel).parameters else "shape"
-
 Row = tuple[Array, ...]  # its place, labels, weights, squared lengths and duals
 Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
 
@@ -52,7 +46,7 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     n, m, d = shape
     size = jnp.dtype(dtype).itemsize
     row = d * size % _LOAD == 0 and d * size >= 2 * _LOAD and d <= _LONGEST and size <= 4
-    return row and n * m < 2**31 and m * _lanes(d, size) >= _PROGRAMS * _THREADS and _on_this_card()
+    return row and n * m < 2**31 and m * _lanes(d, size) >= _PROGRAMS * _THREADS and on_this_card()
 
 
 def _lanes(d: int, size: int) -> int:
@@ -66,17 +60,6 @@ def program(d: int, size: int, lanes: int | None = None) -> tuple[int, int, int]
     lanes = lanes or _lanes(d, size)
     whole = lanes * _LOAD // size
     return _THREADS // lanes, pl.cdiv(d, whole) * whole, lanes
-
-
-def _on_this_card() -> bool:
-    """Tell whether the card that a program is lowered for is known to be of a generation that the kernel is for."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        device = get_default_device()
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:  # of a card that is not here its name is all there is
-        return re.search(r"\b(G?H[12]00|G?B[23]00)\b", device.device_kind) is not None
-    return str(capability).split(".")[0] in ("9", "10")
 
 
 def epoch(
@@ -110,8 +93,8 @@ def epoch(
     of_row = [numbers(a) for a in (y, weight, norm2, beta)]
     results = [((n, enough), beta.dtype), ((enough, width), w.dtype), ((enough,), steps.dtype)]
     options: dict[str, Any] = {
-        f"out_{_TYPE}": [jax.ShapeDtypeStruct(*result) for result in results],
-        f"scratch_{_TYPE}s": [plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
+        f"out_{TYPE}": [jax.ShapeDtypeStruct(*result) for result in results],
+        f"scratch_{TYPE}s": [plgpu.SMEM((depth, nodes, width), x.dtype), plgpu.Barrier(num_barriers=depth)],
     }
     if interpret:
         options["interpret"] = interpret
@@ -165,10 +148,10 @@ def _kernel(
         plgpu.copy_gmem_to_smem(x.at[pl.ds(i * m + first, nodes), features], slots.at[slot], arrived.at[slot])
 
     def look_up(i: Array) -> Row:
-        return i, *(_load(ref.at[i, tile], row) for ref in (y, weight, norm2, beta))
+        return i, *(load(ref.at[i, tile], row) for ref in (y, weight, norm2, beta))
 
-    start, curvature, budget = _load(w.at[tile], layout), _load(q.at[tile], row), _load(steps.at[tile], row)
-    loss = jax.tree.unflatten(structure, [_load(h.at[tile], row) for h in hyperparameters])
+    start, curvature, budget = load(w.at[tile], layout), load(q.at[tile], row), load(steps.at[tile], row)
+    loss = jax.tree.unflatten(structure, [load(h.at[tile], row) for h in hyperparameters])
 
     def turn(t: Array, carry: tuple[Array, Array, list[Slot]]) -> tuple[Array, Array, list[Slot]]:
         moved, spent, rows = carry
@@ -176,7 +159,7 @@ def _kernel(
         for j, ((i, y_i, c_i, norm2_i, beta_i), upcoming) in enumerate(rows):
             k = t * depth + j
             plgpu.barrier_wait(arrived.at[j])
-            x_i = _load(slots.at[j], layout)
+            x_i = load(slots.at[j], layout)
 
             @pl.when(t < turns - 1)
             def _(upcoming: Array = upcoming, j: int = j) -> None:
@@ -191,7 +174,7 @@ def _kernel(
 
             @pl.when(k < n)
             def _(i: Array = i, beta_i: Array = beta_i) -> None:
-                _store(beta_out.at[i, tile], beta_i)
+                store(beta_out.at[i, tile], beta_i)
 
             filled.append((look_up(upcoming), place(k + 2 * depth)))
         return moved, spent, filled
@@ -202,21 +185,10 @@ def _kernel(
         fetch(first_row, j)
         rows.append((look_up(first_row), place(depth + j)))
     if before:
-        moved, spent = _load(before[0].at[tile], layout), _load(before[1].at[tile], row)
+        moved, spent = load(before[0].at[tile], layout), load(before[1].at[tile], row)
     else:
         moved = plgpu.layout_cast(jnp.zeros((nodes, width), w.dtype), layout)
         spent = plgpu.layout_cast(jnp.zeros((nodes,), steps.dtype), row)
     moved, spent, _ = lax.fori_loop(np.int32(0), np.int32(turns), turn, (moved, spent, rows))
-    _store(u_out.at[tile], moved)
-    _store(done_out.at[tile], spent)
-
-
-def _load(ref: Any, layout: Any) -> Array:
-    return plgpu.load(ref, *_ALL, layout=layout, optimized=False)
-
-
-def _store(ref: Ref, value: Array) -> None:
-    if hasattr(plgpu, "store"):
-        plgpu.store(ref, value, optimized=False)
-    else:
-        ref[...] = value
+    store(u_out.at[tile], moved)
+    store(done_out.at[tile], spent)

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import mocha_jax as mj
+from mocha_jax._core import mosaic
 from mocha_jax._node import kernel_gpu, kernel_mosaic
 from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.layout import time_major
@@ -149,13 +150,13 @@ def test_the_card_and_the_shape_decide(card, m, d, store, mosaic):
 )
 def test_a_card_that_is_here_tells_its_generation(capability, known, monkeypatch):
     card = SimpleNamespace(compute_capability=capability, device_kind="NVIDIA H100")
-    monkeypatch.setattr(kernel_mosaic, "get_default_device", lambda: card)
-    assert kernel_mosaic._on_this_card() == known
+    monkeypatch.setattr(mosaic, "get_default_device", lambda: card)
+    assert mosaic.on_this_card() == known
 
 
 def test_a_card_that_is_not_known_is_not_chosen():
-    assert not kernel_mosaic._on_this_card()  # a CPU
+    assert not mosaic.on_this_card()  # a CPU
     for name, known in (("something new", False), ("NVIDIA H200", True)):
         described: Any = (name, None, "gpu")[: len(inspect.signature(AbstractDevice).parameters)]
         with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(*described))):
-            assert kernel_mosaic._on_this_card() == known
+            assert mosaic.on_this_card() == known
