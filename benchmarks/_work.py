@@ -12,7 +12,8 @@ from benchmarks._hlo import Operation, Program
 # Operations that start nothing.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id",
-    "async-done", "copy-done", "slice-done", "all-reduce-done", "all-gather-done", "collective-permute-done",
+    "async-done", "fusion-done", "copy-done", "slice-done",
+    "all-reduce-done", "all-gather-done", "collective-permute-done",
 }  # fmt: skip
 _COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?")
 _SLICES = {"dynamic-slice", "slice", "gather"}

@@ -151,32 +151,43 @@ class Contracted(NamedTuple):
     basis: tall.Basis  # for the next one
 
 
-def contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis) -> Contracted:
+def contract(
+    fn: Callable[[Array, Params], Array],
+    w: Array,
+    params: Params,
+    basis: tall.Basis,
+    by_sums: Callable[[Array, Params], Array] | None = None,
+) -> Contracted:
     """`spectral_map` of a function with ``0 <= fn(s) <= s``, by means of what is known of a matrix nearby.
 
     It is W times a matrix of its width, and takes no left singular vectors. On the basis it does not depend but for
-    rounding (see `mocha_jax._numerics.tall`). Of what it returns the matrix alone has a derivative.
+    rounding (see `mocha_jax._numerics.tall`, for `by_sums` too). Of what it returns the matrix alone has a derivative.
     """
     upright = _upright(w)
-    found = _contracted(fn, upright, params, jax.lax.stop_gradient(basis))
+    found = _contracted(fn, by_sums, upright, params, jax.lax.stop_gradient(basis))
     return found if upright is w else found._replace(matrix=found.matrix.T)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _contract(fn: Callable[[Array, Params], Array], w: Array, params: Params, basis: tall.Basis) -> Contracted:
-    found = tall.right(w, basis)
-    values = fn(found.s, params)
-    inner = matmul(found.vt.T, safe_ratio(values, found.s)[:, None] * found.vt)
-    return Contracted(matmul(w, inner), values, found.s, found.after(basis))
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _contract(
+    fn: Callable[[Array, Params], Array],
+    by_sums: Callable[[Array, Params], Array] | None,
+    w: Array,
+    params: Params,
+    basis: tall.Basis,
+) -> Contracted:
+    found = tall.contraction(fn, by_sums, w, params, basis)
+    return Contracted(matmul(w, found.inner), found.values, found.s, found.basis)
 
 
 @_contract.defjvp
 def _contract_jvp(
     fn: Callable[[Array, Params], Array],
+    by_sums: Callable[[Array, Params], Array] | None,
     primals: tuple[Array, Params, tall.Basis],
     tangents: tuple[Array, Params, tall.Basis],
 ) -> tuple[Contracted, Contracted]:
-    found = _contract(fn, *primals)
+    found = _contract(fn, by_sums, *primals)
     still = jax.tree.map(jnp.zeros_like, found)
     return found, still._replace(matrix=_spectral_map_jvp(fn, primals[:2], tangents[:2])[1])
 
@@ -306,6 +317,5 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
 
 
 # A program within a program is traced, and differentiated, once for the many places that call it.
-_mapped, _contracted, _mapped_right = (
-    jax.jit(f, static_argnums=0) for f in (_spectral_map, _contract, _right_spectral_map)
-)
+_mapped, _mapped_right = (jax.jit(f, static_argnums=0) for f in (_spectral_map, _right_spectral_map))
+_contracted = jax.jit(_contract, static_argnums=(0, 1))

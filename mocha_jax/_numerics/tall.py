@@ -20,16 +20,20 @@ values cannot be told from 0: those below the root of a rounding, times the angl
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics.math import matmul
+from mocha_jax._numerics.math import matmul, safe_ratio
 
 # So many rows a column, below which LAPACK's decomposition of the whole is the quicker one.
 _RATIO = 8
@@ -39,6 +43,8 @@ _RATIO = 8
 # roundings all of one sign; the last one is always, and then the basis found is a better one to begin with.
 _SHRINKAGES = (2.0, 64.0, 2048.0)
 _ALWAYS = 0.1
+
+Fn = Callable[[Array, Any], Array]  # of singular values and a pytree
 
 
 class Basis(Pytree):
@@ -54,13 +60,16 @@ class Right(NamedTuple):
 
     s: Array  # [d] falling
     vt: Array  # [d, d] V'
-    along: Array  # [m, d] W R over the size of W
     inner: tuple[Array, Array]  # DL, and the left singular vectors of L'DR'
 
-    def after(self, basis: Basis) -> Basis:
-        """The basis for a matrix nearby, after the one that these were found with."""
-        empty = nothing(self.s, basis.usual)[0]
-        return Basis(self.vt.T, _power_of_two(jnp.where(empty, basis.usual, self.s)), basis.usual)
+
+class Contraction(NamedTuple):
+    """A matrix of the width of W that W is to be multiplied with."""
+
+    s: Array  # [d] singular values of W, falling
+    values: Array  # [d] what they become
+    inner: Array  # [d, d] V diag(values / s) V'
+    basis: Basis  # for a matrix nearby
 
 
 class Factors(NamedTuple):
@@ -91,10 +100,12 @@ def factors(w: Array) -> Factors:
         return Factors(u, jnp.eye(d, dtype=w.dtype), s, vt)
     size, one = _power_of_two(jnp.max(jnp.abs(w))), jnp.ones((), w.dtype)
     w = w / size
-    found = right(w, Basis(_vectors(w), jnp.ones_like(w[0]), one))
+    basis = Basis(_vectors(w), jnp.ones_like(w[0]), one)
+    along = _along(w, basis)
+    found = _right(_gram(along), basis)
     root, q = found.inner
     s = jnp.where(nothing(found.s, one), 0.0, size * found.s)
-    return Factors(found.along, jsl.solve_triangular(root.T, q, lower=False), s, found.vt)
+    return Factors(along, jsl.solve_triangular(root.T, q, lower=False), s, found.vt)
 
 
 def basis_of(w: Array, usual: Array) -> Basis:
@@ -109,22 +120,88 @@ def _vectors(w: Array) -> Array:
     return _orthogonal(jnp.linalg.eigh(matmul(w.T, w))[1][:, ::-1])
 
 
-def right(w: Array, basis: Basis) -> Right:
-    """The right singular vectors of ``[m, d]``, m >= d, and its singular values, from a basis of a matrix nearby.
+def contraction(fn: Fn, by_sums: Fn | None, w: Array, params: Any, basis: Basis) -> Contraction:
+    """Make of the singular values s of ``[m, d]``, m >= d, ``fn(s, params)``, from a basis of a matrix nearby.
+
+    `by_sums` is the same function by elementwise operations and sums over all alone, of s in any order with zeros
+    added; None: it is not to be had so. It has no derivative.
+    """
+    gram = _gram(_along(w, basis))
+    return platform_dependent(gram, basis, params, default=_ByLibrary(fn), cuda=_ByKernel(fn, by_sums))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByLibrary:
+    """By LAPACK, or cuSOLVER."""
+
+    fn: Fn
+
+    def __call__(self, gram: Array, basis: Basis, params: Any) -> Contraction:
+        s, vt, _ = _right(gram, basis)
+        empty = nothing(s, basis.usual)[0]
+        after = Basis(vt.T, _power_of_two(jnp.where(empty, basis.usual, s)), basis.usual)
+        return _contraction(self.fn, s, after, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByKernel:
+    """By one kernel, where there is one for such a matrix and the card that is lowered for."""
+
+    fn: Fn
+    by_sums: Fn | None
+
+    def __call__(self, gram: Array, basis: Basis, params: Any) -> Contraction:
+        kernel = _kernel()
+        if kernel is None or not kernel.fits(gram.shape[0], gram.dtype):
+            return _ByLibrary(self.fn)(gram, basis, params)
+        s, vt, sizes, *more = kernel.small_work(gram, basis, _least(gram.dtype), self.by_sums, params)
+        after = Basis(vt.T, sizes, basis.usual)
+        return Contraction(s, *more, after) if more else _contraction(self.fn, s, after, params)
+
+
+def _contraction(fn: Fn, s: Array, basis: Basis, params: Any) -> Contraction:
+    values = fn(s, params)
+    return Contraction(s, values, matmul(basis.vectors, safe_ratio(values, s)[:, None] * basis.vectors.T), basis)
+
+
+def _kernel() -> Any:
+    """The module of the kernel, if this version of JAX has what it is written in."""
+    try:
+        return importlib.import_module("mocha_jax._numerics.tall_gpu")
+    except ImportError as error:
+        if (error.name or "").startswith("mocha_jax"):
+            raise
+        return None
+
+
+def _along(w: Array, basis: Basis) -> Array:
+    """W R over the size of W."""
+    return matmul(w / basis.sizes[0], basis.vectors)
+
+
+def _gram(along: Array) -> Array:
+    return matmul(along.T, along)
+
+
+def _right(gram: Array, basis: Basis) -> Right:
+    """The right singular vectors of a matrix, and its singular values, from the Gram matrix along a basis.
 
     In place of 0 there are values that are `nothing`.
     """
-    size = basis.sizes[0]
-    along = matmul(w / size, basis.vectors)
-    root = _root(matmul(along.T, along))
+    root = _root(gram)
     # LAPACK without vectors is another algorithm, which is off by thirty roundings now and then.
-    q, s, vt = jnp.linalg.svd(matmul(size * root.T, basis.vectors.T), full_matrices=False)
-    return Right(s, vt, along, (root, q))
+    q, s, vt = jnp.linalg.svd(matmul(basis.sizes[0] * root.T, basis.vectors.T), full_matrices=False)
+    return Right(s, vt, (root, q))
 
 
 def nothing(s: Array, size: Array) -> Array:
-    """Tell which singular values that `right` found are those of nothing, beside a matrix of that size."""
-    return s <= 2.0 * math.sqrt(len(s) * _least(s.dtype)) * size
+    """Tell which singular values found along a basis are those of nothing, beside a matrix of that size."""
+    return s <= least_share(len(s), s.dtype) * size
+
+
+def least_share(d: int, dtype: DTypeLike) -> float:
+    """The largest singular value of nothing, beside a size of 1."""
+    return 2.0 * math.sqrt(d * _least(dtype))
 
 
 def _least(dtype: DTypeLike) -> float:

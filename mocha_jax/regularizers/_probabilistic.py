@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
@@ -48,6 +48,8 @@ class Probabilistic(TraceLimited):
         "lam": domains.POSITIVE,
         "sigma2": domains.POSITIVE_OR_INFINITE,
     }
+
+    prox_by_sums: ClassVar[bool] = True
 
     lam: Hyperparameter
     sigma2: Hyperparameter = jnp.inf
@@ -93,10 +95,27 @@ class Probabilistic(TraceLimited):
 
     def spectral_prox(self, y: Array, rho: Array) -> Array:
         stiffness = rho + self._ridge
-        total = self._trace_norm(rho * y, stiffness)
-        return jnp.maximum(rho * y - 2.0 * jnp.asarray(self.lam) * total, 0.0) / stiffness
+        return self._shrunk(rho * y, stiffness, self._trace_norm(rho * y, stiffness))
+
+    def spectral_prox_by_sums(self, y: Array, rho: Array) -> Array:
+        stiffness = rho + self._ridge
+        return self._shrunk(rho * y, stiffness, self._trace_norm_by_sums(rho * y, stiffness))
+
+    def _shrunk(self, v: Array, stiffness: Array, total: Array) -> Array:
+        return jnp.maximum(v - 2.0 * jnp.asarray(self.lam) * total, 0.0) / stiffness
 
     def _trace_norm(self, v: Array, stiffness: Array) -> Array:
         """T with sum_i max(v_i - 2 lam T, 0) = stiffness T: the largest of its values for the k largest v alone."""
         k = jnp.arange(1, len(v) + 1, dtype=v.dtype)
         return jnp.max(jnp.cumsum(v) / (stiffness + 2.0 * jnp.asarray(self.lam) * k))
+
+    def _trace_norm_by_sums(self, v: Array, stiffness: Array) -> Array:
+        """T by Newton's method, which rises to it from 0: the sum is convex in T, and linear between two of the v."""
+        slope = 2.0 * jnp.asarray(self.lam)
+
+        def step(at: tuple[Array, Array]) -> tuple[Array, Array]:
+            above = v > slope * at[0]
+            count = jnp.sum(jnp.where(above, 1.0, 0.0))
+            return jnp.sum(jnp.where(above, v, 0.0)) / (stiffness + slope * count), at[0]
+
+        return lax.while_loop(lambda at: at[0] > at[1], step, (0.0 * stiffness, -stiffness))[0]

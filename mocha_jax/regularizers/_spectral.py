@@ -40,6 +40,7 @@ class Spectral(Regularizer):
     r"""Base class of jointly convex regularizers that depend on singular values; a subclass says how."""
 
     learned: ClassVar[bool] = True
+    prox_by_sums: ClassVar[bool] = False  # whether there is a `spectral_prox_by_sums`
 
     @abstractmethod
     def initial_relation(self, num_tasks: int, num_features: int) -> LowRank: ...
@@ -67,6 +68,13 @@ class Spectral(Regularizer):
     @abstractmethod
     def spectral_prox(self, y: Array, rho: Array) -> Array:
         """Singular values of the proximal step, from those of its argument in falling order."""
+
+    def spectral_prox_by_sums(self, y: Array, rho: Array) -> Array:
+        """`spectral_prox` by elementwise operations and sums over all alone, of y in any order with zeros added.
+
+        A kernel that works on matrices of the width of W does it too.
+        """
+        raise NotImplementedError
 
     def value(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is None:
@@ -108,7 +116,8 @@ class Spectral(Regularizer):
         return basis_of(y if y.shape[0] >= y.shape[1] else y.T, usual)
 
     def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
-        found = contract(_prox_values, y, (self, rho), known)
+        by_sums = _prox_values_by_sums if self.prox_by_sums else None
+        found = contract(_prox_values, y, (self, rho), known, by_sums)
         of_w, of_y = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (found.values, found.of))
         return Nearby(found.matrix, of_w, of_y, found.basis)
 
@@ -191,3 +200,8 @@ def _coupling_factor_values(f: Array, params: tuple[Curved, Array]) -> Array:
 def _prox_values(y: Array, params: tuple[Spectral, Array]) -> Array:
     regularizer, rho = params
     return regularizer.spectral_prox(y, rho)
+
+
+def _prox_values_by_sums(y: Array, params: tuple[Spectral, Array]) -> Array:
+    regularizer, rho = params
+    return regularizer.spectral_prox_by_sums(y, rho)

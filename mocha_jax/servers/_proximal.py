@@ -162,7 +162,9 @@ class ProximalServer(Server):
         moved, stepped, of_w, of_y = jnp.sum(jnp.stack([*columns, found.squares, found.squares_of]), axis=1)
         telling = (moved > least * state.rho**2 * of_y) & (stepped > least * of_w)
         squared = jnp.where(telling, safe_ratio(moved, stepped) / state.rho**2, 0.0)
-        damping = _RHO_DAMPING / (1.0 + state.steps.astype(v.dtype) / _RHO_HORIZON)
+        # Of the new number: an accelerator would copy the old one, to count in its place and still read it here.
+        steps = state.steps + 1
+        damping = _RHO_DAMPING / (1.0 + (steps.astype(v.dtype) - 1.0) / _RHO_HORIZON)
         bound = math.log(_RHO_FACTOR)
         log_ratio = jnp.clip(0.5 * jnp.log(jnp.where(squared > 0, squared, 1.0)), -bound, bound)
         return ProximalState(
@@ -172,7 +174,7 @@ class ProximalServer(Server):
             since=None,
             known=found.known,
             rho=jnp.maximum(state.rho * jnp.exp(damping * log_ratio), _MIN_RHO / state.curvature),
-            steps=state.steps + 1,
+            steps=steps,
             curvature=state.curvature,
         )
 
