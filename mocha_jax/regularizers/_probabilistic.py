@@ -115,7 +115,7 @@ class Probabilistic(TraceLimited):
 
         def step(at: tuple[Array, Array]) -> tuple[Array, Array]:
             above = v > slope * at[0]
-            count = jnp.sum(jnp.where(above, 1.0, 0.0))
+            count = jnp.sum(jnp.where(above, jnp.ones_like(v), 0.0))
             return jnp.sum(jnp.where(above, v, 0.0)) / (stiffness + slope * count), at[0]
 
         return lax.while_loop(lambda at: at[0] > at[1], step, (0.0 * stiffness, -stiffness))[0]

@@ -71,7 +71,7 @@ def test_as_exact_as_numpy_from_the_basis_of_any_matrix(name):
     unit, hidden = EPS * s[0], 8.0 * np.sqrt(EPS) * 1e-3 * s[0]  # see `test_tall`
     for basis, more in ((other, 0.0), (basis_of(near), hidden)):
         found = kernel(w, np.float32(SHARE), basis)
-        assert (np.diff(found.s) <= 0).all()
+        assert (np.diff(found.s) <= EPS * s[0]).all()  # but for the last rounding of a root
         np.testing.assert_allclose(found.s, s, atol=12.0 * unit + more + 1e-11 * (s[0] == 0))
         assert np.linalg.norm(w @ np.asarray(found.inner, float) - prox, 2) <= 64.0 * unit + more
         np.testing.assert_allclose(found.values, np.maximum(found.s - SHARE * found.s[0], 0.0), atol=2.0 * unit)
