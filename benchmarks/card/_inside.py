@@ -155,6 +155,9 @@ class Inside:
                 break
             except subprocess.TimeoutExpired as late:  # its own children may hold the pipe when it is gone
                 output = late.stdout or b""
+        process.poll()
+        if process.stdout is not None:
+            process.stdout.close()
         text = output.decode(errors="replace")
         sys.stdout.write(text)
         sys.stdout.flush()
