@@ -137,7 +137,7 @@ def weigh(by_kernel: bool, v: Array, slope: Array, tasks: Any, free: Array) -> A
     if not on_cpu():
         return _weighing.best_mixture(list(v), slope, tasks, free)
     along = _weighing.along_from(list(v), jnp.sqrt(tasks.consensus.stiffness))
-    by = _weighing._by_kernel
+    by: Any = _weighing._by_kernel
     platform = ("cuda",) if "platform" in inspect.signature(by).parameters else ()
     how = _by_mosaic() if platform and jax.__version_info__ >= _WITHOUT_TRITON else {"interpret": True}
     a, _ = by(*platform, tasks, along, slope, free.astype(slope.dtype), **(how or {}))

@@ -59,7 +59,8 @@ def _work(here: Inside, cases: list[dict[str, Any]]) -> None:
 def _one(here: Inside, found: list[Kernel], case: dict[str, Any]) -> None:
     """One case, by every kernel that takes it."""
     orders, arrays = draw(case, np.random.default_rng(here.seed))
-    taking = [kernel for kernel in found if kernel.takes(*arrays[0].shape, case["samples"])]
+    n, m, d = arrays[0].shape
+    taking = [kernel for kernel in found if kernel.takes(n, m, d, case["samples"])]
     if not taking:
         here.detail(kind="epoch", kernel="none", case=case, right=True, whole=0.0, largest=0.0)
         return

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_the_reference_steps_to_the_minimum():
 
 
 def test_all_pairs_are_held():
-    factors: dict[str, list[Any]] = {"a": [1, 2, 3], "b": ["x", "y"], "c": [None, 0.5]}
+    factors: dict[str, Sequence[Any]] = {"a": [1, 2, 3], "b": ["x", "y"], "c": [None, 0.5]}
     cases = list(_reference.pairs(factors, 20, np.random.default_rng(0)))
     assert _reference.count_pairs(cases, list(factors)) == 3 * 2 + 3 * 2 + 2 * 2
     assert len(cases) < 12
