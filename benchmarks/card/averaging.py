@@ -83,15 +83,18 @@ def _setting(name: str, full: bool) -> Setting:
     x, y = samples(0, clients * rows)
     x, y = x.reshape(clients, rows, FEATURES), y.reshape(clients, rows)
     if name == "VIRTUAL":
-        return _virtual(x[:10], y[:10], test, 20 if full else 2)
+        hidden, rounds = ((100, 100), 20) if full else ((4, 4), 2)
+        return _virtual(mj.networks.Lateral(FEATURES, 10, hidden), x[:10], y[:10], test, rounds)
     model = mj.networks.MLP(FEATURES, 10, (200, 200)) if name == "2NN" else mj.networks.CNN()
     problem = mj.Prediction(mj.pack_tasks(list(x), list(y)), test=mj.pack_tasks(*([a[:1]] for a in test)))
     return _pictures(model, problem, x, y, test, chosen, rounds)
 
 
-def _averaged(model: Any, problem: mj.Prediction, share: float, rate: float, rounds: int) -> Any:
+def _averaged(model: Any, problem: mj.Prediction, share: float, rate: float, rounds: int) -> Callable[[], Any]:
+    """Runs of one algorithm: of another optimizer, however alike, the programs would be others."""
     algorithm = mj.FedAvg(model, optax.sgd(rate), batch_size=BATCH, fraction=share)
-    return mj.run(problem, algorithm, jax.random.key(0), num_rounds=rounds, record_every=rounds)[0].params
+    key = jax.random.key(0)
+    return lambda: mj.run(problem, algorithm, key, num_rounds=rounds, record_every=rounds)[0].params
 
 
 def _right(model: Any, x: Array, y: Array, params: Any) -> float:
@@ -104,7 +107,7 @@ def _pictures(
     """A classifier."""
     given = jnp.asarray(x), jnp.asarray(y, jnp.int32)
     return Setting(
-        partial(_averaged, model, problem, chosen / len(x), RATE, rounds),
+        _averaged(model, problem, chosen / len(x), RATE, rounds),
         partial(plain, model, *given, not on_cpu(), rounds, chosen=chosen),
         partial(_right, model, *map(jnp.asarray, test)), rounds,
     )  # fmt: skip
@@ -122,16 +125,15 @@ def _language(model: Any, x: np.ndarray, y: np.ndarray, chosen: int, rounds: int
         plain, model, *given, not on_cpu(), rounds, chosen=chosen, rate=_texts.RATE, loss=fedavg_round.cross_entropy
     )
     return Setting(
-        partial(_averaged, model, problem, chosen / len(x), _texts.RATE, rounds),
+        _averaged(model, problem, chosen / len(x), _texts.RATE, rounds),
         loop,
         partial(_right, model, *test),
         rounds,
     )
 
 
-def _virtual(x: np.ndarray, y: np.ndarray, test: Any, rounds: int) -> Setting:
-    """VIRTUAL, of the MLP with lateral connections."""
-    model = mj.networks.Lateral(FEATURES, 10, (100, 100))
+def _virtual(model: Any, x: np.ndarray, y: np.ndarray, test: Any, rounds: int) -> Setting:
+    """VIRTUAL, of an MLP with lateral connections."""
     problem = mj.Prediction(mj.pack_tasks(list(x), list(y)), test=mj.pack_tasks(*([a[:1]] for a in test)))
     algorithm = mj.Virtual(model, optax.adam(_ADAM), temperature=_TEMPERATURE, samples=1, batch_size=BATCH)
 
