@@ -56,9 +56,9 @@ def plan(m: int, d: int, p: int) -> Plan:
     widths = {vector: pl.cdiv(d, lanes * vector) * lanes * vector for vector in (4, 2)}
     vector = next((vector for vector, width in widths.items() if width <= (1.0 + _ADDED) * d), 1)
     parts = pl.cdiv(d, lanes * vector)
-    turns = pl.cdiv(parts * vector * p, _AT_ONCE)
+    turns = pl.cdiv(parts, max(_AT_ONCE // (vector * p), 1))
     at_once = lanes * vector * pl.cdiv(parts, turns)
-    return Plan(THREADS // lanes, turns * at_once, lanes, vector, at_once)
+    return Plan(THREADS // lanes, pl.cdiv(d, at_once) * at_once, lanes, vector, at_once)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

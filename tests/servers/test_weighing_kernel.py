@@ -158,7 +158,7 @@ def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
     assert plan.nodes <= m
     assert plan.nodes <= -(-m // plan.nodes)  # the rows that they add up to fill a tile
     assert plan.nodes * plan.lanes == 128
-    assert plan.width >= d
+    assert d <= plan.width < d + plan.at_once  # no turn is for nothing
     assert plan.width % plan.at_once == 0
     assert plan.at_once % (plan.lanes * plan.vector) == 0
     assert 4 * plan.nodes * plan.width <= 2**15  # bytes of shared memory, of 99 KB at least
