@@ -20,7 +20,7 @@ from mocha_jax._core.values import is_traced
 # servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
 # (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the same for a round, from
 # 450 to 430,000 numbers.
-_HURRIES = {
+_HURRIES: dict[float, dict[str, Any]] = {
     4_096: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
     1_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }

@@ -156,7 +156,10 @@ class _ByKernel:
             return _ByLibrary(self.fn)(gram, basis, params)
         s, vt, sizes, *more = kernel.small_work(gram, basis, _least(gram.dtype), self.by_sums, params)
         after = Basis(vt.T, sizes, basis.usual)
-        return Contraction(s, *more, after) if more else _contraction(self.fn, s, after, params)
+        if not more:
+            return _contraction(self.fn, s, after, params)
+        values, inner = more
+        return Contraction(s, values, inner, after)
 
 
 def _contraction(fn: Fn, s: Array, basis: Basis, params: Any) -> Contraction:

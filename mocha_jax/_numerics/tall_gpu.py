@@ -40,7 +40,7 @@ _STEEP = 2.0**60  # a slope whose square is in range, and that no number can tel
 _TWO_SWEEPS = 6  # at most so many times; two take a Gram matrix that is nearly diagonal to its last digit
 
 Rule = Callable[..., Array]
-Columns = tuple[Array, Array]  # every other column of M, and of J, each a row of a matrix
+Two = tuple[Array, ...]  # of M and of J every other column, each a row of a matrix; or the halves of a matrix
 
 
 def fits(d: int, dtype: DTypeLike) -> bool:
@@ -62,8 +62,8 @@ def small_work(
       interpret: how to interpret it on a CPU, where this version of JAX can.
 
     Returns:
-      s ``[d]`` falling, V' ``[d, d]`` and the sizes of the next basis; with a rule its values ``[d]``, and
-      ``V diag(values / s) V'``.
+      s ``[d]`` falling but for a rounding, V' ``[d, d]`` and the sizes of the next basis; with a rule its values
+      ``[d]``, and ``V diag(values / s) V'``.
     """
     d, dtype = len(gram), gram.dtype
     n = max(pl.next_power_of_2(d), _WIDTHS[0])
@@ -106,15 +106,14 @@ def _kernel(
     *refs: Ref,
 ) -> None:  # fmt: skip
     """All of it, in one program."""
-    *refs, moving_m, moving_j, left, right, line, ratios = refs
-    count = structure.num_leaves
-    usual, params = jax.tree.unflatten(structure, [ref[0] for ref in refs[:count]])
-    s_out, vt_out, sizes_out, *more_out = refs[count:]
+    *numbers, moving_m, moving_j, left, right, line, ratios = refs
+    numbers, (s_out, vt_out, sizes_out, *more_out) = numbers[: structure.num_leaves], numbers[structure.num_leaves :]
+    usual, params = jax.tree.unflatten(structure, [ref[0] for ref in numbers])
     n = given.shape[1]
     half = n // 2
     pairs, layout = _layout(half, _VECTOR), _layout(half, 1)  # columns of the latter need not be side by side in memory
     flat = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
-    eps = jnp.finfo(given.dtype).eps
+    eps, one, zero = float(jnp.finfo(given.dtype).eps), jnp.ones((), given.dtype), jnp.zeros((), given.dtype)
     parts, whole = (pl.ds(0, half), pl.ds(half, half)), pl.ds(0, n)
     last = plgpu.broadcasted_iota(jnp.int32, (half,), 0, layout=pairs.reduce(1)) == half - 1
 
@@ -124,7 +123,7 @@ def _kernel(
     def eye(first: int, step: int, layout: Any, begin: int = 0) -> Array:
         """Rows of the unit matrix, from some column on."""
         on_row, on_column = (plgpu.broadcasted_iota(jnp.int32, (half, n), axis, layout=layout) for axis in (0, 1))
-        return jnp.where((step * on_row + first == on_column) & (on_column >= begin), 1.0, 0.0)
+        return jnp.where((step * on_row + first == on_column) & (on_column >= begin), one, zero)
 
     def dot(a: Array, b: Array) -> Array:
         return jnp.sum(a * b, axis=1)
@@ -134,12 +133,12 @@ def _kernel(
         store(line.at[parts[0]], numbers)
         return jnp.max(load(line, flat))
 
-    def mixed(first: Columns, second: Columns, mix: tuple[Array, ...]) -> tuple[Columns, Columns]:
+    def mixed(first: Two, second: Two, mix: Two) -> tuple[Two, Two]:
         p, q, r, t = (along(numbers, 0, pairs) for numbers in mix)
         both = [(p * a + q * b, r * a + t * b) for a, b in zip(first, second, strict=True)]
         return tuple(a for a, _ in both), tuple(b for _, b in both)
 
-    def rotated(first: Columns, second: Columns, alone: Array, worst: Array) -> tuple[Columns, Columns, Array]:
+    def rotated(first: Two, second: Two, alone: Array, worst: Array) -> tuple[Two, Two, Array]:
         """Make columns orthogonal and exchange them, but for those that are alone."""
         (m, j), (other_m, other_j) = first, second
         a, b, g = dot(m, j), dot(other_m, other_j), dot(j, other_m)
@@ -152,44 +151,43 @@ def _kernel(
         t = jnp.where(none, 0.0, jnp.where(z < 0, -size, size))
         c = lax.rsqrt(1.0 + t * t)
         s = t * c
-        one = jnp.ones_like(c)
-        mix = jnp.where(alone, one, s), jnp.where(alone, 0.0, c), jnp.where(alone, 0.0, c), jnp.where(alone, one, -s)
-        return *mixed(first, second, mix), jnp.maximum(worst, jnp.where(alone, 0.0, off))
+        mix = jnp.where(alone, one, s), jnp.where(alone, zero, c), jnp.where(alone, zero, c), jnp.where(alone, one, -s)
+        return *mixed(first, second, mix), jnp.maximum(worst, jnp.where(alone, zero, off))
 
-    def sorted_(first: Columns, second: Columns, alone: Array, worst: Array) -> tuple[Columns, Columns, Array]:
+    def sorted_(first: Two, second: Two, alone: Array, worst: Array) -> tuple[Two, Two, Array]:
         """Exchange columns whose eigenvalues rise."""
         rises = (dot(*first) < dot(*second)) & ~alone
-        other = jnp.where(rises, 1.0, 0.0)
+        other = jnp.where(rises, one, zero)
         same = 1.0 - other
         return *mixed(first, second, (same, other, other, same)), jnp.maximum(worst, other)
 
-    def two_steps(change: Any, first: Columns, second: Columns, worst: Array) -> tuple[Columns, Columns, Array]:
+    def two_steps(change: Any, first: Two, second: Two, worst: Array) -> tuple[Two, Two, Array]:
         """Change pairs of columns, those of the next pair's first column and the second, and go back."""
         first, second, worst = change(first, second, last & ~last, worst)
         first = passed(first, 0)
         second, first, worst = change(second, first, last, worst)
         return passed(first, 1), second, worst
 
-    def passed(columns: Columns, back: int) -> Columns:
+    def passed(columns: Two, back: int) -> Two:
         """Give first columns to the pairs before, or after."""
         for ref, a in zip((moving_m, moving_j), columns, strict=True):
             store(ref.at[pl.ds(back, half), whole], a)
         return tuple(load(ref.at[pl.ds(1 - back, half), whole], pairs) for ref in (moving_m, moving_j))
 
-    def product(of_rows: Callable[[Array], tuple[Array, Array]], of_columns: Callable[[Array], Array]) -> Columns:
+    def product(of_rows: Callable[[Array], Two], of_columns: Callable[[Array], Array]) -> Two:
         """Add up n products of a column, in two halves, and a row."""
 
-        def add(k: Array, halves: Columns) -> Columns:
+        def add(k: Array, halves: Two) -> Two:
             wide = along(of_columns(k), 1, layout)
             return tuple(part + along(some, 0, layout) * wide for part, some in zip(halves, of_rows(k), strict=True))
 
         nothing = plgpu.layout_cast(jnp.zeros((half, n), given.dtype), layout)
         return lax.fori_loop(0, n, add, (nothing, nothing))
 
-    def column_of(ref: Ref) -> Callable[[Array], tuple[Array, Array]]:
+    def column_of(ref: Ref) -> Callable[[Array], Two]:
         return lambda k: tuple(load(ref.at[part, k], layout.reduce(1)) for part in parts)
 
-    def keep(ref: Ref, halves: Columns) -> None:
+    def keep(ref: Ref, halves: Two) -> None:
         for part, some in zip(parts, halves, strict=True):
             store(ref.at[part, whole], some)
 
@@ -197,6 +195,8 @@ def _kernel(
         store(ref, plgpu.layout_cast(jnp.zeros((THREADS,), given.dtype), flat))
     for ref in (moving_m, moving_j):  # the last pair's place, where there is no next pair, and no number to be mixed
         store(ref.at[pl.ds(1, half), whole], plgpu.layout_cast(jnp.zeros((half, n), given.dtype), pairs))
+    first: Two
+    second: Two
     first, second = ((load(given.at[part], pairs), eye(k, 2, pairs)) for k, part in enumerate(parts))
     longest = over_all(jnp.maximum(dot(*first), dot(*second)))
     if n > d:  # columns that were added are last in the end, as no noise is so far below 0
@@ -205,23 +205,24 @@ def _kernel(
     floor = jnp.maximum(longest * eps**2, least)
     nothing = plgpu.layout_cast(jnp.zeros((half,), given.dtype), pairs.reduce(1))
 
-    def sweeps(carry: tuple[Columns, Columns, Array, Array]) -> tuple[Columns, Columns, Array, Array]:
-        def steps(k: Array, carry: tuple[Columns, Columns, Array]) -> tuple[Columns, Columns, Array]:
+    def sweeps(carry: tuple[Two, Two, Array, Array]) -> tuple[Two, Two, Array, Array]:
+        def steps(k: Array, carry: tuple[Two, Two, Array]) -> tuple[Two, Two, Array]:
             first, second, worst = carry
-            return two_steps(rotated, first, second, jnp.where(k == half, 0.0, worst))  # of the second sweep
+            return two_steps(rotated, first, second, jnp.where(k == half, zero, worst))  # of the second sweep
 
         first, second, _, count = carry
         first, second, worst = lax.fori_loop(0, n, steps, (first, second, nothing))
         return first, second, over_all(worst), count + 1
 
-    def sorting(carry: tuple[Columns, Columns, Array]) -> tuple[Columns, Columns, Array]:
+    def sorting(carry: tuple[Two, Two, Array]) -> tuple[Two, Two, Array]:
         first, second, worst = two_steps(sorted_, *carry[:2], nothing)
         return first, second, over_all(worst)
 
     # Convergence is quadratic: what was this near before a sweep is diagonal after it.
-    start = first, second, jnp.ones((), given.dtype), jnp.zeros((), jnp.int32)
+    start: tuple[Two, Two, Array, Array] = first, second, one, jnp.zeros((), jnp.int32)
     first, second, *_ = lax.while_loop(lambda c: (c[2] > eps) & (c[3] < _TWO_SWEEPS), sweeps, start)
-    first, second, _ = lax.while_loop(lambda c: c[2] > 0, sorting, (first, second, jnp.ones((), given.dtype)))
+    unsorted: tuple[Two, Two, Array] = first, second, one
+    first, second, _ = lax.while_loop(lambda c: c[2] > 0, sorting, unsorted)
     squares = [jnp.maximum(dot(*columns), least) for columns in (first, second)]
     s = [given[2 * n, 0] * square * lax.rsqrt(square) for square in squares]
 

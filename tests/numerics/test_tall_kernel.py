@@ -59,6 +59,7 @@ def basis_of(w):
 
 @interpreted
 @pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.thin(1)
 def test_as_exact_as_numpy_from_the_basis_of_any_matrix(name):
     """After three times from a basis that has nothing to do with it, and from that of a matrix nearby."""
     w = MATRICES[name].astype(np.float32)
@@ -83,6 +84,7 @@ def test_as_exact_as_numpy_from_the_basis_of_any_matrix(name):
 
 @interpreted
 @pytest.mark.parametrize("columns", [1, 16, 20])  # as many as the kernel has, fewer, and more
+@pytest.mark.slow
 def test_any_number_of_columns(columns):
     w = RNG.normal(size=(ROWS, columns)).astype(np.float32)
     s = np.linalg.svd(w.astype(float), compute_uv=False)
@@ -92,6 +94,7 @@ def test_any_number_of_columns(columns):
 
 
 @interpreted
+@pytest.mark.slow
 def test_what_is_no_number_stays_none():
     w = MATRICES["normal"].astype(np.float32)
     basis = basis_of(w)
@@ -102,6 +105,7 @@ def test_what_is_no_number_stays_none():
 
 
 @interpreted
+@pytest.mark.slow
 def test_a_batch_equals_one_at_a_time():
     ws = np.stack([MATRICES[name] for name in ("normal", "graded")]).astype(np.float32)
     bases = [basis_of(w) for w in ws]
