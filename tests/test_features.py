@@ -93,7 +93,7 @@ def test_ridge_regression_in_closed_form():
     np.testing.assert_allclose(z, expected, atol=1e-6)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_support_vector_machine_per_task_is_scikit_learns():
     data = zoo.data(m=M, d=D, low=20, high=30)
     lam, unpenalised = 0.3, 1e4  # scikit-learn's intercept is free: as good as, with a feature so large

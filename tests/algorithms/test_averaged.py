@@ -25,8 +25,7 @@ def make(**kwargs):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_it_is_the_mean_of_the_iterates(name, key):
     p, method, first, rounds = make(), METHODS[name], 3, 9
     averaged = mj.Averaged(method, after=first)

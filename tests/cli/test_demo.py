@@ -18,7 +18,7 @@ def command_line(*arguments, **kwargs):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=here, **kwargs)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_demo_prints_a_table_and_saves_a_picture(tmp_path):
     result = command_line(*ARGUMENTS, "--out", "pictures/demo.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

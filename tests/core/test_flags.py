@@ -128,8 +128,7 @@ SLOW = "examined", "tuned", "divided", "averaging", "measured", "clustered", "sp
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
 )
-@pytest.mark.extended
-@pytest.mark.thin(2)
+@pytest.mark.slow
 def test_debugging_nans_finds_none(name, tmp_path):
     with jax.debug_nans(True):
         ENTRIES[name](tmp_path)
@@ -138,8 +137,7 @@ def test_debugging_nans_finds_none(name, tmp_path):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
 )
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_nothing_travels_to_the_device_but_on_purpose(name, tmp_path):
     with jax.transfer_guard("disallow"):
         ENTRIES[name](tmp_path)

@@ -47,7 +47,7 @@ def test_it_is_the_data_packed_at_once():
     ],
     ids=["learned", "given"],
 )  # fmt: skip
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_solve_goes_on_and_needs_fewer_rounds(regularizer):
     algorithm = mj.Mocha()
     old = mj.Problem(packed(OLD), mj.losses.Squared(), regularizer)

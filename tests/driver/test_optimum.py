@@ -48,8 +48,7 @@ def test_every_loss_and_model_against_a_convex_solver(loss, model):
 
 
 @pytest.mark.parametrize("scaling", ["sum", "task_mean"])
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_local_and_global_support_vector_machines(scaling):
     data = zoo.data(loss_scaling=scaling, m=4, low=20, high=40)
     lam = 0.3 if scaling == "sum" else 0.02

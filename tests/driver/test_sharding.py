@@ -166,7 +166,7 @@ def round_of(algorithm, regularizer, key):
     return jax.jit(algorithm.step).lower(key, state, problem, work).compile().as_text()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
     problem = make(regularizers.MeanRegularized(0.1, 0.1), 13)
     plain = mj.solve(problem, tol=1e-6, key=key)

@@ -145,7 +145,7 @@ def test_a_folder_needs_tensorboardx_and_a_writer_its_method(tmp_path, monkeypat
     assert TensorBoard(tmp_path)._add.__self__.written == [("folder", str(tmp_path), 0)]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_records_of_a_checkpoint_are_those_of_the_solution(problem, tmp_path):
     path = tmp_path / "run.npz"
     for watch in (None, mj.Watch(theta=0.1)):

@@ -52,8 +52,7 @@ def federation(request, key):
     return World(request.param, key)
 
 
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_node_begins_again_from_nothing(federation):
     federation.rounds(20)
     federation.mine[2] = federation.nodes[2].init()

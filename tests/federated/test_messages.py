@@ -77,8 +77,7 @@ def test_all_that_are_good_are_taken(federation):
         assert not same(after.inner, state.inner)
 
 
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_ten_thousand_broken_answers_change_nothing(federation):
     server, state, _, _, good, held = federation
     rng, said = np.random.default_rng(20170531), set()

@@ -35,8 +35,7 @@ def problem_of(regularizer, loss=None):
         for n in SERVERS
     ],
 )
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_every_server_reaches_the_optimum(name, key):
     algorithm, regularizer = SERVERS[name]
     problem = problem_of(regularizer)

@@ -135,8 +135,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_whatever_a_form_loses_the_bound_holds(form):
     sending, near = FORMS[form]
     best, reports = optimum("given"), [report for report, _ in run("given", sending, 60)]
@@ -145,7 +144,7 @@ def test_whatever_a_form_loses_the_bound_holds(form):
     assert float(reports[-1].quality.joint_primal) - best <= near * best
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_bound_without_the_error_would_be_none(monkeypatch):
     """So that the test above can fail."""
 

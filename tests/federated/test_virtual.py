@@ -71,8 +71,7 @@ def product_is_posterior(there):
         for j, systems in enumerate(SYSTEMS)
     ],
 )
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_it_is_the_simulation(case, systems, key):
     algorithm = CASES[case]
     rounds = 4 if algorithm.parallel else 12

@@ -140,7 +140,7 @@ def test_with_given_thresholds_the_optimum_is_a_convex_solvers(case, learned):
     np.testing.assert_allclose(solution.certificate.joint_primal, best, rtol=1e-7)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_learned_thresholds_are_those_of_a_convex_solver():
     data, size = ordered(shift=0.4), 3.0
     asked = mj.multiclass.by_threshold(data, K, size=size)

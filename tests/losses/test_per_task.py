@@ -50,8 +50,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_the_optimum_is_a_convex_solvers(case):
     regularizer, penalty, algorithm, how = CASES[case]
     problem = mj.Problem(mixed_data(**how), mixed_loss(), regularizer)

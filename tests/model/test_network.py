@@ -136,8 +136,7 @@ print(repr(model))
     ("make", "network", "more"),
     [(mj.Local, N.MLP(4, 3, (5,)), {}), pytest.param(mj.Virtual, N.Lateral(4, 3, (5,)), {"samples": 1}, id="virtual")],
 )
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_new_process_predicts_the_same_to_the_bit(make, network, more, tmp_path):
     # In double precision, which a new process does not have unless the model brings it.
     xs, data = table("pooled", dtype=np.float64)

@@ -62,7 +62,7 @@ def test_values_that_are_all_the_same_give_the_share_of_the_class():
     np.testing.assert_allclose(expit(np.array([-a + b, a + b])), 1 / 12, rtol=1e-6)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_probabilities_are_scikit_learns_of_values_that_were_held_out(key):
     data = packed()
     options: Any = dict(tol=1e-6, max_rounds=3000)

@@ -18,7 +18,7 @@ edge = pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 
 
 @edge
-@pytest.mark.extended
+@pytest.mark.slow
 def test_scores_are_those_of_scikit_learns_models(key):
     data = packed()
     found = mj.multiclass.cross_validate(data, hinge, GRID, key=key, folds=3, tol=1e-9, max_rounds=5000)

@@ -134,7 +134,7 @@ def test_clients_at_once_are_clients_in_turn(at_once, key):
 
 
 @pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.extended
+@pytest.mark.slow
 def test_any_number_of_devices_gives_the_same(devices, key):
     problem = make_problem()
     mesh = jax.make_mesh((devices,), ("nodes",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])

@@ -17,7 +17,7 @@ from mocha_jax._driver.fingerprint import fingerprint
 from tests.neural.problems import MODEL, make_problem
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_resumed_solve_ends_where_a_whole_one_does(key, tmp_path):
     problem, path = make_problem(), tmp_path / "run.npz"
 

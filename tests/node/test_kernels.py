@@ -222,7 +222,7 @@ def test_a_run_with_the_kernel_is_the_run_with_loops(case, key):
     np.testing.assert_allclose(gaps("pallas"), gaps("xla"), rtol=1e-9)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_derivative_is_that_of_the_loops(key):
     data = zoo.data()
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5))
@@ -299,7 +299,7 @@ def test_a_loss_of_what_no_kernel_knows_lowers_for_every_machine(platform, key):
     assert not any(call in exported.mlir_module() for call in CALLS.values())
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_loss_of_what_no_kernel_knows_is_solved():
     data = zoo.data(loss_scaling="task_mean")
     loss = mj.losses.from_scalar(probit, smoothness=1.01, binary=True)

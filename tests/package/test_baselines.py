@@ -73,7 +73,7 @@ def test_scores_of_tasks(baselines):
         ("school", "LightGBM, the task a category"), ("school", "GPBoost trees, intercept"), ("school", "MERF, intercept"), ("har", "scikit-learn, each task"),
     ],
 )  # fmt: skip
-@pytest.mark.extended
+@pytest.mark.slow
 def test_methods_know_more_than_the_mean(baselines, name, method):
     (one,) = [m for m in baselines.main.METHODS if m.name == method]
     pytest.importorskip(one.needs)

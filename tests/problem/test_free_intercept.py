@@ -29,8 +29,7 @@ def federation(loss):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("penalty", REGULARIZERS)
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_it_bounds_the_optimum_without_a_penalty(name, penalty):
     (loss, term), (regularizer, r) = LOSSES[name], REGULARIZERS[penalty]
     xs, ys = federation(loss)

@@ -122,7 +122,7 @@ def test_where_it_ends_depends_on_where_it_begins():
     assert np.linalg.eigvalsh(np.asarray(free.omega))[-1] > 0.01
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_derivatives_of_the_optimum_are_central_differences():
     problem, target = make(), np.random.default_rng(7).normal(size=(5, 4))
 

@@ -15,7 +15,7 @@ from tests.selection.problems import regression
 R = mj.regularizers
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_tuning_finds_the_best_ridge():
     # Against a fine grid of closed forms.
     train, validation = zoo.data(m=4, d=3, low=20, high=30, regression=True).split(jax.random.key(3), 0.6)

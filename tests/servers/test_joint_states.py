@@ -71,7 +71,7 @@ def test_a_state_of_another_kind_of_regularizer_or_precision_is_a_warm_start(key
         pytest.param(R.SparsePrecision(0.1, 1.0, 0.0, 0.2), "dual", 3, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_new_task_joins(regularizer, server, m):
     data = zoo.data(m=m, loss_scaling="task_mean")
     new = zoo.data(m=1, seed=9, high=20, low=20, loss_scaling="task_mean")

@@ -158,8 +158,7 @@ QUICK = ("probabilistic", "algorithm 1"), ("sparse", "algorithm 1")
 @pytest.mark.parametrize(
     ("name", "server"), [pytest.param(*c, marks=() if c in QUICK else pytest.mark.slow) for c in RESUMED]
 )
-@pytest.mark.extended
-@pytest.mark.thin(1)
+@pytest.mark.slow
 def test_a_run_that_began_with_omega_0_goes_on_and_is_certified(name, server, key, tmp_path):
     p, omega = make(MODELS[name]), given(name)
     how: dict[str, Any] = dict(sigma_prime="per_task") if server == "algorithm 1" else {}

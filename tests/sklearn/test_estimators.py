@@ -257,7 +257,7 @@ def test_strength_of_objects_and_functions():
             MochaRegressor(**wrong).fit(X, Y)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_strength_by_cross_validation_is_that_of_the_functions():
     lams, y = [10.0, 1.0, 0.1, 0.01, 0.001], Y + np.random.default_rng(1).normal(size=len(Y))
     data = mj.pack_tasks(X, y, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)

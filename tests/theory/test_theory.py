@@ -35,7 +35,7 @@ def problem(loss="hinge", kind="mean", seed=0, **kwargs):
 @pytest.mark.parametrize(
     ("loss", "server"), [("hinge", "dual"), pytest.param("squared", "proximal", marks=pytest.mark.slow)]
 )
-@pytest.mark.extended
+@pytest.mark.slow
 def test_theta_of_exact_dropped_and_partial_rounds(loss, server, key):
     p = problem(loss, loss_scaling="task_mean")
     watch = mj.Watch(theta=1e-10)
