@@ -38,9 +38,11 @@ def platform_dependent(
 def _reachable(platform: str) -> bool:
     """Tell whether a program may be lowered for this platform."""
     named = jax.sharding.get_abstract_mesh().abstract_device
-    kind = "gpu" if platform in _GPUS else platform
-    # Until JAX 0.10.1 an abstract device did not tell its platform, and was a GPU.
-    return (named is not None and getattr(named, "platform", "gpu") in (platform, kind)) or _has_devices(platform)
+    if named is None:
+        return _has_devices(platform)
+    # Until JAX 0.10.1 an abstract device told its kind alone.
+    there = getattr(named, "platform", "tpu" if named.device_kind.startswith("TPU") else "gpu")
+    return there in (platform, "gpu" if platform in _GPUS else platform) or _has_devices(platform)
 
 
 @lru_cache
