@@ -142,3 +142,30 @@ def weigh(by_kernel: bool, v: Array, slope: Array, tasks: Any, free: Array) -> A
     how = _by_mosaic() if platform and jax.__version_info__ >= _WITHOUT_TRITON else {"interpret": True}
     a, _ = by(*platform, tasks, along, slope, free.astype(slope.dtype), **(how or {}))
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])
+
+
+def shrunk(s: Array, share: Array) -> Array:
+    """Singular values less a share of the largest: a rule for `contracted`."""
+    return jnp.maximum(s - share * jnp.max(s), 0.0)
+
+
+def contracted(by_kernel: bool, w: Array, share: Array, basis: Any) -> tuple[Array, Array]:
+    """Singular values of ``[m, d]``, and what makes it a matrix of `shrunk` ones, by the kernel or by a library.
+
+    On a CPU the kernel is interpreted, where this version of JAX can; where it takes no such matrix there is the
+    library's work.
+    """
+    from mocha_jax._numerics import tall
+
+    how = _by_mosaic() if on_cpu() else None
+    if by_kernel and not on_cpu():
+        found = tall.contraction(shrunk, shrunk, w, share, basis)
+        return found[0], found[2]
+    gram = tall._gram(tall._along(w, basis))
+    if by_kernel and how:
+        from mocha_jax._numerics import tall_gpu
+
+        s, *_, inner = tall_gpu.small_work(gram, basis, tall._least(w.dtype), shrunk, share, **how)
+        return s, inner
+    found = tall._ByLibrary(shrunk)(gram, basis, share)
+    return found[0], found[2]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.card import _reference, _weighing
+from benchmarks.card import _reference, _spectral, _weighing
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._kernels import Kernel, kernels, loops
 from benchmarks.card._timing import gist
@@ -47,9 +47,9 @@ def measure(here: Inside) -> None:
 def _work(here: Inside, cases: list[dict[str, Any]]) -> None:
     """Some cases, one after the other, as long as there is time."""
     found = list(kernels(here.note if here.worker == 0 else print))
-    weighings = _weighing.cases(here.full)[here.worker :: here.workers]
+    others = [partial(of.check, here, case) for of in (_weighing, _spectral) for case in of.cases(here.full)]
     works: list[Callable[[], None]] = [partial(_one, here, found, case) for case in cases]
-    works[2:2] = [partial(_weighing.check, here, case) for case in weighings]
+    works[2:2] = others[here.worker :: here.workers]
     for work in works:
         if here.left() < 8.0:
             break
@@ -157,12 +157,15 @@ def _summary(here: Inside, cases: list[dict[str, Any]], names: list[str]) -> Non
             here.figure(f"{name}: furthest from float64 and the loops", max(d["whole"] for d in right), "relative")
     held_by_any = {str(detail["case"]) for detail in epochs}
     missing = [case for case in cases if str(case) not in held_by_any]
-    weighings = [detail for detail in found if detail["kind"] == "weighing"]
-    if weighings:
-        here.figure("weighing: cases right", sum(d["right"] for d in weighings), f"of {len(weighings)}")
-        here.figure("weighing: furthest from the loops", max(d["off"] for d in weighings), "of the gain")
-    if not epochs or not weighings:
-        here.wrong("no case of the local epoch, or of the weighing, was held")
+    for kind, off in (("weighing", "of the loops' gain"), ("spectral", "of the largest singular value")):
+        mine = [detail for detail in found if detail["kind"] == kind]
+        if not mine:
+            here.wrong(f"no case of {kind} was held")
+            continue
+        here.figure(f"{kind}: cases right", sum(d["right"] for d in mine), f"of {len(mine)}")
+        here.figure(f"{kind}: furthest off", max(float(d["off"]) for d in mine), off)
+    if not epochs:
+        here.wrong("no case of the local epoch was held")
     if missing:
         here.unfinished(f"{len(missing)} of {len(cases)} cases; --again with another --seed draws others")
 
