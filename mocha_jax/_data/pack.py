@@ -139,8 +139,8 @@ _base_weight = jax.jit(TaskData.base_weight)  # one program
 
 def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np.dtype]:
     """Choose the dtype of the samples and that of everything else."""
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    default = np.dtype(np.float64 if x64 else np.float32)
+    default = jnp.result_type(float)
+    x64 = default == np.float64
     if dtype is not None:
         try:
             if not isinstance(dtype, str | type | np.dtype):  # NumPy takes the type of whatever has one

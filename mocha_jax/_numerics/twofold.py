@@ -206,5 +206,5 @@ def _power_of_two(a: Array) -> Array:
 
 
 def _bits(a: Array) -> tuple[Array, np.dtype]:
-    integer = {4: jnp.uint32, 8: jnp.uint64}[a.dtype.itemsize]
+    integer = np.dtype(f"uint{8 * a.dtype.itemsize}")
     return lax.bitcast_convert_type(a, integer), integer

@@ -112,9 +112,9 @@ def test_products_in_two_floats_are_as_exact_as_they_say(axis):
 def test_a_bound_on_a_term_holds_all_over_its_interval(loss):
     made, rng = zoo.LOSSES[loss], np.random.default_rng(1)
     count = 2000
-    y = rng.choice([-1.0, 1.0], count) if made.binary else rng.normal(size=count)
+    y = np.asarray(rng.choice([-1.0, 1.0], count) if made.binary else rng.normal(size=count), np.float32)
     z = np.where(rng.random(count) < 0.3, y, 3 * rng.normal(size=count)).astype(np.float32)
-    y, error = y.astype(np.float32), (10.0 ** rng.uniform(-9, -2, count)).astype(np.float32)
+    error = (10.0 ** rng.uniform(-9, -2, count)).astype(np.float32)
     beta = np.asarray(made.project(jnp.asarray(2 * rng.normal(size=count), jnp.float32), jnp.asarray(y)))
     single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), made)
     bound = np.asarray(single.fenchel_young_bound(*map(jnp.asarray, (z, error, beta, y))), float)
