@@ -1,7 +1,7 @@
 """Compile for GPUs and TPUs that are not here: ``python -m benchmarks.accelerators [--short] [--json FILE]``.
 
 The compilers of JAX's CUDA plugin and of libtpu need no device. Which one is installed decides what is compiled for, so
-it takes an environment for each; `.ci/run` makes them. Nothing is run and no time is measured. It prints
+each is installed by itself, as `.ci/run` does. Nothing is run and no time is measured. It prints
 
 - of the kernels for GPUs alone, for every width, many nodes and few: the registers of a thread and what it spills, the
   most of all losses;
@@ -156,7 +156,7 @@ def main() -> int:
         losses = ["hinge", "logistic"] if options.short else list(LOSSES)
         print("\nkernels alone, many nodes and few: registers (spilled bytes)")
         print("".join(f"{t:>10}" for t in ("d", *(f"{machine} {m}" for machine in machines for m in NODES))))
-        for d in WIDTHS:
+        for d in WIDTHS[:: 4 if options.short else 1]:
             of_width = [worst(machine, losses, m, d) for machine in machines for m in NODES]
             kernels += of_width
             print(f"{d:10}" + "".join(f"{r['registers']:>4} ({r['spilled']})".rjust(10) for r in of_width), flush=True)

@@ -21,9 +21,8 @@ THREADS, _WARP = 128, 32  # of a program
 _CARDS = {8: r"\b(A[18]00|A[134]0|L4|L40S?)\b", 9: r"\bG?H[12]00\b", 10: r"\bG?B[23]00\b"}
 
 # Until JAX 0.11 Mosaic was for Hopper and later cards alone and `load` took an index; until 0.12 to write to memory was
-# an assignment; until 0.10.1 types were called shapes.
+# an assignment.
 BEFORE_HOPPER = jax.__version_info__ >= (0, 11)
-TYPE = "type" if jax.__version_info__ >= (0, 10, 1) else "shape"
 _INDEX = () if BEFORE_HOPPER else ((),)
 _LOAD: Any = plgpu.load
 _STORE: Any = getattr(plgpu, "store", None)

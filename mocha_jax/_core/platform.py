@@ -40,9 +40,7 @@ def _reachable(platform: str) -> bool:
     named = jax.sharding.get_abstract_mesh().abstract_device
     if named is None:
         return _has_devices(platform)
-    # Until JAX 0.10.1 an abstract device told its kind alone.
-    there = getattr(named, "platform", "tpu" if named.device_kind.startswith("TPU") else "gpu")
-    return there in (platform, "gpu" if platform in _GPUS else platform) or _has_devices(platform)
+    return named.platform in (platform, "gpu" if platform in _GPUS else platform) or _has_devices(platform)
 
 
 @lru_cache

@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from mocha_jax._core.mosaic import BEFORE_HOPPER, THREADS, TYPE, generation, load, store
+from mocha_jax._core.mosaic import BEFORE_HOPPER, THREADS, generation, load, store
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
 
@@ -131,12 +131,12 @@ def epoch(
     depth = depth or rows_in_flight(x.shape[-1])
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
     slots = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
-    options: dict[str, Any] = {f"out_{TYPE}": results, f"scratch_{TYPE}s": slots if tile.copied else []}
-    if interpret:
-        options["interpret"] = interpret
+    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     return tuple(
         plgpu.kernel(
             partial(_kernel, jax.tree.structure(loss), len(earlier), tile, depth),
+            out_type=results,
+            scratch_types=slots if tile.copied else [],
             grid=(pl.cdiv(x.shape[1], tile.nodes),),
             grid_names=("tile",),
             # What is read and written at once is ordered below, by one barrier a row.

@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from mocha_jax._core.mosaic import THREADS, TYPE, generation, load, store
+from mocha_jax._core.mosaic import THREADS, generation, load, store
 from mocha_jax._numerics.tall import Basis, least_share
 
 if TYPE_CHECKING:
@@ -77,14 +77,11 @@ def small_work(
     numbers, structure = jax.tree.flatten((basis.usual, params))
     results = [(half, 2), (half, 2, n), (half, 2)] + ([(half, 2), (n, n)] if rule else [])
     scratch = [(half + 1, wide)] * 2 + [(n, wide)] * 2 + [(THREADS,)] * 2
-    options: dict[str, Any] = {
-        f"out_{TYPE}": [jax.ShapeDtypeStruct(shape, dtype) for shape in results],
-        f"scratch_{TYPE}s": [plgpu.SMEM(shape, dtype) for shape in scratch],
-    }
-    if interpret:
-        options["interpret"] = interpret
+    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     found = plgpu.kernel(
         partial(_kernel, d, rule, structure, least, least_share(d, dtype)),
+        out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in results],
+        scratch_types=[plgpu.SMEM(shape, dtype) for shape in scratch],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name="small_work_on_gpu",
         **options,

@@ -171,12 +171,12 @@ def tune(
 
     @jax.jit
     def step(
-        algorithm: Algorithm[Problem], logs: Tree, progress: optax.OptState, state: State | None, validation: TaskData
+        algorithm: Algorithm[Problem], logs: Tree, progress: optax.OptState, state: State, validation: TaskData
     ) -> tuple[Tree, optax.OptState, Solution[Problem], Trace]:
         by = budget.replace(algorithm=algorithm)
         values = jax.tree.map(jnp.exp, logs)
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
-        solution = by.solve(key, there, state if state is None else warm_started(algorithm, state, there))
+        solution = by.solve(key, there, warm_started(algorithm, state, there))
         found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
         gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
         with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
@@ -189,10 +189,10 @@ def tune(
         return moved, progress, solution, seen
 
     seen: list[Trace] = []
-    logs, solution, chosen = jax.tree.map(jnp.log, start), None, None
+    logs, chosen = jax.tree.map(jnp.log, start), None
     progress = optimizer.init(logs)
+    state: State = jax.jit(lambda start: budget.algorithm.init(make(start)))(start)
     for i in range(steps):
-        state: State | None = None if solution is None else solution.state
         logs, progress, solution, now = or_by_loops(
             problem, budget.algorithm,
             lambda by: step(by, logs, progress, state, validation),  # noqa: B023
@@ -214,6 +214,7 @@ def tune(
                 f"elsewhere. The best of the steps before is returned."
             )
             break
+        state = solution.state
         if not seen or now.value < min(trace.value for trace in seen):
             chosen = solution
         seen.append(jax.tree.map(np.asarray, now))
