@@ -130,7 +130,7 @@ def epoch(
     tile = program(x.shape, x.dtype, lanes, copied)
     depth = depth or rows_in_flight(x.shape[-1])
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
-    slots = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
+    slots: list[Any] = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
     options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     return tuple(
         plgpu.kernel(
