@@ -2,7 +2,7 @@
 
 Compiled, not run, and no time is measured: the kernels by Triton and by Mosaic are compiled for a card that need not be
 here, their inner loops are read in the machine code, and what is counted there and the card's data sheet say how fast a
-pass can be at best. It takes an environment with JAX's CUDA plugin (packages jax-cuda12-plugin, jax-cuda12-pjrt) and CUDA
+pass can be at best. It takes JAX's CUDA plugin (packages jax-cuda12-plugin, jax-cuda12-pjrt) and CUDA
 13's ptxas and nvdisasm (packages nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-nvdisasm).
 
 Columns: registers of a thread; instructions of threads for each number of X; cycles of a row, for a warp that has a
