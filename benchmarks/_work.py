@@ -19,6 +19,7 @@ _COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all|coll
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the new part
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_KERNEL = re.compile(r'op_name="[^"]*/(\w+_on_\w+)/')
 _GROUP = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\}|mesh\[([^\]]*)\] \{([^}]*)\})")
 _PARTS = re.compile(r'"outer_dimension_partitions":\[([\d",]+)\]')
 _CONTRACTED = re.compile(r'(?:lhs_contracting_dim(?:ension)?s"?[=:][\[{]([\d",]*)[\]}]|dim_labels=(\w+?)_\w+->)')
@@ -43,7 +44,7 @@ class Step(NamedTuple):
     """Something that is started."""
 
     kind: str  # as XLA says
-    target: str  # of a call that is not XLA's own code
+    target: str  # of a call that is not XLA's own code, and its name
     loops: _Loops  # within which it lies, from outside, and their turns
     accesses: tuple[Access, ...]
     flops: int  # of products of matrices
@@ -185,10 +186,10 @@ class _Walk:
     def _step(self, operation: Operation, operations: _Operations, loops: _Loops, accesses: list[Access]) -> Step:
         arrays = [a for name in operation.operands for a in operations[name].results]
         collective = _COLLECTIVE.match(operation.kind)
-        target, parts = _TARGET.search(operation.said), _PARTS.search(operation.said)
+        names, parts = (p.findall(operation.said) for p in (_TARGET, _KERNEL)), _PARTS.search(operation.said)
         return Step(
             kind=collective[1] if collective else operation.kind,
-            target=target[1] if target else "",
+            target=" ".join(name for found in names for name in found),
             loops=loops,
             accesses=tuple(accesses),
             flops=self._flops(operation, operations),

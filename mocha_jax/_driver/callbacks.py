@@ -37,7 +37,7 @@ class EachRecord:
 
     Examples:
       >>> import jax, mocha_jax as mj
-      >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
       >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
       >>> seen = []
       >>> tell = mj.callbacks.EachRecord(lambda round, record: seen.append((round, record.gap.shape)))
@@ -84,7 +84,7 @@ class TensorBoard:
       ...     def add_scalar(self, tag, value, step):
       ...         if tag == "local/steps":
       ...             print(tag, step)
-      >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
       >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
       >>> board = mj.callbacks.TensorBoard(Printer(), "local")
       >>> solution = mj.solve(problem, max_rounds=4, record_every=2, tol=None, callback=board)

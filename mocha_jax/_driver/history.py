@@ -147,7 +147,7 @@ class History(Pytree):
 
         Examples:
           >>> import jax, mocha_jax as mj
-          >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+          >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
           >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
           >>> columns = mj.solve(problem, max_rounds=6, record_every=2, tol=None).history.to_dict()
           >>> columns["round"].tolist(), columns["gap"].shape

@@ -48,7 +48,7 @@ def read_history(path: str | os.PathLike[str]) -> History:
 
     Examples:
       >>> import jax, pathlib, tempfile, mocha_jax as mj
-      >>> data = mj.datasets.federation(jax.random.key(0), 4, 5).data
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
       >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.npz"
       >>> solution = mj.solve(problem, max_rounds=6, record_every=2, tol=None, checkpoint=path)

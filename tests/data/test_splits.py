@@ -88,3 +88,15 @@ def test_folds_of_real_labels_are_random(key):
     for p in parts:
         counts = [np.bincount(p[k][real[k]], minlength=5) for k in range(3)]
         assert all(c.max() - c.min() <= 1 for c in counts)
+
+
+def test_folds_of_a_class_are_random(key):
+    y = np.where(np.arange(60) < 20, 1.0, -1.0)
+    data = mj.pack_tasks([np.ones((60, 1))], [y])
+    parts = np.stack([np.asarray(data.folds(jax.random.fold_in(key, i), 5))[0] for i in range(60)])
+    for label, count in ((1.0, 20), (-1.0, 40)):
+        of_class = parts[:, y == label]
+        dealt = np.stack([np.bincount(part, minlength=5) for part in of_class])
+        assert (dealt == count // 5).all()
+        neighbours = (of_class[:, 1:] == of_class[:, :-1]).mean()
+        assert neighbours == pytest.approx((count / 5 - 1) / (count - 1), abs=0.04)

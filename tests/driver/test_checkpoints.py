@@ -147,8 +147,12 @@ def test_what_has_a_digest_but_not_what_the_run_needs_is_refused(problem, tmp_pa
     wrong = [without("progress_1"), without("history_0"), without("format"), without("fingerprint")]
     wrong += [whole | {"progress_1": a} for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
     wrong += [whole | {"history_1": a} for a in (records[1:], records.astype(int), records[0])]
-    for arrays in wrong:
-        np.savez(path, digest=np.array(parts.digest_of(arrays)), **arrays)
+    files = [(parts.digest_of(arrays), arrays) for arrays in wrong]
+    files.append(
+        (parts.digest_of(whole), whole | {"progress_1": 2 * one})
+    )  # each array can be read, and one is another
+    for digest, arrays in files:
+        np.savez(path, digest=np.array(digest), **arrays)
         with pytest.raises(mj.CheckpointError, match=r"run\.npz (is|does|belongs)"):
             mj.solve(problem, **options(path))
 

@@ -64,7 +64,7 @@ def plant(fault: Fault, package: Path) -> None:
 
 def failing(copy: Path, places: list[str], marks: str | None) -> str | None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
-    command += ["--no-loadscope-reorder", *places, *(["-m", marks] if marks else [])]
+    command += ["--no-loadscope-reorder", "--ignore", "tests/faults", *places, *(["-m", marks] if marks else [])]
     said = subprocess.run(command, cwd=copy, capture_output=True, text=True).stdout
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     return found[1] if found else None

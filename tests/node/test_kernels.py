@@ -89,7 +89,7 @@ def custom_calls(platform, function, *arguments, call=None, card="NVIDIA H100"):
     ("loss", "variant"),
     [(loss, variant) for loss in zoo.LOSSES for variant in VARIANTS],
 )
-@pytest.mark.slow
+@pytest.mark.thin(1)
 def test_two_passes_equal_the_solver_of_xla(loss, variant, key):
     loss = zoo.LOSSES[loss]
     data = zoo.data(regression=not loss.binary, loss_scaling="task_mean")

@@ -26,8 +26,8 @@ def code(page):
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S))
 
 
-# Pages whose programs take a minute to compile.
-LONG = {"classes.md"}
+# Pages whose programs take long to compile.
+LONG = {"choosing.md", "classes.md", "derivatives.md", "federated.md", "models.md"}
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,20 @@ def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     assert (solution.history.gap >= 0).all()
 
 
+def test_the_relation_is_replaced_when_it_is_due(key):
+    problem = make("probabilistic")
+    algorithm = mj.Mocha(server="dual", omega_every=3, sigma_prime="per_task")
+    state, seen = algorithm.init(problem), []
+    for _ in range(4):
+        state, _ = mj.run(problem, algorithm, key, num_rounds=1, state=state)
+        seen.append(problem.relationship(5, algorithm.relation(state, problem)))
+    np.testing.assert_allclose(seen[0], seen[1], rtol=1e-10)
+    np.testing.assert_allclose(seen[2], seen[3], rtol=1e-10)
+    moved = np.linalg.norm(seen[2] - seen[1]) / np.linalg.norm(seen[1])
+    assert moved > 0.1
+    assert np.trace(seen[2]) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("omega_every", [2, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_rounds_between_updates_only_slow_it_down(omega_every, key):
