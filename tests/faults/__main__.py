@@ -19,10 +19,6 @@ from pathlib import Path
 from tests.faults.table import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
-COPIED = (
-    "mocha_jax", "tests", "benchmarks", "experiments", "docs", "examples",
-    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "mkdocs.yml",
-)  # fmt: skip
 
 
 def main() -> int:
@@ -45,9 +41,8 @@ def main() -> int:
 def who_sees(fault: Fault, marks: str | None, near: bool) -> str | None:
     """The first test that fails with this fault, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in COPIED:
-            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__"))
         plant(fault, copy / "mocha_jax")
         first = [f"tests/{name}" for name in fault.near]
         return failing(copy, first, marks) or (None if near else failing(copy, ["tests"], marks))

@@ -13,7 +13,7 @@ def test_each_fit_has_its_own_place(size):
     def fit(trial, fold):
         assert len(trial) == len(fold) == size
         number = (10 * trial + fold).astype(float)
-        return number[:, None, None] * jnp.ones((1, 2, 3)), number[:, None] * jnp.ones(2), jnp.ones((size, 2), int)
+        return number[:, None, None] * jnp.ones((1, 2, 3)), number[:, None] * jnp.ones((1, 2)), jnp.ones((size, 2), int)
 
     scores, residuals, rounds = fold_by_fold(fit, trials, folds, size, progress=False)
     assert scores.shape == (trials, folds, 2, 3)

@@ -54,6 +54,16 @@ def test_the_relation_is_replaced_when_it_is_due(key):
     assert np.trace(seen[2]) == pytest.approx(1.0)
 
 
+def test_the_centre_of_a_task_moves_as_far_as_its_node_worked(key):
+    problem, algorithm = make("probabilistic"), mj.Mocha(server="proximal")
+    before, _ = mj.run(problem, algorithm, key, num_rounds=3)
+    away = mj.systems.Dropout(np.array([0.0, 1.0, 0.0, 0.0, 0.0]))
+    after, _ = mj.run(problem, algorithm, key, num_rounds=1, state=before, systems=away)
+    moved = np.linalg.norm(after.server.center - before.server.center, axis=1)
+    assert moved[1] == 0
+    assert (np.delete(moved, 1) > 1e-3).all()
+
+
 @pytest.mark.parametrize("omega_every", [2, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_rounds_between_updates_only_slow_it_down(omega_every, key):
