@@ -47,9 +47,9 @@ _FOLDS = {"numbers": 3, "rare": 3, "classes": 2}
 def _pack(cell: Cell) -> mj.TaskData:
     x, y, group, _ = cell.train
     y = y.astype(int) if cell.kind == "classes" else y
-    most = np.unique(group, return_counts=True)[1].max()
-    most = 64 * -(-int(most) // 64)  # so that other splits are the same programs
-    return mj.pack_tasks(x, y, group, loss_scaling="task_mean", intercept=True, rows=most, dtype="float32")
+    most = int(np.unique(group, return_counts=True)[1].max())
+    rows = 64 * -(-most // 64)  # so that other splits are the same programs
+    return mj.pack_tasks(x, y, group, loss_scaling="task_mean", intercept=True, rows=rows, dtype="float32")
 
 
 def _fit(model: str, cell: Cell) -> Fitted:
