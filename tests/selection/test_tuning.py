@@ -88,3 +88,17 @@ def test_the_tuned_solution_is_that_of_the_value(key):
         mj.tune(problem.replace(regularizer=R.Probabilistic(0.01)), held, steps=3, max_rounds=4)
     np.testing.assert_allclose(short.value, mj.metrics.mean_loss(short.solution.weights, held, problem.loss))
     assert "trained to a gap of" in repr(short)
+
+
+@pytest.mark.extended
+def test_every_step_is_one_program():
+    train, validation = zoo.data(m=3, d=2, low=9, high=12, regression=True).split(jax.random.key(3), 0.6)
+    traced, seen = [], []
+
+    def score(weights, data):
+        traced.append(None)
+        return mj.metrics.mean_loss(weights, data, mj.losses.Squared())
+
+    problem = mj.Problem(train, mj.losses.Squared(), R.Independent(1.0))
+    mj.tune(problem, validation, score=score, steps=2, tol=1e-3, callback=lambda *_: seen.append(len(traced)))
+    assert seen[0] == seen[1] > 0
