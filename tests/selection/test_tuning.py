@@ -93,7 +93,8 @@ def test_the_tuned_solution_is_that_of_the_value(key):
 @pytest.mark.extended
 def test_every_step_is_one_program():
     train, validation = zoo.data(m=3, d=2, low=9, high=12, regression=True).split(jax.random.key(3), 0.6)
-    traced, seen = [], []
+    traced: list[None] = []
+    seen: list[int] = []
 
     def score(weights, data):
         traced.append(None)
