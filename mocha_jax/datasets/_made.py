@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,6 +16,8 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
 from mocha_jax._numerics.spectral import matrix_sqrt
+
+Labels = Callable[[Array, Array, Array], Array]  # of a key, w_t'x of every sample and the noise
 
 
 class Federation(NamedTuple):
@@ -46,9 +50,7 @@ def clusters(num_tasks: int, num_clusters: int, *, within: Array | float = 0.9, 
     check.in_unit_interval("clusters", open_right=True, within=within)
     num_tasks, num_clusters = int(num_tasks), int(num_clusters)
     within, across = _number("clusters", "within", within), _number("clusters", "across", across)
-    label = jnp.arange(num_tasks) * num_clusters // num_tasks
-    covariance = jnp.where(label[:, None] == label[None, :], within, across)
-    covariance = covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
+    covariance = _clusters(num_tasks, num_clusters, within, across)
     check.positive_semidefinite("clusters", "covariance", covariance)
     return covariance
 
@@ -108,7 +110,7 @@ def sample_weights(key: Array, covariance: Array, num_features: int) -> Array:
     check.integer("sample_weights", 1, num_features=num_features)
     check.positive_semidefinite("sample_weights", "covariance", covariance)
     covariance = check.square("sample_weights", "covariance", covariance)
-    return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), int(num_features))))
+    return _weights(key, covariance, int(num_features))
 
 
 @on_purpose
@@ -145,11 +147,8 @@ def classification(
     weights = _check_samples("classification", key, weights, sizes)
     check.scalar("classification", label_noise=label_noise)
     check.in_unit_interval("classification", label_noise=label_noise)
-    x_key, flip_key = jax.random.split(key)
-    x, z = _samples(x_key, weights, sizes)
-    flip = jax.random.bernoulli(flip_key, _number("classification", "label_noise", label_noise), z.shape)
-    y = jnp.where((z > 0) ^ flip, 1.0, -1.0).astype(x.dtype)
-    return _as_data(x, y, sizes, loss_scaling)
+    noise = _number("classification", "label_noise", label_noise)
+    return _data(key, weights, noise, np.asarray(sizes), _sides, int(np.max(sizes)), loss_scaling)
 
 
 @on_purpose
@@ -160,10 +159,8 @@ def regression(
     weights = _check_samples("regression", key, weights, sizes)
     check.scalar("regression", noise=noise)
     check.nonnegative("regression", noise=noise)
-    x_key, noise_key = jax.random.split(key)
-    x, z = _samples(x_key, weights, sizes)
-    noise = _number("regression", "noise", noise).astype(z.dtype)
-    return _as_data(x, z + noise * jax.random.normal(noise_key, z.shape, z.dtype), sizes, loss_scaling)
+    noise = _number("regression", "noise", noise)
+    return _data(key, weights, noise, np.asarray(sizes), _targets, int(np.max(sizes)), loss_scaling)
 
 
 @on_purpose
@@ -228,16 +225,39 @@ def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) ->
     return weights
 
 
-def _samples(key: Array, weights: Array, sizes: np.ndarray) -> tuple[Array, Array]:
-    m, d = weights.shape
-    x = jax.random.normal(key, (m, int(np.max(sizes)), d), weights.dtype) / d**0.5
-    return x, matmul(x, weights[:, :, None])[:, :, 0]
+# One program each: every operation by itself would be compiled by itself.
 
 
-def _as_data(x: Array, y: Array, sizes: np.ndarray, loss_scaling: str) -> TaskData:
-    real = jnp.asarray(np.arange(x.shape[1]) < np.asarray(sizes)[:, None])
+@partial(jax.jit, static_argnums=(0, 1))
+def _clusters(num_tasks: int, num_clusters: int, within: Array, across: Array) -> Array:
+    label = jnp.arange(num_tasks) * num_clusters // num_tasks
+    covariance = jnp.where(label[:, None] == label[None, :], within, across)
+    return covariance.at[jnp.diag_indices(num_tasks)].set(1.0)
+
+
+@partial(jax.jit, static_argnums=2)
+def _weights(key: Array, covariance: Array, num_features: int) -> Array:
+    return matmul(matrix_sqrt(covariance), jax.random.normal(key, (len(covariance), num_features)))
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _data(
+    key: Array, weights: Array, noise: Array, sizes: Array, labels: Labels, largest: int, loss_scaling: str
+) -> TaskData:
+    (m, d), (x_key, label_key) = weights.shape, jax.random.split(key)
+    x = jax.random.normal(x_key, (m, largest, d), weights.dtype) / d**0.5
+    y = labels(label_key, matmul(x, weights[:, :, None])[:, :, 0], noise)
+    real = jnp.arange(largest) < sizes[:, None]
     data = TaskData(
         x=x * real[:, :, None].astype(x.dtype), y=y, weight=real.astype(x.dtype),
-        task=jnp.arange(len(x), dtype=jnp.int32), loss_scaling=loss_scaling,
+        task=jnp.arange(m, dtype=jnp.int32), num_tasks=m, loss_scaling=loss_scaling,
     )  # fmt: skip
     return data.replace(weight=data.base_weight())
+
+
+def _sides(key: Array, z: Array, noise: Array) -> Array:
+    return jnp.where((z > 0) ^ jax.random.bernoulli(key, noise, z.shape), 1.0, -1.0).astype(z.dtype)
+
+
+def _targets(key: Array, z: Array, noise: Array) -> Array:
+    return z + noise.astype(z.dtype) * jax.random.normal(key, z.shape, z.dtype)

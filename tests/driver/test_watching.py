@@ -54,6 +54,7 @@ def test_every_record_is_told_once_as_numbers(problem):
     assert seen[3][1].gap.shape == ()
 
 
+@pytest.mark.extended
 def test_a_true_value_for_one_of_the_records_stops_the_solve(problem):
     solution = mj.solve(problem, **options(callback=EachRecord(lambda round, _: round == 10)))
     assert (solution.rounds, solution.status) == (16, mj.Status.STOPPED)

@@ -167,6 +167,7 @@ def test_an_answer_that_comes_too_late_costs_a_round(key):
     assert federation.at_optimum()
 
 
+@pytest.mark.extended
 def test_work_of_lost_answers_is_not_lost(key):
     """A node whose answers were lost twice is as far, once it is heard, as one that was heard each time."""
     heard, lost = World("safe", key), World("safe", key)

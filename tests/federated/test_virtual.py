@@ -263,6 +263,7 @@ def test_without_a_node_from_the_start_it_is_the_simulation_without_it(key):
     chex.assert_trees_all_close(state_of(there, mine), state, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.extended
 def test_private_parameters_stay_with_the_nodes(key):
     xs, ys = world.labels()
     server, nodes = both_sides(ALL, xs, ys)

@@ -198,6 +198,7 @@ def test_without_leaving_it_the_bound_still_holds(tmp_path, best):
     assert float(served.report.quality.joint_dual) <= float(best.certificate.joint_primal) * (1 + 1e-5)
 
 
+@pytest.mark.extended
 def test_a_node_that_left_comes_back(tmp_path, best, said):
     grid = loop(tmp_path)
     answer, count = grid.nodes[103], itertools.count()

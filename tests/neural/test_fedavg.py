@@ -15,6 +15,7 @@ def one_round(algorithm, problem, key, state=None):
     return mj.run(problem, algorithm, key, num_rounds=1, state=state)
 
 
+@pytest.mark.extended
 def test_a_full_batch_is_fedsgd(key):
     problem, eta = make_problem(), 0.3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None)

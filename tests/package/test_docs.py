@@ -27,7 +27,10 @@ def code(page):
 
 
 # Pages whose programs take long to compile.
-LONG = {"choosing.md", "classes.md", "derivatives.md", "federated.md", "models.md"}
+LONG = {
+    "choosing.md", "classes.md", "derivatives.md", "federated.md", "models.md", "networks.md", "reports.md", "sklearn.md",
+    "tutorial.md",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_the_relation_is_replaced_when_it_is_due(key):
     assert np.trace(seen[2]) == pytest.approx(1.0)
 
 
+@pytest.mark.extended
 def test_the_centre_of_a_task_moves_as_far_as_its_node_worked(key):
     problem, algorithm = make("probabilistic"), mj.Mocha(server="proximal")
     before, _ = mj.run(problem, algorithm, key, num_rounds=3)
