@@ -168,7 +168,7 @@ def test_padding_that_takes_much_memory_is_warned_of(monkeypatch):
     with pytest.warns(UserWarning, match="0.00106 MB of samples take 0.0084 MB; with rows=9") as found:
         mj.pack_tasks(xs, ys, dtype="float32")
     assert found[0].filename == __file__
-    assert f"several nodes, {dealt.x.nbytes / 1e6:.3g} MB" in str(found[0].message)
+    assert f"several nodes, they take {dealt.x.nbytes / 1e6:.3g} MB" in str(found[0].message)
 
 
 def test_to_tasks_and_to_nodes_are_adjoint():
