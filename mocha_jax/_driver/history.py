@@ -8,8 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
-
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of
@@ -191,7 +189,7 @@ class Best(Pytree):
         better = residual < 0.75 * self.residual
         return Best(jnp.where(better, residual, self.residual), jnp.where(better, round, self.round), self.first, round)
 
-    def stays(self, problem: Federated, within: ArrayLike) -> Any:
+    def stays(self, problem: Federated, within: Array | np.ndarray) -> Any:
         """Tell whether more rounds have gained nothing than had led there, and rounding explains why.
 
         A run without a tolerance (`within` is negative) ends at its number of rounds alone.
