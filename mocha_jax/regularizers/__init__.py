@@ -23,6 +23,8 @@ traced, mapped over and differentiated.
 It may import `_core`, `_numerics` and `coupling`.
 """
 
+from mocha_jax.regularizers._about_mean import DeviationsLearned as DeviationsLearned
+from mocha_jax.regularizers._about_mean import MeanCovariance as MeanCovariance
 from mocha_jax.regularizers._base import Regularizer as Regularizer
 from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
@@ -39,10 +41,12 @@ from mocha_jax.regularizers._trace import TraceLimited as TraceLimited
 
 __all__ = [
     "Clustered",
+    "DeviationsLearned",
     "Graph",
     "Independent",
     "JointSparse",
     "MatrixNormal",
+    "MeanCovariance",
     "MeanRegularized",
     "OptimalityConditions",
     "Probabilistic",
