@@ -8,6 +8,8 @@ regularizer             R(W, Omega)                                       Omega
 `Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                  given
 `Clustered` (12)        lam tr(W' inv(eta I + Omega) W)                   learned: 0 <= Omega <= I, trace k
 `Probabilistic` (14)    lam (|W|^2 / sigma2 + tr(W' inv(Omega) W))        learned: Omega >= 0, trace 1
+`MeanCovariance`        lam0 m |mean|^2 + lam (|U|^2 / sigma2             learned: Omega >= 0, trace 1,
+                        + tr(U' inv(Omega) U)), U = W - mean              of deviations from the mean
 `MatrixNormal` (13)     lam (|W|^2 / sigma2 + tr(W' inv(Omega) W)         learned: Omega >= floor I
                         + d log|Omega|)
 `SparsePrecision` (15)  lam (|W|^2 / sigma2 + tr(W' Omega W)              learned: a precision matrix,
