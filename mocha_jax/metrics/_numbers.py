@@ -22,7 +22,6 @@ from mocha_jax.metrics._tasks import (
     task_means,
 )
 
-
 # Where |y - mu| is below so much of y + mu, a deviance is a series of so many terms, which is then exact in float64.
 _NEAR, _TERMS = 0.2, 11
 
