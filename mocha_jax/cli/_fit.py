@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +98,9 @@ def fit_table(options: argparse.Namespace) -> int:
     )
     best = min(names, key=lambda name: compared.summaries[name].mean) if options.save == "best" else options.save
     model = _refitted(searches[best], prepare, options.seed)
-    compared = dataclasses.replace(compared, notes=tuple(dict.fromkeys(notes)))
+    width = str(compared).index("\n")
+    lines = [textwrap.fill(note, width, subsequent_indent="  ") for note in dict.fromkeys(notes)]
+    compared = dataclasses.replace(compared, notes=tuple(lines))
     print(f"\n{'Share of wrong classes' if binary else 'Root mean squared error'} of held-out rows:\n\n{compared}\n")
     _save(best, searches[best], model, samples.medians, options)
     _draw(compared, "share of wrong classes" if binary else "root mean squared error", options.picture)
@@ -327,7 +330,7 @@ def _noted(name: str, notes: list[str]) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
         yield
-    notes += [f"{name}: {each.message}" for each in warned]
+    notes += [f"{name}: {str(each.message).removeprefix('cross_validate: ')}" for each in warned]
 
 
 def _baseline(names: Sequence[str]) -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -55,13 +57,11 @@ def predict_table(options: argparse.Namespace) -> int:
         heads, columns = ["prediction"], [model.predict(x, task, unseen=options.unseen)]
     group = options.group or model.trained.get("group", "group")
     rows = zip(table.texts(group), *(column.tolist() for column in columns), strict=True)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([group, *heads])
-    writer.writerows(rows)
     if options.out is None:
-        print(text.getvalue(), end="")
+        _write(sys.stdout, [group, *heads], rows)
     else:
+        text = io.StringIO()
+        _write(text, [group, *heads], rows)
         files.write(options.out, text.getvalue().encode())
         print(f"{len(table)} predictions: {options.out}")
     return 0
@@ -169,3 +169,9 @@ def _groups(table: Table, group: str, known: tuple[object, ...] | None, options:
             raise
         reason = str(error).rstrip(".")
         raise ValueError(f"{reason}; --unseen mean predicts by the mean of all groups' weights.") from error
+
+
+def _write(file: TextIO, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
