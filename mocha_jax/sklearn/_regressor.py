@@ -27,8 +27,8 @@ class MochaRegressor(RegressorMixin, Estimator):
     Args:
       groups: the column of X that holds the group: its name in a data frame, or its place. It is no feature.
       regularizer: ``"independent"``, ``"pooled"`` (one model for all groups), ``"mean"``, ``"probabilistic"``,
-        ``"clustered"``, ``"trace"`` or ``"joint_sparse"``; an object of `mocha_jax.regularizers`; or a function, called
-        as ``make(lam=...)``, that returns one, such as a class of them.
+        ``"clustered"``, ``"matrix_normal"``, ``"sparse_precision"``, ``"trace"`` or ``"joint_sparse"``; an object of
+        `mocha_jax.regularizers`; or a function, called as ``make(lam=...)``, that returns one, such as a class of them.
       lam: the strength $\lambda$; several to choose from; or ``"cv"``, where cross-validation within every group
         chooses among 10, 1, ..., 0.0001 and the other numbers of a named regularizer. None: 0.01, or what the
         object has.

@@ -208,6 +208,7 @@ def test_probabilities_are_of_the_logistic_loss_alone():
 MADE = {
     "independent": R.Independent(0.02), "mean": R.MeanRegularized(0.2, 0.02), "probabilistic": R.Probabilistic(0.02, 10.0),
     "clustered": R.Clustered(0.02, 0.5, 3), "trace": R.TraceNorm(0.02, 0.002), "joint_sparse": R.JointSparse(0.02, 0.002),
+    "matrix_normal": R.MatrixNormal(0.02, 10.0, 0.1), "sparse_precision": R.SparsePrecision(0.02, 10.0, 0.0, 0.02),
 }  # fmt: skip
 
 
