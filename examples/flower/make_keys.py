@@ -3,8 +3,8 @@
     python make_keys.py FOLDER NUMBER_OF_NODES [NAME_OR_ADDRESS_OF_THE_SERVER ...]
 
 It writes `ca.crt`, which everybody needs, `server.pem` and `server.key`, which stay with the server, and for every node
-`node0`, which stays with it, and `node0.pub`, which the server needs. The certificate holds for those names and addresses,
-and on the server's own machine for localhost, from where a part of the SuperLink connects to the SuperLink.
+`node0`, which stays with it, and `node0.pub`, which the server needs. The certificate holds for these names and
+addresses, and for localhost: a part of the SuperLink connects to it from the same machine.
 """
 
 import datetime
@@ -60,6 +60,7 @@ def write(folder, nodes, places=()):
     """Write all of them, for a server at these places, and return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    names = [_named(place) for place in dict.fromkeys((*places, *ITSELF))]
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
@@ -72,7 +73,7 @@ def write(folder, nodes, places=()):
     leaf = (
         _begun("server", server)
         .add_extension(x509.BasicConstraints(False, None), True)
-        .add_extension(x509.SubjectAlternativeName([_named(place) for place in dict.fromkeys((*places, *ITSELF))]), False)
+        .add_extension(x509.SubjectAlternativeName(names), False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False)
         .sign(authority, hashes.SHA256())
