@@ -21,6 +21,9 @@ from mocha_jax._data.task_data import SCALINGS, TaskData, size_of_intercept
 # Bytes of samples that are padded on the host at a time.
 _PIECE = 2**26
 
+# Padding is worth a warning where it makes samples so many times as large, and by so many bytes larger.
+_OFTEN, _MUCH = 4, 100_000_000
+
 
 @on_purpose
 def pack_tasks(
@@ -58,8 +61,10 @@ def pack_tasks(
       dtype: of the stored arrays; default is JAX's default float (float32, or float64
         with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are stored
         so, rounded; labels, weights and all arithmetic have JAX's default float.
-      rows: pad every node to so many rows; default to the samples of the largest. Data of the same shape share
-        compiled programs.
+      rows: of every node; default: the samples of the largest task, to which all others are then padded, with a warning
+        where that takes much memory. A task with more samples is dealt over several nodes, which share its weights as
+        with `task`: less padding and the same optimum, reached by other rounds. One with fewer is padded. Data of the
+        same shape share compiled programs.
 
     Examples:
       >>> import numpy as np
@@ -74,6 +79,12 @@ def pack_tasks(
       >>> test = pack_tasks({"elm": np.zeros((2, 2), "f")}, {"elm": np.ones(2)}, like=train)
       >>> test.names.tasks, test.sizes.tolist()
       (('oak', 'elm'), [0, 2])
+
+      One large task among small ones, on nodes of its own:
+
+      >>> data = pack_tasks([np.ones((9, 2), "f"), np.ones((3, 2), "f")], [np.ones(9), np.ones(3)], rows=3)
+      >>> data.x.shape, data.task.tolist(), data.num_tasks
+      ((4, 3, 2), [0, 0, 0, 1], 2)
     """
     check.one_of("pack_tasks", "loss_scaling", loss_scaling, SCALINGS)
     intercept = size_of_intercept("pack_tasks", intercept)
@@ -87,11 +98,20 @@ def pack_tasks(
     xs, ys, names, places, named = read(xs, ys, groups, None if like is None else like.names)
     storage, dtype = _dtypes(xs, dtype)
     _check_tasks(xs, ys, names, places, absent=like is not None)
-    m, n, d = len(xs), max(map(len, ys)), xs[0].shape[1]
+    owner, tasks = names_of_tasks(task, len(xs))
+    if task is not None:  # of nodes, not of tasks
+        named = named.replace(tasks=tasks)
+    d = xs[0].shape[1]
     width = d + bool(intercept)
-    if rows is not None:
-        check.integer("pack_tasks", n, rows=rows)
+    if rows is None:
+        n = max(map(len, ys))
+        _warn_of_padding(np.array([len(y) for y in ys]), width * storage.itemsize)
+    else:
+        check.integer("pack_tasks", 1, rows=rows)
         n = int(rows)
+        origin, xs, ys = _dealt(xs, ys, n)
+        owner, names = owner[origin], [names[t] for t in origin]
+    m = len(xs)
     if like is not None and d != like.num_slopes:
         raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_slopes}.")
 
@@ -122,9 +142,6 @@ def pack_tasks(
                 raise overflow(first + int(np.argmin(fine)))
             yield piece
 
-    owner, tasks = names_of_tasks(task, m)
-    if task is not None:  # of nodes, not of tasks
-        named = named.replace(tasks=tasks)
     data = TaskData(
         x=collect(pieces(), (m, n, width), storage), y=on_device(y), weight=on_device(weight),
         task=on_device(owner, np.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
@@ -132,6 +149,30 @@ def pack_tasks(
     if loss_scaling != "sum":  # which is what they are
         data = data.replace(weight=_base_weight(data.unnamed()))
     return data if like is None or like.scaling is None else data.standardized(like=like)
+
+
+def _dealt(
+    xs: list[np.ndarray], ys: list[np.ndarray], rows: int
+) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Cut what has more samples than `rows` into parts of about the same size; from which each came, and the parts."""
+    parts = [max(-(-len(y) // rows), 1) for y in ys]
+    if max(parts) == 1:
+        return np.arange(len(ys)), xs, ys
+    xs, ys = ([one for a, k in zip(each, parts, strict=True) for one in np.array_split(a, k)] for each in (xs, ys))
+    return np.repeat(np.arange(len(parts)), parts), xs, ys
+
+
+def _warn_of_padding(sizes: np.ndarray, row: int) -> None:
+    """Say what padding costs, and what dealing large tasks over nodes would; `row` are the bytes of a sample."""
+    padded, own = len(sizes) * int(sizes.max()) * row, int(sizes.sum()) * row
+    if padded > _OFTEN * own and padded - own > _MUCH:
+        rows = -(-int(sizes.sum()) // len(sizes))  # with the mean, never more than twice the samples
+        dealt = int(np.maximum(-(-sizes // rows), 1).sum()) * rows * row
+        warn(
+            f"pack_tasks: padded to the {sizes.max()} samples of the largest task, {own / 1e6:.3g} MB of samples take "
+            f"{padded / 1e6:.3g} MB; with rows={rows}, which deals large tasks over several nodes, they take "
+            f"{dealt / 1e6:.3g} MB and have the same optimum."
+        )
 
 
 _base_weight = jax.jit(TaskData.base_weight)  # one program

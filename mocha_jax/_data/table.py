@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._data.dense import check_dense, check_frames, check_no_dates
+from mocha_jax._data.columns import array_of, missing, of_objects, samples_of
+from mocha_jax._data.dense import check_dense, check_frames
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.samples import check_unmasked, masked
 
@@ -62,16 +63,14 @@ def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, 
 
 def _by_group(xs: object, ys: object, groups: object) -> Table:
     features = columns_of(_OWNER, xs)
-    if features is not None:
-        check_no_dates(_OWNER, xs)
     check_unmasked(_OWNER, xs=xs, ys=ys)
-    x, y, labels = (_one_array(name, value) for name, value in (("xs", xs), ("ys", ys), ("groups", groups)))
+    x = _one_array("xs", samples_of(_OWNER, xs, features))
+    y, labels = (_one_array(name, array_of(value)) for name, value in (("ys", ys), ("groups", groups)))
     if x.ndim != 2 or y.shape != x.shape[:1] or labels.shape != x.shape[:1]:
         raise ValueError(
             f"{_OWNER}: with groups, xs must be [N, d], ys and groups [N]; got {x.shape}, {y.shape}, {labels.shape}."
         )
-    x = _numbers(x, features)
-    if (unnamed := _missing(labels)).any():
+    if (unnamed := missing(labels)).any():
         raise ValueError(f"{_OWNER}: groups is NaN in row {int(np.argmax(unnamed))}; give it a label.")
     try:
         known, node = np.unique(labels, return_inverse=True)
@@ -116,83 +115,24 @@ def _by_node(xs: object, ys: object) -> Table:
     return Table(xs_found, _labels(each_y), nodes, None, Names(features=columns[0] if columns else None))
 
 
-def _one_array(name: str, value: object) -> np.ndarray:
-    if (array := check.concrete(value)) is None and not check.hidden(value):
-        array = _of_objects(value)
+def _one_array(name: str, array: np.ndarray | None) -> np.ndarray:
     if array is None:
         raise ValueError(f"{_OWNER}: with groups, xs, ys and groups must each be one array; {name} is none.")
     return array
 
 
-def _of_objects(value: object) -> np.ndarray | None:
-    """An array of Python objects, as data frames have them for texts; None where it is no array at all."""
-    try:
-        array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
-        return None
-    if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
-        return None
-    if all(isinstance(each, str) for each in array.flat):
-        return array.astype(str)
-    return None if any(np.ndim(each) for each in array.flat) else array
+def _of_frame(frame: object, features: tuple[str, ...]) -> object:
+    """The numbers of a data frame; what is none is left to the check of all arrays."""
+    array = samples_of(_OWNER, frame, features)
+    return frame if array is None or array.ndim != 2 else array
 
 
 def _labels(ys: list[object]) -> list[np.ndarray]:
     """Labels of every node, which may be names of classes."""
-    found = [_of_objects(y) if check.concrete(y) is None else None for y in ys]
+    found = [of_objects(y) if check.concrete(y) is None else None for y in ys]
     if not any(y is not None for y in found):
         return check.arrays(_OWNER, "ys", ys) if ys else []
     return [check.arrays(_OWNER, "ys", [y])[0] if own is None else own for y, own in zip(ys, found, strict=True)]
-
-
-def _of_frame(frame: object, features: tuple[str, ...]) -> object:
-    """The numbers of a data frame, which may hold them as objects."""
-    check_no_dates(_OWNER, frame)
-    array = _of_objects(frame) if (known := check.concrete(frame)) is None else known
-    return frame if array is None or array.ndim != 2 else _numbers(array, features)
-
-
-def _numbers(x: np.ndarray, features: tuple[str, ...] | None) -> np.ndarray:
-    """A table of numbers; what else is in it is named by its column."""
-    if x.dtype.kind != "O" and (features is None or x.dtype.kind not in "USMm"):
-        return x
-    for j in range(x.shape[1]):
-        if x.dtype.kind not in "Mm" and _fits(x[:, j]):
-            continue
-        column = f"column {j}" if features is None else f"column {features[j]!r}"
-        missing = _missing(x[:, j])
-        for row, value in enumerate(x[:, j]):
-            if missing[row]:
-                raise ValueError(f"{_OWNER}: {column} has no value in row {row}; impute it, or leave the row out.")
-            if x.dtype.kind in "Mm" or not _fits(value):
-                raise ValueError(
-                    f"{_OWNER}: {column} holds what is no number, e.g. {_plain(value)!r}; encode it, e.g. with one "
-                    f"column for each of its values, or leave it out."
-                )
-    return x.astype(float)
-
-
-def _fits(value: Any) -> bool:
-    """Tell whether one thing, or all of a column, can be made numbers."""
-    try:
-        np.asarray(value, object).astype(float)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _plain(value: object) -> object:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _missing(labels: np.ndarray) -> np.ndarray:
-    """Tell where labels are missing: NaN, None, or what data frames have for them."""
-    if labels.dtype.kind == "f":
-        return np.isnan(labels)
-    if labels.dtype.kind != "O":
-        return np.zeros(labels.shape, bool)
-    missing = [v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in labels.flat]
-    return np.array(missing, bool).reshape(labels.shape)
 
 
 def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
@@ -208,7 +148,7 @@ def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
     if whole.dtype.kind == "O":
         if (numbers := _as_numbers(table.ys)) is not None:
             return table._replace(ys=numbers)
-        if (unnamed := _missing(whole)).any():
+        if (unnamed := missing(whole)).any():
             raise ValueError(f"{_OWNER}: ys has {int(unnamed.sum())} missing labels; leave those samples out.")
     classes = tuple(sorted(set(whole.tolist()), key=lambda c: (str(type(c)), c))) if known is None else known
     if len(classes) < 2:

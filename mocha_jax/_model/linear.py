@@ -84,8 +84,10 @@ class LinearModel(WeightsModel):
         r"""Predict labels ``[k]``: numbers, or names of classes where there are some.
 
         Args:
-          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns.
-          task: whose samples they are: the name of a task, or one name a sample; of a global model left out.
+          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order
+            and of the types that `pack_tasks` takes.
+          task: whose samples they are: the name of a task, one name a sample, or the name of the frame's column that
+            has them (a task of that name comes first); of a global model left out.
           unseen: what to do for a task that was not there in training: ``"error"``, or ``"mean"``, the mean of all
             tasks' weights. That is the Bayesian estimate under a learned covariance C, if the new task is related to
             the others as the average task is: $c^\top C^{-1}W = 1^\top W/m$ for $c = C1/m$.

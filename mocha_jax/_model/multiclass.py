@@ -85,8 +85,10 @@ class MulticlassModel(WeightsModel):
         """Predict classes ``[k]``: their names, or their numbers where they have none.
 
         Args:
-          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns.
-          task: whose samples they are: the name of a task, or one name a sample; of a global model left out.
+          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order
+            and of the types that `pack_tasks` takes.
+          task: whose samples they are: the name of a task, one name a sample, or the name of the frame's column that
+            has them (a task of that name comes first); of a global model left out.
           unseen: what to do for a task that was not there in training: ``"error"``, or ``"mean"``, the mean of all
             tasks' weights; see `LinearModel.predict`.
         """

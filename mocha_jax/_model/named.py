@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._data.dense import check_dense, check_frames, check_no_dates
+from mocha_jax._data.columns import is_missing, samples_of
+from mocha_jax._data.dense import check_dense, check_frames
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.task_data import TaskData
 
@@ -39,19 +40,27 @@ class NamedModel(ABC):
         """Tell whether it predicts samples of whatever task alike."""
         return self.num_tasks == 1 and self.names.tasks is None
 
-    def _samples(self, x: ArrayLike) -> np.ndarray:
+    def _asked(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:
+        """Samples ``[k, d]`` as `pack_tasks` makes them, and the task of each; -1 of one that is new."""
         check_dense("predict", "x", x)
         check_frames("predict", "x", x)
-        columns, known = columns_of("predict", x), self.names.features
-        if columns is not None and known is not None:
-            frame: Any = x
-            order = columns_in_order("predict: x", columns, known)
-            x = frame[[frame.columns[i] for i in order]]
-            check_no_dates("predict", x)
-        samples, width = check.concrete(x), self.num_features
+        if (columns := columns_of("predict", x)) is not None:
+            x, columns, task = self._of_frame(x, columns, task)
+        samples, width = samples_of("predict", x, columns), self.num_features
         if samples is None or samples.ndim != 2 or samples.shape[1] != width or samples.dtype.kind not in "fiub":
             raise ValueError(f"predict: x must be samples [k, {width}] of numbers, got {check.shown(x)}.")
-        return samples
+        return samples, self._places(task, len(samples), unseen)
+
+    def _of_frame(self, frame: Any, columns: tuple[str, ...], task: object) -> tuple[Any, tuple[str, ...], object]:
+        """The features of a data frame, their names, and the tasks: its column where `task` is the name of one."""
+        wanted = columns if self.names.features is None else self.names.features
+        if isinstance(task, str) and task in columns and task not in self.tasks:
+            if self.names.features is None:
+                wanted = tuple(name for name in columns if name != task)
+            task = frame[frame.columns[columns.index(task)]]
+        if wanted != columns:
+            frame = frame[[frame.columns[i] for i in columns_in_order("predict: x", columns, wanted)]]
+        return frame, wanted, task
 
     def _places(self, task: object, count: int, unseen: str) -> np.ndarray:
         """The task of each sample; -1 of one that is new."""
@@ -118,6 +127,6 @@ def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
                 f"{owner}: task must be a name, or one for each of the {count} samples; got {check.shown(task)}."
             )
     plain = [each.item() if isinstance(each, np.generic) else each for each in given]
-    if not all(isinstance(each, Hashable) and each == each for each in plain):
+    if not all(isinstance(each, Hashable) and (each is None or not is_missing(each)) for each in plain):
         raise ValueError(f"{owner}: task must be names, got {check.shown(task)}.")
     return plain

@@ -156,8 +156,10 @@ class NetworkModel(NamedModel):
         """Predict labels ``[k]``: numbers, or classes, by their names where they have some; of sequences ``[k, T]``.
 
         Args:
-          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns.
-          task: whose samples they are: the name of a task, or one name a sample; of one network for all left out.
+          x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order
+            and of the types that `pack_tasks` takes.
+          task: whose samples they are: the name of a task, one name a sample, or the name of the frame's column that
+            has them (a task of that name comes first); of one network for all left out.
           unseen: what to do for a task that was not there in training: ``"error"``, or ``"mean"``, the mean of what the
             networks of all tasks predict: numbers, or probabilities. One network for all predicts samples of any task.
         """
@@ -197,8 +199,7 @@ class NetworkModel(NamedModel):
     @on_purpose
     def _predictive(self, x: ArrayLike, task: object, unseen: str) -> np.ndarray:
         """Probabilities, or means of labels, ``[k, ..., c]``."""
-        samples = self._samples(x)
-        where = self._places(task, len(samples), unseen)
+        samples, where = self._asked(x, task, unseen)
         if not len(where):
             return self._of_task(0, np.zeros((1, self.num_features)))[:0]
         if not self.personal:

@@ -37,8 +37,8 @@ class WeightsModel(NamedModel):
 
     def _scored(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:
         """Predictions ``[..., k]``, and the task of each sample; -1 of one that is new."""
-        samples = self._samples(x).astype(self.weights.dtype)
-        where = self._places(task, len(samples), unseen)
+        samples, where = self._asked(x, task, unseen)
+        samples = samples.astype(self.weights.dtype)
         weights, intercept = self.weights, self.intercept
         if (where < 0).any():
             weights = np.concatenate([weights, weights.mean(axis=-2, keepdims=True)], axis=-2)

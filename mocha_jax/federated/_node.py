@@ -49,6 +49,8 @@ class Node:
         # Labels are numbers: to texts every node by itself would give numbers of its own.
         check.array("Node", "x", x, ("n", "d"))
         check.array("Node", "y", y, ("n",))
+        if rows is not None:
+            check.integer("Node", np.shape(x)[0], rows=rows)
         data = pack_tasks([x], [y], loss_scaling=loss_scaling, intercept=intercept, dtype=dtype, rows=rows)
         if federation is not None and not isinstance(federation, str):
             raise ValueError(f"Node: federation must be a text, got {check.shown(federation)}.")

@@ -223,7 +223,7 @@ def drivers():
             "xs": Arg(world.xs(), lambda v: v is world.xs(), SAMPLES), "ys": Arg(world.ys(), lambda v: v is world.ys(), LABELS), "groups": Arg(None, lambda v: v is None),
             "like": Arg(None, lambda v: v is None), "task": Arg(None, optional(either(reals(world.M, whole=True, low=0, high=2), lambda v: np.shape(v) == (world.M,) and np.asarray(v).dtype.kind == "U"))), "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(False, either(flag, number(0, shapes=[()]))),
             "dtype": Arg("float32", optional(lambda v: v in ("float32", "float16", "bfloat16", np.float32) if isinstance(v, str | type) else False)),
-            "rows": Arg(5, optional(count(world.N))),
+            "rows": Arg(5, optional(count(1))),
         }),
         "pack_tasks, one array": Call(mj.pack_tasks, {
             "xs": Arg(np.concatenate(world.xs()), either(reals(12, None, finite=True), marks(12, world.D), as_objects(world.D)), SAMPLES), "ys": Arg(np.concatenate(world.ys()), either(reals(12, finite=True), marks(12), as_objects(), lambda v: np.shape(v) == (12,) and np.asarray(v).dtype.kind == "U"), LABELS),

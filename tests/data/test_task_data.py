@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import mocha_jax as mj
+from mocha_jax._data import pack
 from tests.zoo import ragged
 
 
@@ -107,8 +108,67 @@ def test_packed_with_room_is_packed_and_padded(scaling):
     padded = mj.pack_tasks(xs, ys, loss_scaling=scaling).pad(rows=40)
     roomy = mj.pack_tasks(xs, ys, loss_scaling=scaling, rows=40)
     jax.tree.map(np.testing.assert_array_equal, roomy, padded)
-    with pytest.raises(ValueError, match=r"pack_tasks: rows must be an integer >= \d+, got 2"):
-        mj.pack_tasks(xs, ys, rows=2)
+    with pytest.raises(ValueError, match=r"pack_tasks: rows must be an integer >= 1, got 0"):
+        mj.pack_tasks(xs, ys, rows=0)
+
+
+def test_tasks_dealt_over_nodes_have_the_same_optimum_and_scores():
+    xs, ys = ragged(low=2, high=30, regression=True)
+    names = ["fir", "ash", "oak", "elm", "yew"]
+    data = mj.pack_tasks(dict(zip(names, xs, strict=True)), dict(zip(names, ys, strict=True)),
+                         rows=7, loss_scaling="task_mean", intercept=True, dtype=np.float64)  # fmt: skip
+    parts = [-(-len(x) // 7) for x in xs]
+    assert max(parts) > 2
+    assert data.x.shape == (sum(parts), 7, 5)
+    assert data.task.tolist() == np.repeat(np.arange(5), parts).tolist()
+    assert data.names.tasks == tuple(names)
+    x, y, real, task = (np.asarray(a) for a in (data.x, data.y, data.weight > 0, data.task))
+    for t in range(5):
+        np.testing.assert_array_equal(x[task == t][real[task == t]][:, :4], xs[t])
+        np.testing.assert_array_equal(y[task == t][real[task == t]], ys[t])
+    w = np.random.default_rng(0).normal(size=(5, 5))  # with the same objective everywhere, it is the same problem
+    errors = [np.c_[x, np.ones(len(x))] @ own - y for own, x, y in zip(w, xs, ys, strict=True)]
+    problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.3))
+    want = sum(np.mean(error**2) / 2 for error in errors) + 0.3 * np.sum(w**2)
+    assert float(mj.objective(problem, w)) == pytest.approx(want, rel=1e-12)
+    rmse = [np.sqrt(np.mean(error**2)) for error in errors]
+    np.testing.assert_allclose(mj.metrics.rmse(w, data, per_task=True), rmse)
+    np.testing.assert_allclose(data.standardized("task").scaling.mean, [x.mean(0) for x in xs])
+
+
+def test_parts_of_what_is_like_other_data_or_has_tasks_of_its_own():
+    xs, ys = ragged()
+    owner = ["b", "a", "b", "a", "b"]
+    data = mj.pack_tasks(xs, ys, task=owner, dtype=np.float64, rows=5)
+    parts = [-(-len(x) // 5) for x in xs]
+    assert [data.names.tasks[t] for t in data.task.tolist()] == np.repeat(owner, parts).tolist()
+    train = mj.pack_tasks({"p": xs[0], "q": xs[1], "r": xs[2]}, {"p": ys[0], "q": ys[1], "r": ys[2]}, dtype=np.float64)
+    test = mj.pack_tasks({"r": xs[3]}, {"r": ys[3]}, like=train, rows=4)
+    assert test.task.tolist() == [0, 1] + [2] * -(-len(xs[3]) // 4)
+    weights = np.random.default_rng(0).normal(size=(3, 4))
+    want = np.mean(np.sign(xs[3] @ weights[2]) != ys[3])
+    assert float(mj.metrics.error_rate(weights, test)) == pytest.approx(want)
+    with pytest.raises(ValueError, match="group 'a': a value overflows float16"):
+        mj.pack_tasks(np.eye(4) * 1e6, np.ones(4), list("aaab"), dtype="float16", rows=1)
+
+
+def test_padding_that_takes_much_memory_is_warned_of(monkeypatch):
+    sizes = np.array([50_000] + [50] * 199)
+    said = "4.8 MB of samples take 800 MB; with rows=300, which deals large tasks over several nodes, they take 8.78 MB"
+    with pytest.warns(UserWarning, match=f"padded to the 50000 samples of the largest task, {said}"):
+        pack._warn_of_padding(sizes, 80)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pack._warn_of_padding(np.array([50_000, 50]), 80)  # twice as much
+        pack._warn_of_padding(sizes // 10, 80)  # 80 MB
+        monkeypatch.setattr(pack, "_MUCH", 1000)
+        xs = [np.ones((n, 3), "f") for n in [70] + [2] * 9]
+        ys = [np.ones(len(x), "f") for x in xs]
+        dealt = mj.pack_tasks(xs, ys, rows=9, dtype="float32")
+    with pytest.warns(UserWarning, match="0.00106 MB of samples take 0.0084 MB; with rows=9") as found:
+        mj.pack_tasks(xs, ys, dtype="float32")
+    assert found[0].filename == __file__
+    assert f"several nodes, they take {dealt.x.nbytes / 1e6:.3g} MB" in str(found[0].message)
 
 
 def test_to_tasks_and_to_nodes_are_adjoint():

@@ -116,6 +116,50 @@ def test_a_new_task_gets_what_was_asked_for():
     np.testing.assert_allclose(both, [design[0] @ w[1], design[1] @ w.mean(axis=0)])
 
 
+def test_predict_takes_the_tables_that_pack_tasks_takes():
+    pandas = pytest.importorskip("pandas")
+    plain = pandas.DataFrame({"a": np.arange(6.0), "wet": [1.0, 0, 0, 1, 1, 0], "tree": list("pqqppq"), "y": 1.0})
+    w = np.array([[1.0, 10.0], [-1.0, 5.0]])
+    model = mj.LinearModel(w, np.array([0.0, 2.0]), mj.Names(tasks=("p", "q"), features=("a", "wet")))
+    want = [w[0] @ [0, 1], w[1] @ [1, 0] + 2, w[1] @ [2, 0] + 2, w[0] @ [3, 1], w[0] @ [4, 1], w[1] @ [5, 0] + 2]
+    booleans = plain.astype({"wet": bool})
+    tables = {
+        "booleans": booleans, "nullable": plain.convert_dtypes(), "categories of numbers": plain.astype({"wet": "category"}),
+        "objects": plain.astype({"a": object}), "another order": booleans[["y", "wet", "tree", "a"]],
+        "groups as categories": booleans.astype({"tree": "category"}),
+    }  # fmt: skip
+    for name, table in tables.items():
+        packed = mj.pack_tasks(table[["tree", "a", "wet", "y"]], "y", "tree", dtype=np.float64)
+        assert packed.names.features == ("a", "wet"), name
+        np.testing.assert_array_equal(model.predict(table, table["tree"]), want, err_msg=name)
+        np.testing.assert_array_equal(model.predict(table, "tree"), want, err_msg=name)
+    np.testing.assert_array_equal(model.predict(booleans[["a", "wet"]].to_numpy(), list(plain["tree"])), want)
+    new = plain.assign(tree="new", wet=True)
+    np.testing.assert_array_equal(model.predict(new, "tree", unseen="mean"), w.mean(0) @ [new.a, new.wet] + 1.0)
+    with pytest.raises(ValueError, match="task 'new' is not among the 2 that are known: 'p', 'q'"):
+        model.predict(new, "tree")
+    with pytest.raises(ValueError, match="predict: column 'wet' holds what is no number, e.g. 'yes'"):
+        model.predict(plain.assign(wet="yes"), "tree")
+    table = plain.convert_dtypes()
+    table.loc[4, ["wet", "tree"]] = pandas.NA
+    with pytest.raises(ValueError, match="predict: column 'wet' has no value in row 4"):
+        model.predict(table, "p")
+    with pytest.raises(ValueError, match="predict: task must be names"):
+        model.predict(table.assign(wet=1.0), "tree")
+
+
+def test_a_column_of_tasks_is_no_feature_and_a_task_of_its_name_comes_first():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"g": ["p", "q"], "a": [1.0, 2.0]})
+    weights = np.array([[1.0], [10.0]])
+    assert mj.LinearModel(weights, np.zeros(2), mj.Names(tasks=("p", "q"))).predict(table, "g").tolist() == [1, 20]
+    for features in (None, ("a",)):  # "g" is a task too
+        model = mj.LinearModel(weights, np.zeros(2), mj.Names(tasks=("p", "g"), features=features))
+        assert model.predict(table if features else table[["a"]], "g").tolist() == [10, 20]
+    shared = mj.LinearModel(np.array([[3.0, 1.0]]), np.zeros(1), mj.Names(features=("g", "a")))
+    assert shared.predict(table.assign(g=[1.0, 2.0]), "g").tolist() == [4, 8]  # trained on it, so it is one
+
+
 def test_metrics_find_the_tasks_of_a_solution():
     solution, xs = SOLVED
     ys = [np.arange(float(len(x))) for x in xs]
