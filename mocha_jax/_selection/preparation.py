@@ -11,10 +11,24 @@ from mocha_jax._core import check
 from mocha_jax._data.scaling import WAYS, Standardize, scaled
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
-from mocha_jax.losses import ResidualLoss
+from mocha_jax.losses import Loss, ResidualLoss, Squared
 
 # From samples for training to what is done with any; pure, since it runs within compiled programs.
 Preparation = Callable[[TaskData], Callable[[TaskData], TaskData]]
+
+
+# The constant feature of an intercept that is to cost little: its weight is that much less, its penalty by the square.
+FREE_INTERCEPT = 10.0
+
+
+def usual(loss: Loss) -> str:
+    """How samples of tables are standardised where nobody says: so that no level of a group has to be paid for."""
+    return "within" if isinstance(loss, ResidualLoss) else "pooled"
+
+
+def frees_intercept(by: str | None, loss: Loss) -> bool:
+    """Tell whether the intercept is not penalised at all, labels being centred too: see `_data.scaling`."""
+    return by in ("task", "within", "centred") and isinstance(loss, Squared)
 
 
 def preparation(owner: str, standardize: str | Preparation | None, labels: bool) -> Preparation | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mocha_jax.regularizers._about_mean import MeanCovariance
 from mocha_jax.regularizers._base import Regularizer
 from mocha_jax.regularizers._clustered import Clustered
 from mocha_jax.regularizers._given import Independent, MeanRegularized
@@ -30,6 +31,11 @@ def _mean(lam: float, pull: float = 10.0) -> MeanRegularized:
 
 def _probabilistic(lam: float, sigma2: float = 10.0) -> Probabilistic:
     return Probabilistic(lam, sigma2)
+
+
+def _mean_covariance(lam: float, mean: float = 0.1, ridge: float = 0.5) -> MeanCovariance:
+    # lam (ridge |U|^2 + (1 - ridge) |U|_*^2), and the mean by a share of lam.
+    return MeanCovariance(mean * lam, (1.0 - ridge) * lam, (1.0 - ridge) / ridge if ridge else np.inf)
 
 
 def _clustered(lam: float, eta: float = 0.5, num_tasks: int = 1) -> Clustered:
@@ -62,6 +68,7 @@ NAMED = {
     "pooled": _Named(Independent),
     "mean": _Named(_mean, {"pull": (100.0, 10.0, 1.0, 0.1)}),
     "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0, np.inf)}),
+    "mean_covariance": _Named(_mean_covariance, {"mean": (1.0, 0.01), "ridge": (0.99, 0.5, 0.0)}),
     "clustered": _Named(_clustered, {"eta": (0.1, 1.0)}),
     "matrix_normal": _Named(_matrix_normal, {"floor": (1.0, 0.1, 0.01)}),
     "sparse_precision": _Named(_sparse_precision, {"sparsity": (10.0, 1.0, 0.1)}),

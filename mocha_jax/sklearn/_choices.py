@@ -10,13 +10,14 @@ import numpy as np
 
 from mocha_jax import losses
 from mocha_jax._core import check
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._selection.grid import grid
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
-# The strength where none is given.
-_USUAL = 0.01
+# The strength of groups that are too small to choose one.
+_USUAL = 0.1
 
 REGRESSION = {
     "squared": losses.Squared,
@@ -32,20 +33,22 @@ CLASSIFICATION = {
 }
 
 
-def regularizers(owner: str, regularizer: object, lam: object, num_tasks: int) -> tuple[Regularizer, bool]:
+def regularizers(owner: str, regularizer: object, lam: object, data: TaskData) -> tuple[Regularizer, bool]:
     """The regularizer that was asked for, or candidates in one record with a leading axis, and whether it is these.
 
     Args:
       owner: for messages.
       regularizer: a name, a record, or a function ``make(lam=...)``.
       lam: None, a number, several, or ``"cv"``.
-      num_tasks: of the data.
+      data: to train with.
     """
-    make, tried = _maker(owner, regularizer, num_tasks)
-    if isinstance(lam, str) and lam == "cv":
+    make, tried = _maker(owner, regularizer, data.num_tasks)
+    if lam is None and isinstance(regularizer, Regularizer):
+        return regularizer, False
+    if lam is None or (isinstance(lam, str) and lam == "cv"):
+        if int(data.sizes.max()) < 2:  # no group has rows to hold back
+            return make(lam=_USUAL), False
         return grid(make, lam=STRENGTHS, **tried), True
-    if lam is None:
-        return regularizer if isinstance(regularizer, Regularizer) else make(lam=_USUAL), False
     known = check.concrete(lam)
     if known is None or known.ndim > 1 or not known.size or known.dtype.kind not in "fiu":
         raise ValueError(f'{owner}: lam must be a number, several to choose from, or "cv", got {check.shown(lam)}.')
