@@ -139,7 +139,7 @@ def test_a_large_mean_hides_nothing():
     v = (2 * 1e-4 * w + 1e-3 * rng.normal(size=(5, 3))).astype(np.float32)
     regularizer = jax.tree.map(jnp.float32, R.MeanCovariance(1e-4, 0.3, 2.0))
     exact = R.MeanCovariance(*(float(a) for a in jax.tree.leaves(regularizer)))
-    true = float(exact.value(w.astype(float))), float(exact.conjugate(v.astype(float)))
+    true = float(exact.value(jnp.asarray(w, float))), float(exact.conjugate(jnp.asarray(v, float)))
     assert abs(float(regularizer.value(jnp.asarray(w))) - true[0]) <= regularizer.value_error(jnp.asarray(w))
     gap = sum(true) - np.sum(v.astype(float) * w.astype(float))
     bound = float(regularizer.joint_bracket(jnp.asarray(v), jnp.zeros_like(v), jnp.asarray(w)))
