@@ -14,6 +14,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ class Split(NamedTuple):
     test_ys: list[np.ndarray]
 
 
-Splitter = Callable[[np.random.Generator, int], Split | None]
+Splitter = Callable[..., Split | None]  # of a generator of random numbers, and rows for training
 
 
 def main() -> None:
@@ -94,6 +95,7 @@ def trained(part: Split, model: str, kind: str) -> tuple[np.ndarray, str]:
     loss: mj.losses.Loss = mj.losses.Squared() if kind == "numbers" else mj.losses.Logistic()
     by, m = usual(loss), len(part.xs)
     intercept = 0.0 if frees_intercept(by, loss) else FREE_INTERCEPT
+    part = Split(*([a.astype(np.float32) for a in each] for each in part))
     train = mj.pack_tasks(part.xs, part.ys, loss_scaling="task_mean", intercept=intercept)
     test = mj.pack_tasks(part.test_xs, part.test_ys, intercept=True)
     make, tried = maker(MODELS[model], m)
@@ -123,7 +125,7 @@ def trained(part: Split, model: str, kind: str) -> tuple[np.ndarray, str]:
 def sets(paths: list[Path]) -> Iterator[tuple[str, Splitter, str]]:
     """Names, how rows are divided, and what labels are: numbers, two classes or several."""
     for name, draw in made().items():
-        yield name, lambda rng, n, draw=draw: _made(rng, n, draw), "numbers"
+        yield name, partial(_made, draw=draw), "numbers"
     yield "levels", _levels, "numbers"
     yield "digits", _digits, "classes"
     for path in paths:
@@ -133,11 +135,7 @@ def sets(paths: list[Path]) -> Iterator[tuple[str, Splitter, str]]:
         y = np.where(y == 4, 1.0, -1.0) if activities else y  # sitting against the rest
         x, binary = file["X"].astype(float), set(np.unique(y).tolist()) <= {-1.0, 1.0}
         parts = [(x[task == t], y[task == t].astype(float)) for t in np.unique(task)]
-        yield (
-            path.stem,
-            lambda rng, n, parts=parts, binary=binary: _sampled(rng, n, parts, binary),
-            ("two" if binary else "numbers"),
-        )
+        yield path.stem, partial(_sampled, parts=parts), "two" if binary else "numbers"
 
 
 def made() -> dict[str, Draw]:
@@ -180,15 +178,13 @@ def _levels(rng: np.random.Generator, n: int) -> Split:
     return Split(*map(list, zip(*train, strict=True)), *map(list, zip(*test, strict=True)))
 
 
-def _sampled(
-    rng: np.random.Generator, n: int, parts: list[tuple[np.ndarray, np.ndarray]], binary: bool
-) -> Split | None:
+def _sampled(rng: np.random.Generator, n: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> Split | None:
     """So many rows of every task for training; the task has enough left, or as many as leave a quarter."""
     train, test = [], []
     for x, y in parts:
         order = rng.permutation(len(y))
         count = min(n, len(y) - max(LEAST, len(y) // 4))
-        if count < 2 or (binary and len(set(y[order[count:]])) < 2):
+        if count < 2:
             continue
         train.append((x[order[:count]], y[order[:count]]))
         test.append((x[order[count:]], y[order[count:]]))
@@ -203,7 +199,7 @@ def _digits(rng: np.random.Generator, n: int) -> Split | None:
 
     x, y = load_digits(return_X_y=True)
     parts = mj.partition.dirichlet(jax.random.key(int(rng.integers(2**31))), y, CLIENTS, 0.3, least=30)
-    return _sampled(rng, n, [(x[part] / 16.0, y[part].astype(float)) for part in parts], False)
+    return _sampled(rng, n, [(x[part] / 16.0, y[part].astype(float)) for part in parts])
 
 
 def table(rows: list[Row]) -> str:
@@ -216,7 +212,8 @@ def table(rows: list[Row]) -> str:
         known[row.model] = np.concatenate([known.get(row.model, np.zeros(0)), errors])
         seconds[row.model].append(row.seconds)
     lines = ["| tasks | rows | " + " | ".join(MODELS) + " |", "|---|---:|" + "---:|" * len(MODELS)]
-    near, excess, count = dict.fromkeys(MODELS, 0), {model: [] for model in MODELS}, 0
+    near, count = dict.fromkeys(MODELS, 0), 0
+    excess: dict[str, list[float]] = {model: [] for model in MODELS}
     for (name, n), found in cells.items():
         if len(found) < len(MODELS) or len({len(each) for each in found.values()}) > 1:
             continue

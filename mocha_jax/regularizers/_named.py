@@ -68,7 +68,7 @@ NAMED = {
     "pooled": _Named(Independent),
     "mean": _Named(_mean, {"pull": (100.0, 10.0, 1.0, 0.1)}),
     "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0, np.inf)}),
-    "mean_covariance": _Named(_mean_covariance, {"mean": (1.0, 0.01), "ridge": (0.99, 0.5, 0.0)}),
+    "mean_covariance": _Named(_mean_covariance, {"mean": (0.01, 1.0), "ridge": (0.99, 0.5, 0.0)}),
     "clustered": _Named(_clustered, {"eta": (0.1, 1.0)}),
     "matrix_normal": _Named(_matrix_normal, {"floor": (1.0, 0.1, 0.01)}),
     "sparse_precision": _Named(_sparse_precision, {"sparsity": (10.0, 1.0, 0.1)}),
