@@ -78,7 +78,9 @@ def main() -> None:
         for count in options.rows:
             for trial in range(options.trials):
                 part = split(np.random.default_rng([trial, count]), count)
-                for model in MODELS if part is not None else ():
+                if part is None:
+                    continue
+                for model in MODELS:
                     if (name, count, trial, model) not in done:
                         began = time.process_time()
                         errors, chosen = trained(part, model, kind)
