@@ -37,7 +37,8 @@ LOSSES: dict[str, mj.losses.Loss] = {
     "epsilon insensitive": mj.losses.EpsilonInsensitive(0.1), "huber": mj.losses.Huber(0.7),
     "quantile": mj.losses.Quantile(0.25),
 }  # fmt: skip
-REGULARIZERS = "independent", "mean", "graph", "clustered", "probabilistic", "sparse"
+REGULARIZERS = "independent", "mean", "graph", "clustered", "probabilistic", "mean covariance", "sparse"
+JOINT = "clustered", "probabilistic", "mean covariance"  # convex in W and Omega together
 SHAPES = [(1, 5, 12), (3, 12, 4), (6, 7, 9), (12, 3, 2), (2, 40, 3), (4, 1, 6), (5, 20, 20)]  # m, n, d
 KINDS = "plain", "separable", "interpolating", "duplicates", "zeros", "one unit", "all units", "offset"
 ALGORITHMS = {
@@ -66,7 +67,7 @@ class Group:
 
 
 def groups(rng: np.random.Generator, count: int, size: int) -> Iterator[Group]:
-    """Random groups; every loss with one regularizer, then with the next, so that 54 groups hold all pairs."""
+    """Random groups; every loss with one regularizer, then with the next, so that 63 groups hold all pairs."""
     names = list(LOSSES)
     for i in range(count):
         m, n, d = SHAPES[int(rng.integers(len(SHAPES)))]
@@ -116,6 +117,7 @@ def regularizer(kind: str, m: int, lam: Any, other: Any) -> mj.regularizers.Regu
         "graph": lambda: r.Graph(path, lam * other, lam),
         "clustered": lambda: r.Clustered(lam, other, min(2, m)),
         "probabilistic": lambda: r.Probabilistic(lam, other),
+        "mean covariance": lambda: r.MeanCovariance(0.1 * lam, lam, other),
         "sparse": lambda: r.SparsePrecision(lam, 1.0 / other, 0.1 * lam, lam),
     }
     return made[kind]()
@@ -188,12 +190,16 @@ def penalty(kind: str, w: np.ndarray, lam: Any, other: Any, omega: np.ndarray | 
             else np.sum(w[:1] ** 2) + np.sum(w[-1:] ** 2) + np.sum(np.diff(w, axis=0) ** 2)
         )
         return lam1 * near + lam * np.sum(w**2)
+    given = np.float32 if w.dtype == np.float64 else np.float64
+    tenth = w.dtype.type(given(0.1) * given(lam))
     if kind == "sparse":
         assert omega is not None
-        given = np.float32 if w.dtype == np.float64 else np.float64
-        tenth, sigma2 = (w.dtype.type(a) for a in (given(0.1) * given(lam), given(1.0) / given(other)))
+        sigma2 = w.dtype.type(given(1.0) / given(other))
         quadratic = np.sum(w**2) / sigma2 + np.sum(w * (omega @ w))
         return lam * quadratic + tenth * np.sum(np.abs(w))
+    if kind == "mean covariance":
+        mean = w.mean(0)
+        return tenth * m * np.sum(mean**2) + penalty("probabilistic", w - mean, lam, other, None)
     s = np.linalg.svd(w.astype(np.float64), compute_uv=False).astype(w.dtype)
     if kind == "probabilistic":
         return lam * (np.sum(s**2) / other + np.sum(s) ** 2)
@@ -230,11 +236,7 @@ def judge(group: Group, found: dict[tuple[str, str], dict[str, Any]]) -> Iterato
             values = [objective(w) for w in points if np.isfinite(w).all()]
             best = min([*values, here])
             # The judge rounds too; singular values are of float64 at best.
-            blur = (
-                50
-                * np.finfo(np.float64 if group.regularizer in ("clustered", "probabilistic") else exact).eps
-                * abs(here)
-            )
+            blur = 50 * np.finfo(np.float64 if group.regularizer in JOINT else exact).eps * abs(here)
             yield dtype, algorithm, verdict(group, own, here, best, blur)
 
 
@@ -243,7 +245,7 @@ def verdict(group: Group, own: dict[str, Any], here: Any, best: Any, blur: Any) 
     code = int(own["code"])
     if code == mj.Status.NON_FINITE or not np.isfinite(own["weights"]).all():
         return ""
-    learned = group.regularizer in ("clustered", "probabilistic")
+    learned = group.regularizer in JOINT
     gap, dual, primal = (
         own["joint_gap" if learned else "gap"], own["joint_dual" if learned else "dual"],
         own["joint_primal" if learned else "primal"],

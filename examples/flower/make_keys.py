@@ -3,7 +3,8 @@
     python make_keys.py FOLDER NUMBER_OF_NODES [NAME_OR_ADDRESS_OF_THE_SERVER ...]
 
 It writes `ca.crt`, which everybody needs, `server.pem` and `server.key`, which stay with the server, and for every node
-`node0`, which stays with it, and `node0.pub`, which the server needs. Without names the server is on this machine.
+`node0`, which stays with it, and `node0.pub`, which the server needs. The certificate holds for these names and
+addresses, and for localhost: a part of the SuperLink connects to it from the same machine.
 """
 
 import datetime
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+# A SuperLink that listens at 0.0.0.0 or [::] is called by its own parts at these.
+ITSELF = ("localhost", "127.0.0.1", "::1")
 NOT_USED = dict.fromkeys(
     ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only", "key_encipherment"),
     False,
@@ -53,10 +56,11 @@ def _named(place):
         return x509.DNSName(place)
 
 
-def write(folder, nodes, places=("localhost", "127.0.0.1")):
-    """Write all of them, and return the folder."""
+def write(folder, nodes, places=()):
+    """Write all of them, for a server at these places, and return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    names = [_named(place) for place in dict.fromkeys((*places, *ITSELF))]
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
@@ -69,7 +73,7 @@ def write(folder, nodes, places=("localhost", "127.0.0.1")):
     leaf = (
         _begun("server", server)
         .add_extension(x509.BasicConstraints(False, None), True)
-        .add_extension(x509.SubjectAlternativeName([_named(place) for place in places]), False)
+        .add_extension(x509.SubjectAlternativeName(names), False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False)
         .sign(authority, hashes.SHA256())
@@ -86,4 +90,4 @@ def write(folder, nodes, places=("localhost", "127.0.0.1")):
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], int(sys.argv[2]), *([sys.argv[3:]] if sys.argv[3:] else []))
+    write(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -33,8 +33,9 @@ from mocha_jax._numerics.math import safe_ratio
 if TYPE_CHECKING:
     from mocha_jax._data.task_data import TaskData
 
-# Whose means and standard deviations: of all samples; of each task; means of each task, deviations from them of all.
-WAYS = ("pooled", "task", "within")
+# Whose means and standard deviations: of all samples; of each task; means of each task, deviations from them of all;
+# means of each task alone.
+WAYS = ("pooled", "task", "within", "centred")
 
 # Features whose standard deviations differ by more than this are said to keep a solve from converging.
 UNEVEN = 30.0
@@ -137,6 +138,8 @@ class Standardize:
         x = data.x[..., : data.num_slopes].astype(data.dtype)
         real = (data.weight > 0).astype(data.dtype)
         mean, level = _means(data, x, real, self.by)
+        if self.by == "centred":
+            return Moments(mean, jnp.ones_like(mean[:1]), level if self.labels else jnp.zeros_like(level))
         centred = jnp.where(real[..., None] > 0, x - _of_nodes(data, mean)[:, None], 0.0)
         squares = jnp.sum(real[..., None] * centred**2, axis=1)
         everywhere = jnp.sqrt(jnp.sum(squares, axis=0) / jnp.maximum(jnp.sum(real), 1.0))[None]
@@ -160,7 +163,11 @@ def _means(data: TaskData, x: Array, real: Array, by: str) -> tuple[Array, Array
             total, number = jnp.sum(sums, axis=0)[None], jnp.sum(count)[None]
         else:
             total, number = data.to_tasks(sums), data.to_tasks(count)
-        return safe_ratio(total, number.reshape(number.shape + (1,) * (total.ndim - 1)))
+        number = number.reshape(number.shape + (1,) * (total.ndim - 1))
+        own = safe_ratio(total, number)
+        # A task without samples has the mean of the others.
+        others = safe_ratio(jnp.sum(own, axis=0), jnp.sum(number > 0, axis=0).astype(own.dtype))
+        return jnp.where(number > 0, own, others)
 
     # A second pass takes away what the first lost to the size of the numbers.
     mean, level = over(x), over(data.y)

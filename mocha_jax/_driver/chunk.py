@@ -36,7 +36,7 @@ def _run_chunk(
     *,
     rounds: int,
 ) -> tuple[Progress, History, Array, Array]:
-    """Run so many blocks of rounds, or fewer: until the tolerance or numbers that are not finite.
+    """Run so many blocks of rounds, or fewer: until the tolerance, what rounding leaves or numbers that are not finite.
 
     Returns:
       Where the run stands; the records, the last ones in the last place where there is no more room; how many; whether
@@ -52,7 +52,8 @@ def _run_chunk(
         progress, record = block(key, config, progress, rounds)
         at = jnp.minimum(i, len(history.round) - 1)
         history = jax.tree.map(lambda h, r: lax.dynamic_update_index_in_dim(h, r, at, 0), history, record)
-        return progress, history, i + 1, record.quality.finite & ~(record.residual <= tol)
+        ended = (record.residual <= tol) | progress.best.stays(config.problem, tol)
+        return progress, history, i + 1, record.quality.finite & ~ended
 
     carry = progress, room, jnp.zeros((), jnp.int32), jnp.ones((), bool)
     return lax.while_loop(unfinished, body, carry)

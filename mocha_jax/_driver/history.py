@@ -19,6 +19,9 @@ from mocha_jax._problem.quality import Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems._work import Info, Request, Work
 
+# Rounds that may gain nothing before anybody looks for a reason.
+_PATIENCE = 25
+
 
 class Watch(Pytree):
     r"""Asks for records of every node: ``run(..., watch=Watch())`` fills ``history.nodes``.
@@ -191,6 +194,29 @@ class History(Pytree):
         return getattr(self.quality, name)
 
 
+class Best(Pytree):
+    """The best record of a run, to notice where rounds gain no more."""
+
+    residual: Array  # [] the least, or not much more than that
+    round: Array  # [] int32 in which it was reached
+    first: Array  # [] int32 from which the run began
+    last: Array  # [] int32 of the last record
+
+    def updated(self, residual: Array, round: Array) -> Best:
+        """Remember a residual that is less by a quarter."""
+        better = residual < 0.75 * self.residual
+        return Best(jnp.where(better, residual, self.residual), jnp.where(better, round, self.round), self.first, round)
+
+    def stays(self, problem: Federated, within: Array | np.ndarray) -> Any:
+        """Tell whether more rounds have gained nothing than had led there, and rounding explains why.
+
+        A run without a tolerance (`within` is negative) ends at its number of rounds alone.
+        """
+        idle = self.last - self.round
+        enough = (idle > _PATIENCE) & (idle > self.round - self.first)
+        return enough & (self.residual <= problem.rounding_level) & (within >= 0)
+
+
 class Progress(Pytree):
     """The progress of a run: the algorithm's state and the driver's counters.
 
@@ -208,6 +234,7 @@ class Progress(Pytree):
     busy: Array  # [m] simulated seconds of each node up to the last record
     answered: Array  # [m] int32 rounds up to the last record in which a node took part
     bound: Array  # [] the best lower bound on the optimum so far, see `Quality.bound`
+    best: Best
 
 
 def start(
@@ -225,6 +252,7 @@ def start(
     return Progress(
         state=state, time=zero, lag=zero, since=since, active=jnp.zeros((m,), bool),
         bytes_down=zero, bytes_up=zero, busy=reals, answered=counts, bound=jnp.full((), -jnp.inf, dtype),
+        best=Best(jnp.full((), jnp.inf, dtype), state.round, state.round, state.round),
     )  # fmt: skip
 
 
@@ -265,6 +293,7 @@ def record(progress: Progress, problem: Federated, quality: Quality, watch: Watc
         busy=progress.busy + since.seconds,
         answered=progress.answered + since.answered,
         bound=quality.bound,
+        best=progress.best.updated(quality.residual, progress.state.round),
     )
     total = jnp.sum(jnp.where(present, progress.busy, 0.0))
     busy = total / jnp.maximum(jnp.sum(present), 1).astype(total.dtype)

@@ -40,7 +40,7 @@ class Status(enum.IntEnum):
     MAX_ROUNDS = 1
     NON_FINITE = 2
     STOPPED = 3
-    PRECISION = 4  # the rounds ended at the tolerance, but rounding may hide more than that
+    PRECISION = 4  # rounding may hide more than the tolerance, and more rounds would not help
 
     __str__ = enum.Enum.__str__  # the name, not the number
 

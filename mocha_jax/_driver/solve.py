@@ -155,10 +155,10 @@ def solve(
     (_, within), stopped = _aims(problem, tol), False
     with Saver(checkpoint, key, given, record_every, state) as save:
         where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
-        if not _ended(history, where, within, last, stopped):
+        if not _ended(problem, history, where, within, last, stopped):
             save(where, history)  # a path that cannot be saved to is found out before there is something to lose
         with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
-            while not _ended(history, where, within, last, stopped):
+            while not _ended(problem, history, where, within, last, stopped):
                 blocks, rounds = _next_blocks(int(where.state.round) - first, last - first, record_every, chunk)
 
                 def chunk_by(
@@ -199,10 +199,12 @@ def _extend(history: History, records: History, count: int) -> History:
     return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
 
 
-def _ended(history: History, where: Progress, within: np.ndarray, last: int, stopped: bool) -> bool:
+def _ended(problem: Federated, history: History, where: Progress, within: np.ndarray, last: int, stopped: bool) -> bool:
     if len(history.round):
-        quality = jax.tree.map(lambda a: a[-1], history.quality)
+        quality, best = jax.tree.map(lambda a: a[-1], history.quality), jax.tree.map(fetched, where.best)
         if not bool(quality.finite) or bool(quality.residual <= within):
+            return True
+        if bool(best.stays(problem, within)):
             return True
     return stopped or int(where.state.round) >= last
 
@@ -220,7 +222,7 @@ def _read_ending(
     cases = {
         Status.NON_FINITE: ~recorded.finite | jnp.isnan(residual),
         Status.CONVERGED: residual <= tol,
-        Status.PRECISION: recorded.residual <= within,
+        Status.PRECISION: (recorded.residual <= within) | where.best.stays(config.problem, within),
     }
     code = jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
     busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)

@@ -10,13 +10,19 @@ from mocha_jax._driver.solution import Solution, Status
 
 
 def unconverged(solution: Solution[Any]) -> str | None:
-    """A sentence on a solve that ended at its number of rounds above the tolerance asked for; None where it did not.
+    """A sentence on a solve that ended above the tolerance asked for; None where it did not.
 
     Networks are trained for so many rounds: a tolerance there says when to stop earlier.
     """
-    if solution.tol is None or solution.status != Status.MAX_ROUNDS or not solution.rounds:
+    problem, residual = solution.problem, float(solution.quality.residual)
+    if solution.tol is None or not solution.rounds or not problem.convex or not np.isfinite(residual):
         return None
-    if not solution.problem.convex or not np.isfinite(solution.quality.residual):
+    said = f"tol={solution.tol:g} was not reached: {solution.message}"
+    if solution.status == Status.PRECISION and float(solution.history.residual[-1]) > solution.tol:
+        return f"{said}."
+    if solution.status != Status.MAX_ROUNDS:
         return None
-    remedy = "pass more max_rounds, or a tol that is worth them"
-    return f"tol={solution.tol:g} was not reached: {solution.message}; {remedy}."
+    if residual <= problem.rounding_level:
+        dtype = np.dtype(problem.data.dtype)
+        return f"{said}, where rounding in {dtype} slows the last digits down: compute in float64, or ask for less."
+    return f"{said}; pass more max_rounds, or a tol that is worth them."

@@ -87,8 +87,8 @@ class FedAvg(Trainer):
 
     Args:
       model: from `mocha_jax.networks`.
-      client_optimizer: of the clients; it begins anew in every round, at every client from the same state: noise that
-        it draws from a key of its own (``optax.add_noise``) is the same for all.
+      client_optimizer: of the clients; it begins anew in every round. What it draws, as ``optax.add_noise`` does, is
+        drawn for every client and round by itself.
       server_optimizer: of the server; default ``optax.sgd(1.0)``.
       local_epochs: E.
       batch_size: B; None for all samples at once.

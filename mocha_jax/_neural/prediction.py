@@ -126,6 +126,7 @@ class Evaluation(Quality):
     loss: Array
     test_loss: Array  # [] mean over held-out labels of a task, then over tasks
     error: Array  # [] the same of errors: share of wrong classes, or mean squared error
+    sample_error: Array  # [] mean of errors over all held-out labels: a task counts by how many it has
     diverged: Array  # [] int32 updates left out so far because they were not finite
     alive: Array  # [] bool false where as many trainings in a row as there are clients were not finite
 
@@ -141,11 +142,12 @@ class Scores(Pytree):
     error: Array
     samples: Array  # how many labels: one a sample, where a likelihood does not say otherwise
 
-    def mean(self, values: Array) -> Array:
-        """Over tasks with samples; NaN without any."""
+    def mean(self, values: Array, by_samples: bool = False) -> Array:
+        """Over tasks with samples, each of weight 1 or of their number; NaN without any."""
         there = self.samples > 0
-        count = jnp.sum(there, dtype=values.dtype)
-        return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(there, values, 0.0)), count), jnp.nan)
+        weight = self.samples if by_samples else there.astype(values.dtype)
+        total = jnp.sum(weight)
+        return jnp.where(total > 0, safe_ratio(jnp.sum(jnp.where(there, weight * values, 0.0)), total), jnp.nan)
 
 
 Judge = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -218,9 +220,9 @@ def own_network(problem: Prediction) -> Array | None:
 
 
 def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Evaluation:
-    """The means over tasks, and what the training says of itself."""
-    error = scores.mean(scores.error)
-    return Evaluation(error, loss, scores.mean(scores.loss), error, diverged, alive)
+    """The means over tasks and over samples, and what the training says of itself."""
+    error, of_samples = scores.mean(scores.error), scores.mean(scores.error, by_samples=True)
+    return Evaluation(error, loss, scores.mean(scores.loss), error, of_samples, diverged, alive)
 
 
 @on_purpose

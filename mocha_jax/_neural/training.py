@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def train(
       optimizer: any.
       loss: ``loss(params, batch, key)``, differentiated.
       params: where to begin.
-      state: of the optimizer.
+      state: of the optimizer; it draws anew, by this key.
       rate: [] factor of every update.
     """
     room, n = schedule.room(data), data.y.shape[1]
@@ -81,6 +81,7 @@ def train(
     size = jnp.sum(weight > 0, dtype=jnp.int32)
     per_epoch = jnp.maximum(-(-size // room), 1)
     optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
+    state = with_own_draws(state, key)
 
     def epoch(e: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
         here = jax.random.fold_in(key, e)
@@ -113,6 +114,36 @@ def train(
     start = params, state, jnp.zeros((), data.dtype)
     params, state, total = lax.fori_loop(0, -(-budget // per_epoch), epoch, start)
     return Trained(params, state, safe_ratio(total, budget.astype(total.dtype)), budget)
+
+
+def with_own_draws(state: optax.OptState, key: Array) -> optax.OptState:
+    """An optimizer's state whose random keys are those of one client in one round.
+
+    Optimizers that draw, as `optax.add_noise` does, keep a key in their state, and begin with the same one at every
+    client. Raw keys look like other integers: they are known by the name of their field.
+
+    Args:
+      state: of the optimizer.
+      key: of this client in this round.
+    """
+    form = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+    def folded(old: Array) -> Array:
+        for word in jax.random.key_data(key):
+            old = jax.random.fold_in(old, word)
+        return old
+
+    def own(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path[-1:], simple=True).lower()
+        dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
+        typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        raw = ("key" in name or "rng" in name) and dtype == form.dtype and shape[-1:] == form.shape
+        fold = folded
+        for _ in range(len(shape) - raw):
+            fold = jax.vmap(fold)
+        return fold(leaf) if typed or raw else leaf
+
+    return jax.tree_util.tree_map_with_path(own, state)
 
 
 def in_random_order(key: Array, real: Array) -> Array:

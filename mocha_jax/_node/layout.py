@@ -248,7 +248,7 @@ def _bucket(node: Array | None, *arrays: Array) -> Bucket:
 
 
 def extents(weight: Array) -> Array:
-    """TimeMajor up to the last real one of each node: weights ``[m, n]`` to ``[m]`` int32."""
+    """Rows up to the last real one of each node: weights ``[m, n]`` to ``[m]`` int32."""
     n = weight.shape[1]
     return jnp.max(jnp.where(weight > 0, np.arange(1, n + 1, dtype=np.int32), 0), axis=1, initial=0)
 

@@ -57,7 +57,7 @@ class Subproblems(Pytree):
         return _ROUNDING * jnp.finfo(z.dtype).eps * jnp.sum(terms, axis=1)
 
     def distance(self, u: Array) -> Array:
-        """Q |u|^2 / 2, ``[m]``."""
+        """The quadratic term, q |u|^2 / 2, ``[m]``."""
         return 0.5 * self.q * jnp.sum(u**2, axis=1)
 
     def value(self, beta: Array) -> Array:

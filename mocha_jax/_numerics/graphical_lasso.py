@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
@@ -22,7 +23,7 @@ class GraphicalLasso(Pytree):
 
     precision: Array  # [m, m] sparse, positive definite
     covariance: Array  # [m, m] its inverse
-    residual: Array  # [] largest entry of the smallest subgradient, 0 at the optimum
+    residual: Array  # [] largest entry of the smallest subgradient, for variables of variance 1; 0 at the optimum
     iterations: Array  # [] int32
     solved: Array  # [] bool whether the residual is as small as was asked for
 
@@ -42,7 +43,7 @@ def graphical_lasso(
     mask: Array | None = None,
     start: Array | None = None,
     tol: float | None = None,
-    max_iterations: int = 1000,
+    max_iterations: int = 10_000,
 ) -> GraphicalLasso:
     r"""The graphical lasso (Friedman et al. 2008).
 
@@ -51,7 +52,8 @@ def graphical_lasso(
     $$
 
     by proximal gradient steps of Barzilai-Borwein length (Rolfs et al. 2012): every iterate is positive definite and
-    exactly sparse. It compiles, and maps over `covariance` and `penalty`.
+    exactly sparse. Steps are taken in units in which every variable has variance 1, so that the scales of variables may
+    differ by orders of magnitude. It compiles, and maps over `covariance` and `penalty`.
 
     Args:
       covariance: S ``[m, m]``, symmetric positive semi-definite; may be singular.
@@ -59,7 +61,7 @@ def graphical_lasso(
         other entries alone, as in scikit-learn, pass ``alpha * (1 - eye)``.
       mask: which variables exist ``[m]``; the others end with 1 on the diagonal, related to none.
       start: positive definite ``[m, m]`` to begin from, e.g. the previous solution.
-      tol: residual to stop at, relative to the largest entry of S and P; default the 3/4 power of the rounding unit.
+      tol: residual to stop at, for variables of variance 1; default the 3/4 power of the rounding unit.
       max_iterations: bound on the steps. Where they do not suffice, or rounding does not allow so small a residual,
         ``solved`` is False, and outside of compiled code a warning says so.
 
@@ -86,18 +88,34 @@ def graphical_lasso(
         check.array("graphical_lasso", "start", start, (m, m))
         check.positive_semidefinite("graphical_lasso", "start", start)
         start = jnp.asarray(start, s.dtype)
-    eye = jnp.eye(m, dtype=s.dtype)
     p = jnp.broadcast_to(jnp.asarray(check.number("graphical_lasso", "penalty", penalty), s.dtype), s.shape)
+    eye = jnp.eye(m, dtype=s.dtype)
     if mask is not None:
         mask = check.marks("graphical_lasso", "mask", mask, (m,))
         pair = mask[:, None] & mask[None, :]
         s, p = jnp.where(pair, s, eye), jnp.where(pair, p, 0.0)
+        start = None if start is None else jnp.where(pair, start, eye)
     check.positive_semidefinite("graphical_lasso", "covariance", s)
-    scale = jnp.maximum(jnp.max(jnp.abs(s)), jnp.max(p))
-    least = jnp.finfo(s.dtype).eps ** 0.75 if tol is None else jnp.asarray(tol, s.dtype)
-    first = jnp.diag(1.0 / jnp.maximum(jnp.diagonal(s + p), jnp.finfo(s.dtype).tiny)) if start is None else start
-    if mask is not None:
-        first = jnp.where(pair, first, eye)
+    # The solution has the variances S_ii + P_ii: in units in which they are 1 the problem is far better conditioned.
+    variances = jnp.diagonal(s + p)
+    units = jnp.sqrt(jnp.where(variances > 0, variances, 1.0))
+    size = units[:, None] * units[None, :]
+    first = eye if start is None else start * size
+    least = jnp.asarray(jnp.finfo(s.dtype).eps ** 0.75 if tol is None else tol, s.dtype)
+    at, left = _solve(s / size, p / size, first, least, jnp.asarray(max_iterations, jnp.int32))
+    solved = left <= least
+    if check.concrete(solved) is not None and not solved:
+        warn(
+            f"graphical_lasso: not solved: after {int(at.iterations)} iterations the residual is {float(left):.1e}, "
+            f"above {float(least):.1e}; allow more max_iterations or a larger tol."
+        )
+    return GraphicalLasso(at.precision / size, at.covariance * size, left, at.iterations, solved)
+
+
+@jax.jit
+def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array) -> tuple[_At, Array]:
+    """Go from the first precision to one with that residual, and return the residual too."""
+    eye = jnp.eye(len(s), dtype=s.dtype)
 
     def inverse(theta: Array) -> Array:
         half = jsl.solve_triangular(jnp.linalg.cholesky(theta), eye, lower=True)
@@ -109,7 +127,7 @@ def graphical_lasso(
         return jnp.max(jnp.where(at.precision == 0, jnp.maximum(jnp.abs(g) - p, 0.0), free))
 
     def unfinished(at: _At) -> Array:
-        return (at.iterations < max_iterations) & (residual(at) > least * scale)
+        return (at.iterations < max_iterations) & (residual(at) > least)
 
     def iterate(at: _At) -> _At:
         g = s - at.covariance
@@ -146,11 +164,4 @@ def graphical_lasso(
     inv = inverse(first)
     safe_step = 1.0 / jnp.maximum(jnp.sum(inv**2), jnp.finfo(s.dtype).tiny)  # at most the least eigenvalue squared
     at = lax.while_loop(unfinished, iterate, _At(first, inv, safe_step, jnp.zeros((), jnp.int32)))
-    left = residual(at)
-    solved = left <= least * scale
-    if check.concrete(solved) is not None and not solved:
-        warn(
-            f"graphical_lasso: not solved: after {int(at.iterations)} iterations the residual is {float(left):.1e}, "
-            f"above {float(least * scale):.1e}; allow more max_iterations or a larger tol."
-        )
-    return GraphicalLasso(at.precision, at.covariance, left, at.iterations, solved)
+    return at, residual(at)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from mocha_jax._data.scaling import Scaling
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
@@ -36,7 +38,7 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
       trained: what else to say of the training, e.g. the accuracy that was reached.
     """
     data, m = problem.data, problem.data.num_tasks
-    slopes, intercept = apart(np.asarray(weights), data)
+    slopes, intercept = apart(_completed(np.asarray(weights), data), data)
     if data.scaling is not None:
         trained = {**trained, "standardized": data.scaling.by}
     losses = [problem.loss.of_task(t) for t in range(m)]
@@ -45,6 +47,24 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
         all(loss.log_odds for loss in losses),
         {**how_trained(problem.loss, problem.regularizer), **trained},
     )  # fmt: skip
+
+
+def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
+    """The weights, and the mean of the others' slopes for tasks whose samples say nothing of slopes.
+
+    What is left of a single sample, its own mean taken away, is 0. Whether the regularizer has a slope for it all the
+    same is seen in its weights; without one it would predict its one label for all samples.
+    """
+    if data.scaling is None or data.scaling.by == "pooled" or not data.x.is_fully_addressable or len(weights) < 2:
+        return weights
+    d = data.num_slopes
+    says = np.asarray(data.to_tasks(jnp.sum(jnp.abs(data.x[..., :d]), axis=1))).any(axis=1)
+    size = np.abs(weights[:, :d]).max(axis=1)
+    lost = ~says & (size <= 1e-3 * size[says].mean() if says.any() else False)
+    if not lost.any():
+        return weights
+    slopes = np.where(lost[:, None], weights[says, :d].mean(axis=0), weights[:, :d])
+    return np.concatenate([slopes, weights[:, d:]], axis=1)
 
 
 def apart(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:

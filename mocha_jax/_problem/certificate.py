@@ -45,23 +45,27 @@ class Certificate(Quality):
 
     @property
     def finite(self) -> Array:
-        return abs(self.gap) < math.inf
+        return (abs(self.gap) < math.inf) & (abs(self.primal) < math.inf)
 
     @property
     def bound(self) -> Array:
         return self.joint_dual
 
     def with_bound(self, problem: Problem, bound: Array) -> Certificate:
-        """Tighten with a joint dual bound from an earlier round, where that is better: each bound is valid alone."""
+        """Tighten with a joint dual bound from an earlier round: each bound is valid alone, and so is each gap.
+
+        A better bound need not give the better gap: bounds are less all rounding, and the bracket of the gap is not.
+        """
         if not problem.regularizer.learned:
             return self
-        better = bound > self.joint_dual
         lost = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(self.joint_primal)
         rounding = lost if self.rounding is None else lost + self.rounding
-        gap = jnp.where(better, jnp.maximum(self.joint_primal - bound, 0.0) + rounding, self.joint_gap)
-        relative = jnp.where(better, gap / _scale(self.joint_primal, gap), self.relative_joint_gap)
+        by_bound = jnp.maximum(self.joint_primal - bound, 0.0) + rounding
+        better = by_bound < self.joint_gap
+        gap = jnp.where(better, by_bound, self.joint_gap)
+        relative = jnp.where(better, _relative(gap, self.joint_primal), self.relative_joint_gap)
         return self.replace(
-            joint_dual=jnp.where(better, bound, self.joint_dual),
+            joint_dual=jnp.where(bound > self.joint_dual, bound, self.joint_dual),
             joint_gap=gap,
             relative_joint_gap=relative,
             residual=jnp.where(better, relative, self.residual),
@@ -191,7 +195,7 @@ def assembled(
     """
     regularizer, (value, slack) = problem.regularizer, here
     gap = jnp.where(problem.admissible, jnp.sum(task_gaps) + slack, jnp.nan)
-    primal, scale = empirical + value + offset, _scale(empirical + value, gap)
+    primal, counted = empirical + value + offset, empirical + value
     if not regularizer.learned:
         joint_primal, joint_gap = primal, gap
     elif joint is not None:
@@ -199,7 +203,7 @@ def assembled(
     else:
         joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.inf)
     joint_gap = jnp.where(problem.admissible, joint_gap, jnp.nan)
-    relative = jnp.where(joint_gap < jnp.inf, joint_gap / _scale(joint_primal, joint_gap), joint_gap)
+    relative = _relative(joint_gap, joint_primal)
     lost = jnp.zeros_like(gap) if rounding is None else rounding
     joint_dual = joint_primal - joint_gap - lost
     if regularizer.learned:  # it may be compared with other rounds' numbers: nothing may be gained by rounding
@@ -207,8 +211,8 @@ def assembled(
     if joint is not None and joint[2] is not None:
         joint_dual = jnp.where(problem.admissible, joint[2], jnp.nan)
     return Certificate(
-        relative if regularizer.jointly_convex else (gap + change) / scale,
-        primal, primal - gap - lost, gap, gap / scale, task_gaps,
+        relative if regularizer.jointly_convex else _relative(gap + change, counted, gap),
+        primal, primal - gap - lost, gap, _relative(gap, counted), task_gaps,
         joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype), rounding,
     )  # fmt: skip
 
@@ -237,6 +241,8 @@ def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:
     return jnp.maximum(value + conjugate - inner, 0.0) + rounding
 
 
-def _scale(primal: Array, gap: Array) -> Array:
-    """Return the size that a gap is measured against."""
-    return jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(primal - gap)), jnp.finfo(gap.dtype).tiny)
+def _relative(distance: Array, primal: Array, gap: Array | None = None) -> Array:
+    """A distance over the larger of two bounds, the objective and that less the gap; infinite where either is."""
+    dual = primal - (distance if gap is None else gap)
+    scale = jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(dual)), jnp.finfo(primal.dtype).tiny)
+    return jnp.where((distance == jnp.inf) | (scale == jnp.inf), jnp.inf, distance / scale)

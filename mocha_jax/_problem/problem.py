@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
@@ -80,6 +81,11 @@ class Federated(Pytree):
         """The recorded residual at which rounds end, so that the answer is within `tol` when everything is counted."""
         return tol
 
+    @property
+    def rounding_level(self) -> float:
+        """The recorded residual below which rounding explains that rounds gain no more. Default: none."""
+        return -math.inf
+
 
 class Problem(Federated):
     r"""The convex problem $\min_W \sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W)$.
@@ -133,6 +139,10 @@ class Problem(Federated):
     def aim(self, tol: float) -> float:
         # Some roundings of the objective may be hidden from a recorded gap; most of a tiny tolerance is not for them.
         return max(tol - 32.0 * float(jnp.finfo(self.data.dtype).eps), 0.5 * tol)
+
+    @property
+    def rounding_level(self) -> float:
+        return 64.0 * float(jnp.finfo(self.data.dtype).eps)
 
     @property
     def admissible(self) -> Array:

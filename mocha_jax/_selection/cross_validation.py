@@ -77,8 +77,9 @@ def cross_validate(
         others on the tasks of ``data``.
       standardize: what to do with features, fitted to the training samples of every fold: ``"pooled"``, ``"task"`` or
         ``"within"``, see `TaskData.standardized`; or a function of your own, pure, from the training samples to a
-        function of any samples. Labels are centred too where the loss is one of the residual. It takes memory for the
-        samples once more for every fit at the same time.
+        function of any samples. By name, labels are centred too where the loss is one of the residual; what is scored
+        are predictions of the labels as they are. A function's own labels are scored. It takes memory for the samples
+        once more for every fit at the same time.
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
         without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
         many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those

@@ -22,7 +22,7 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.by_fold import Fitted
 from mocha_jax._selection.learner import Answer, Labels, Learner, Trainer, Way, warn_of_candidates
-from mocha_jax._selection.preparation import Preparation, anonymous, of_residuals, prepared, prepared_within
+from mocha_jax._selection.preparation import Preparation, anonymous, of_residuals, prepared, to_score
 from mocha_jax._selection.records import Path
 from mocha_jax._selection.scoring import METRICS, Metric, Scoring, scored, scoring
 from mocha_jax._selection.solves import SolveOptions, candidate, scan_candidates, warm_started
@@ -36,10 +36,10 @@ class _OneTrainer(Trainer):
         self, key: Array, candidates: Regularizer, budget: SolveOptions, rows: Array, held_out: TaskData,
         prepare: Preparation | None, metric: Metric,
     ) -> Fitted:  # fmt: skip
-        training, seen = prepared_within(prepare, self.problem.data.keep(rows), held_out)
+        training, seen, for_those = to_score(prepare, self.problem.data.keep(rows), held_out)
 
         def entry(_: Regularizer, s: Solution[Problem]) -> Fitted:
-            return self.score(metric, s.weights, seen), s.certificate.residual, jnp.asarray(s.rounds)
+            return self.score(metric, for_those(s.weights), seen), s.certificate.residual, jnp.asarray(s.rounds)
 
         return scan_candidates(key, partial(Problem, training, self.problem.loss), candidates, budget, entry)
 
@@ -77,7 +77,7 @@ class OneProblem(Learner[Solution[Problem], Path]):
     def answer(
         self, key: Array, way: Regularizer, budget: SolveOptions, prepare: Preparation | None
     ) -> Solution[Problem]:
-        (data,), state = prepared(prepare, self.data), None
+        data, state = prepared(prepare, self.data), None
         last = np.shape(jax.tree.leaves(way)[0])[0] - 1
         for i in range(last + 1):
             there = Problem(data, self.problem.loss, candidate(way, i))
@@ -91,7 +91,7 @@ class OneProblem(Learner[Solution[Problem], Path]):
     def path(
         self, owner: str, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
     ) -> Path:
-        problem = self.problem.replace(data=prepared(prepare, self.data)[0]).unnamed()
+        problem = self.problem.replace(data=prepared(prepare, self.data)).unnamed()
         path = or_by_loops(
             problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
         )

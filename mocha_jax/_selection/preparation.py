@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
+from jax import Array
+
 from mocha_jax._core import check
-from mocha_jax._data.scaling import WAYS, Standardize
+from mocha_jax._data.scaling import WAYS, Standardize, scaled
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
-from mocha_jax.losses import ResidualLoss
+from mocha_jax.losses import Loss, ResidualLoss, Squared
 
 # From samples for training to what is done with any; pure, since it runs within compiled programs.
 Preparation = Callable[[TaskData], Callable[[TaskData], TaskData]]
+
+
+# The constant feature of an intercept that is to cost little: its weight is that much less, its penalty by the square.
+FREE_INTERCEPT = 10.0
+
+
+def usual(loss: Loss) -> str:
+    """How samples of tables are standardised where nobody says: so that no level of a group has to be paid for."""
+    return "within" if isinstance(loss, ResidualLoss) else "pooled"
+
+
+def frees_intercept(by: str | None, loss: Loss) -> bool:
+    """Tell whether the intercept is not penalised at all, labels being centred too: see `_data.scaling`."""
+    return by in ("task", "within", "centred") and isinstance(loss, Squared)
 
 
 def preparation(owner: str, standardize: str | Preparation | None, labels: bool) -> Preparation | None:
@@ -31,12 +48,11 @@ def preparation(owner: str, standardize: str | Preparation | None, labels: bool)
     return Standardize(standardize, labels)
 
 
-def prepared(prepare: Preparation | None, data: TaskData, *others: TaskData) -> list[TaskData]:
-    """Samples for training, prepared, and other ones in the same way."""
+def prepared(prepare: Preparation | None, data: TaskData) -> TaskData:
+    """Samples for training, prepared."""
     if not isinstance(prepare, Standardize):
-        return prepared_within(prepare, data, *others)
-    standard = data.standardized(prepare.by, labels=prepare.labels)  # which remembers how
-    return [standard, *(other.standardized(like=standard) for other in others)]
+        return prepared_within(prepare, data)[0]
+    return data.standardized(prepare.by, labels=prepare.labels)  # which remembers how
 
 
 def prepared_within(prepare: Preparation | None, data: TaskData, *others: TaskData) -> list[TaskData]:
@@ -49,6 +65,30 @@ def prepared_within(prepare: Preparation | None, data: TaskData, *others: TaskDa
     for each in found:
         check.instance("standardize", "what is returned for data", each, TaskData, "data.replace(x=...)")
     return found
+
+
+def to_score(
+    prepare: Preparation | None, training: TaskData, held_out: TaskData
+) -> tuple[TaskData, TaskData, Callable[[Array], Array]]:
+    """Prepare samples to train with, and others to score by the labels that they have.
+
+    Where labels are centred to train, what was taken from them is added to predictions again: as the weights of one
+    more feature, which is 1 for all samples to score.
+
+    Returns:
+      The samples to train with; those to score; and from weights ``[., d]`` for the first those for the second.
+    """
+    if not isinstance(prepare, Standardize) or not prepare.labels:
+        return *prepared_within(prepare, training, held_out), lambda weights: weights  # type: ignore[return-value]
+    moments = prepare.fit(training)
+    seen = scaled(held_out, moments._replace(level=jnp.zeros_like(moments.level)))
+    one = (seen.weight > 0).astype(seen.x.dtype)[..., None]
+
+    def levelled(weights: Array) -> Array:
+        level = jnp.broadcast_to(moments.level, (len(weights),)).astype(weights.dtype)
+        return jnp.concatenate([weights, level[:, None]], axis=1)
+
+    return scaled(training, moments), seen.replace(x=jnp.concatenate([seen.x, one], axis=2)), levelled
 
 
 def anonymous(data: TaskData, prepare: Preparation | None) -> TaskData:

@@ -26,7 +26,7 @@ from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.preparation import Preparation, of_residuals, preparation, prepared
+from mocha_jax._selection.preparation import Preparation, of_residuals, preparation, prepared, to_score
 from mocha_jax._selection.solves import SolveOptions, warm_started
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
@@ -149,12 +149,11 @@ def tune(
         raise ValueError(
             "tune: make and start belong together: the problem for given hyperparameters, and the first ones."
         )
-    if standardize is not None:
-        if make is not None:
-            raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
-        prepare = preparation(name, standardize, of_residuals(problem))
-        train, validation = prepared(prepare, problem.data, validation)
-        problem = problem.replace(data=train)
+    if standardize is not None and make is not None:
+        raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
+    prepare = preparation(name, standardize, of_residuals(problem))
+    _, validation, for_those = to_score(prepare, problem.data, validation)
+    problem = problem.replace(data=prepared(prepare, problem.data))
     if make is None:
         make, start = _of_regularizer(problem)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)
@@ -178,7 +177,7 @@ def tune(
         values = jax.tree.map(jnp.exp, logs)
         there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
         solution = by.solve(key, there, warm_started(algorithm, state, there))
-        found: Hypergradient = hypergradient(lambda w: score(w, validation), solution, adjoint=adjoint)
+        found: Hypergradient = hypergradient(lambda w: score(for_those(w), validation), solution, adjoint=adjoint)
         gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
         with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
             updates, progress = optimizer.update(gradient, progress, logs)

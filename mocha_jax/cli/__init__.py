@@ -1,11 +1,14 @@
 """The command line, for those who do not program: ``mocha-jax fit``, `predict`, `compare`, `inspect`, `demo`.
 
-It may import `_core`, `datasets` and `plotting`.
+It may import `_core`, `_data`, `datasets`, `plotting` and `regularizers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -17,7 +20,12 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run what it asks for."""
+    """Parse the command line and run what it asks for.
+
+    Returns:
+      0; 1 where a file cannot be read or written, 130 where a person interrupts. What is wrong with the arguments or a
+      table ends the process with 2. Each is said in one sentence.
+    """
     parser = argparse.ArgumentParser(prog="mocha-jax", description=(mj.__doc__ or "").split("\n")[0])
     parser.add_argument("--version", action="version", version=f"mocha_jax {mj.__version__}, jax {jax.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -25,6 +33,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part.add_to(commands)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        found = int(options.run(options))
+        sys.stdout.flush()
+        return found
     except ValueError as error:
         parser.error(str(error))
+    except BrokenPipeError:  # whoever reads has enough
+        with contextlib.suppress(OSError, ValueError):  # else the interpreter writes what is left, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"mocha-jax: error: {_said(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nmocha-jax: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _said(error: OSError) -> str:
+    """The file and what is wrong with it, or the whole sentence where the error is of this library."""
+    return str(error) if error.filename is None else f"{error.filename}: {error.strerror}."

@@ -12,18 +12,29 @@ import jax.numpy as jnp
 from jax import Array
 
 import mocha_jax as mj
-from mocha_jax._core import check
+from mocha_jax._core import files
+from mocha_jax.cli import _options, _picture
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its options."""
     show = commands.add_parser("demo", help="train on a synthetic federation with stragglers and drops")
-    show.add_argument("--tasks", type=int, default=24, help="number of devices (default %(default)s)")
-    show.add_argument("--features", type=int, default=30, help="features of a sample (default %(default)s)")
-    show.add_argument("--drop", type=float, default=0.2, help="probability of missing a round (default %(default)s)")
-    show.add_argument("--tol", type=float, default=1e-3, help="relative gap at which to stop (default %(default)s)")
-    show.add_argument("--max-rounds", type=int, default=2000, help="rounds at most (default %(default)s)")
-    show.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
+    show.add_argument("--tasks", type=_options.integer(4), default=24, help="number of devices (default %(default)s)")
+    show.add_argument(
+        "--features", type=_options.integer(1), default=30, help="features of a sample (default %(default)s)"
+    )
+    show.add_argument(
+        "--drop", type=_options.probability, default=0.2, help="probability of missing a round (default %(default)s)"
+    )
+    show.add_argument(
+        "--tol", type=_options.number, default=1e-3, help="relative gap at which to stop (default %(default)s)"
+    )
+    show.add_argument(
+        "--max-rounds", type=_options.integer(1), default=2000, help="rounds at most (default %(default)s)"
+    )
+    show.add_argument(
+        "--seed", type=_options.integer(0), default=0, help="seed of everything random (default %(default)s)"
+    )
     show.add_argument("--out", type=Path, default=Path("mocha_demo.png"), help="picture (default %(default)s)")
     show.add_argument("--quiet", action="store_true", help="no progress bars")
     show.set_defaults(run=demo)
@@ -31,8 +42,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def demo(options: argparse.Namespace) -> int:
     """Global, local and multi-task models of one federation, side by side."""
-    check.integer("demo", 4, tasks=options.tasks)
-    check.integer("demo", 1, features=options.features, max_rounds=options.max_rounds)
+    if _picture.installed():
+        _picture.check_form("--out", options.out)
+        files.make_writable(options.out)
     key, data_key, split_key, tune_key = jax.random.split(jax.random.key(options.seed), 4)
     truth = mj.datasets.federation(data_key, options.tasks, options.features, smallest=12, largest=160)
     train, test = truth.data.split(split_key, 0.75)
@@ -76,18 +88,17 @@ def demo(options: argparse.Namespace) -> int:
 
     print(f"\n{'model':>13} {'test error %':>13} {'relative gap':>14} {'rounds':>8} {'simulated s':>13} {'wall s':>8}")
     print("\n".join(rows))
-    try:
-        from mocha_jax import plotting
-    except ImportError:
-        print("\nNo picture: matplotlib is not installed (pip install 'mocha_jax[plots]').")
+    if not _picture.installed():
+        print(f"\n{_picture.missing()}")
         return 0
+    from mocha_jax import plotting
+
     weights = {
         "truth": truth.weights,
         **{name: solutions[name].weights for name in ("local", "known groups", "learned")},
     }
     figure = plotting.overview({name: s.history for name, s in solutions.items()}, weights)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=150)
+    _picture.save(figure, options.out)
     print(f"\nPicture: {options.out}")
     return 0
 

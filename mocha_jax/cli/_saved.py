@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 import mocha_jax as mj
+from mocha_jax._core import files
+from mocha_jax.cli import _options, _table
 from mocha_jax.datasets import Table
+from mocha_jax.datasets._kinds import decimal_commas, no_categories
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,9 +33,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     compare.add_argument("--label", help="the column to predict (default: as in training)")
     compare.set_defaults(run=compare_models)
     for command in (predict, compare):
-        command.add_argument("table", type=Path, help="CSV file")
-        command.add_argument("--group", help="the column that names the group of every row (default: as in training)")
-        command.add_argument("--delimiter", help="between fields (default: found)")
+        _table.add_to(command, group="as in training")
     inspect = commands.add_parser("inspect", help="print what a saved model is, and how it was trained")
     inspect.add_argument("model", type=Path, help="file that fit saved")
     inspect.add_argument("--task", help="print the weights of this group")
@@ -38,12 +42,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def predict_table(options: argparse.Namespace) -> int:
     """Write the group and the prediction of every row."""
+    if options.out is not None:
+        _options.check_outputs({"--out": options.out}, [options.model, options.table], force=True)
     model = _load(options.model)
     table, x, groups = _rows(model, options, None if options.unseen == "mean" else model.names.tasks)
     task = None if model.names.tasks is None else groups
     if options.probabilities:
         if not model.logistic:
-            raise ValueError(f"predict: --probabilities needs a model of two classes, and {options.model} is none.")
+            raise ValueError(f"--probabilities: needs a model of two classes, and {options.model} is none.")
         found = model.predict_proba(x, task, unseen=options.unseen)
         classes = model.names.classes or (-1, 1)
         heads, columns = [f"probability of {name}" for name in classes], [found[:, k] for k in range(found.shape[1])]
@@ -54,8 +60,9 @@ def predict_table(options: argparse.Namespace) -> int:
     if options.out is None:
         _write(sys.stdout, [group, *heads], rows)
     else:
-        with open(options.out, "w", newline="", encoding="utf-8") as file:
-            _write(file, [group, *heads], rows)
+        text = io.StringIO()
+        _write(text, [group, *heads], rows)
+        files.write(options.out, text.getvalue().encode())
         print(f"{len(table)} predictions: {options.out}")
     return 0
 
@@ -69,9 +76,9 @@ def compare_models(options: argparse.Namespace) -> int:
         model = _load(path)
         label = options.label or model.trained.get("label")
         if label is None:
-            raise ValueError("compare: say which column holds the labels, --label NAME.")
-        named = (label,) if model.names.classes is not None and isinstance(model.names.classes[0], str) else ()
-        table, x, groups = _rows(model, options, model.names.tasks, named)
+            raise ValueError("--label: say which column holds the labels, for the model does not know.")
+        named = model.names.classes is not None and isinstance(model.names.classes[0], str)
+        table, x, groups = _rows(model, options, model.names.tasks, [label], (label,) if named else ())
         kinds.add(kind := "error rate" if set(model.decides) == {"sign"} else "root mean squared error")
         predicted = model.predict(x, None if model.names.tasks is None else groups)
         truth = np.asarray(table.texts(label)) if named else table.numbers([label])[:, 0]
@@ -90,16 +97,17 @@ def compare_models(options: argparse.Namespace) -> int:
 def inspect_model(options: argparse.Namespace) -> int:
     """Print names and how the model was trained; of one group its weights."""
     model = _load(options.model)
+    place = {str(name): t for t, name in enumerate(model.tasks)}
+    if options.task not in (None, *place):
+        raise ValueError(f"--task: must be one of the model's groups, got {options.task!r}.")
     print(f"{options.model}: {model}")
     for name, value in model.trained.items():
-        print(f"  {name}: {value}")
+        several = ", ".join(f"{one} {number:g}" for one, number in value.items()) if isinstance(value, dict) else value
+        print(f"  {name}: {several}")
     for what, names in (("groups", model.tasks), ("features", model.names.features), ("classes", model.names.classes)):
         if names is not None:
             print(f"  {what} ({len(names)}): {', '.join(map(str, names[:12]))}{', ...' if len(names) > 12 else ''}")
     if options.task is not None:
-        place = {str(name): t for t, name in enumerate(model.tasks)}
-        if options.task not in place:
-            raise ValueError(f"inspect: task must be one of the model's groups, got {options.task!r}.")
         t = place[options.task]
         features = model.names.features or tuple(f"feature {j}" for j in range(model.weights.shape[1]))
         width = max(map(len, features))
@@ -110,6 +118,7 @@ def inspect_model(options: argparse.Namespace) -> int:
 
 
 def _load(path: Path) -> mj.LinearModel:
+    _options.check_inputs(path)
     model = mj.load_model(path)
     if not isinstance(model, mj.LinearModel):
         raise ValueError(f"{path}: this command knows models of numbers and of two classes, no {type(model).__name__}.")
@@ -117,20 +126,52 @@ def _load(path: Path) -> mj.LinearModel:
 
 
 def _rows(
-    model: mj.LinearModel, options: argparse.Namespace, known: tuple[object, ...] | None, texts: tuple[str, ...] = ()
+    model: mj.LinearModel,
+    options: argparse.Namespace,
+    known: tuple[object, ...] | None,
+    label: Sequence[str] = (),
+    texts: tuple[str, ...] = (),
 ) -> tuple[Table, np.ndarray, np.ndarray]:
     """The table, its samples in the model's order, and the group of every row."""
     group = options.group or model.trained.get("group")
     if group is None:
-        raise ValueError("say which column names the groups, --group NAME.")
-    if model.names.features is None:
+        raise ValueError("--group: say which column names the groups, for the model does not know.")
+    features = model.names.features
+    if features is None:
         raise ValueError("this model has no names of features, so that columns cannot be found.")
-    encoded = tuple(name for name in model.names.features if "=" in name)
-    table = mj.datasets.read_table(options.table, delimiter=options.delimiter, texts=(group, *texts, *encoded))
-    return table, table.numbers(model.names.features), table.names(group, known)
+    encoded = tuple(name for name in features if "=" in name)
+    table = _table.opened(options, (group, *texts, *encoded))
+    _options.check_columns(table, group=[group], label=label)
+    medians = model.trained.get("medians", {})
+    table = _table.with_columns(table, {
+        name: np.where(np.isnan(column), medians[name], column)
+        for name in table.columns
+        if name in medians and (column := table.column(name)).dtype.kind == "f"
+    })  # fmt: skip
+    cells = _table.lacking(table, [group, *(name for name in table.columns if name in (*features, *label))])
+    if cells:
+        why = "" if medians else ", or train with --impute median"
+        raise ValueError(f"{_table.counted(table, cells)}; fill them in, or leave these rows out{why}.")
+    for name in (*features, *(() if texts else label)):
+        if name in table.columns and table.column(name).dtype.kind == "O" and decimal_commas(table.texts(name)):
+            raise ValueError(
+                f"{table.path}, column {name!r}: {no_categories(table.texts(name))}; --decimal-comma reads them."
+            )
+    return table, table.numbers(features), _groups(table, group, known, options)
 
 
-def _write(file: object, heads: list[str], rows: object) -> None:
-    writer = csv.writer(file, lineterminator="\n")  # type: ignore[arg-type]
+def _groups(table: Table, group: str, known: tuple[object, ...] | None, options: argparse.Namespace) -> np.ndarray:
+    """The group of every row."""
+    try:
+        return table.names(group, known)
+    except ValueError as error:
+        if not hasattr(options, "unseen"):
+            raise
+        reason = str(error).rstrip(".")
+        raise ValueError(f"{reason}; --unseen mean predicts by the mean of all groups' weights.") from error
+
+
+def _write(file: TextIO, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(heads)
-    writer.writerows(rows)  # type: ignore[arg-type]
+    writer.writerows(rows)

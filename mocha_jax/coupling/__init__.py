@@ -8,6 +8,7 @@ $W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than thi
 It may import `_core` and `_numerics`.
 """
 
+from mocha_jax.coupling._about_mean import AboutMean as AboutMean
 from mocha_jax.coupling._base import SIGMA_PRIME_RULES as SIGMA_PRIME_RULES
 from mocha_jax.coupling._base import Coupling as Coupling
 from mocha_jax.coupling._base import Operator as Operator
@@ -21,6 +22,7 @@ from mocha_jax.coupling._simple import Exchangeable as Exchangeable
 from mocha_jax.coupling._simple import PerFeature as PerFeature
 
 __all__ = [
+    "AboutMean",
     "as_matrix",
     "correlation",
     "Coupling",

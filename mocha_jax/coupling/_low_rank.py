@@ -45,12 +45,17 @@ class LowRank(Coupling):
     def project_to_range(self, w: Array) -> Array:
         return jnp.where(self.base > 0, w, self._inside(w))
 
-    def energy(self, w: Array) -> Array:
-        r"""$\tfrac12\mathrm{tr}(W^\top\bar M^{-1}W)$, a scalar; infinite where W leaves the range of $\bar M$."""
+    def energy(self, w: Array, noise: Array | float = 0.0) -> Array:
+        r"""$\tfrac12\mathrm{tr}(W^\top\bar M^{-1}W)$, a scalar; infinite where W leaves the range of $\bar M$.
+
+        Args:
+          w: W ``[m, d]``.
+          noise: the square of what is known to be rounding in W.
+        """
         eps, largest = jnp.finfo(w.dtype).eps, self.base + singular_values(self.factor)[0] ** 2
         along = jnp.sum(matmul(spectral_map(_inverse_roots, self.factor, self.base).T, w) ** 2)
         rest = jnp.sum((w - self._inside(w)) ** 2)
-        nothing, free = rest <= eps * jnp.sum(w**2), self.base <= eps * largest
+        nothing, free = rest <= eps * jnp.sum(w**2) + noise, self.base <= eps * largest
         aside = jnp.where(free, jnp.where(nothing, 0.0, jnp.inf), rest / jnp.where(free, 1.0, self.base))
         return 0.5 * (along + aside)
 
@@ -69,17 +74,22 @@ class LowRank(Coupling):
         factor = jnp.sqrt(rho / c) * solve_triangular(root, f.T, lower=True).T
         return LowRank(rho * self.base / c, factor)
 
-    def row_sums(self, nodes: Array) -> Array:
+    def row_sums(self, nodes: Array, off: Array | float = 0.0) -> Array:
+        r"""Sum the rows of $|\bar M|$, of an operator with `off` added to every entry."""
         f, m = self.factor, len(self.factor)
         if m > _EXACT_ROWS:  # m^2 work would rule: |F F'| <= |F| |F|' entry by entry
-            return nodes * self.base + matmul(jnp.abs(f), matmul(jnp.abs(f).T, nodes))
+            more = jnp.abs(off) * jnp.sum(nodes)
+            return nodes * self.base + matmul(jnp.abs(f), matmul(jnp.abs(f).T, nodes)) + more
         rows = jnp.pad(f, ((0, -m % _ROWS_AT_ONCE), (0, 0))).reshape(-1, _ROWS_AT_ONCE, f.shape[1])
-        across = lax.map(lambda some: matmul(jnp.abs(matmul(some, f.T)), nodes), rows)
+        across = lax.map(lambda some: matmul(jnp.abs(matmul(some, f.T) + off), nodes), rows)
         return nodes * self.base + across.reshape(-1)[:m]
 
     def spectral_bound(self, nodes: Array) -> Array:
-        # The largest eigenvalue of a sum is at most the sum of the largest; the second is one of r x r.
-        scale = safe_ratio(nodes, self.diagonal())
+        return self.largest(safe_ratio(nodes, self.diagonal()))
+
+    def largest(self, scale: Array) -> Array:
+        r"""At least the largest eigenvalue of $S^{1/2}\bar M S^{1/2}$, S the diagonal matrix of `scale`."""
+        # That of a sum is at most the sum of the largest; the second is one of r x r.
         inner = matmul(self.factor.T, scale[:, None] * self.factor)
         return jnp.max(scale) * self.base + jnp.linalg.eigvalsh(inner)[-1]
 

@@ -15,6 +15,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.names import Named, Names, duplicates, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
+from mocha_jax.datasets._kinds import decimal_commas, no_categories
 from mocha_jax.datasets._tables import Table, columns_asked_for, read
 
 _CATEGORIES = ("refuse", "encode")
@@ -46,8 +47,9 @@ def csv(
       group: the column whose values name the tasks.
       features: the columns to predict from; default all others.
       categories: what to do with columns of texts among them: ``"refuse"``; ``"encode"``, a feature ``town=Oslo`` for
-        every value of column ``town``, 1 where it is that and else 0; or a list of columns to encode, which may hold
-        numbers.
+        every value of column ``town``, 1 where it is that and else 0, where dates, numbers with decimal commas, and
+        more values than ten and a fifth of the rows, as names and ids have, are refused; or a list of columns to
+        encode, whatever they hold.
       delimiter: between fields; default see `read_table`.
       like: other data, e.g. for training, see `pack_tasks`. Its features are read, encoded as there, and other columns
         passed over.
@@ -79,17 +81,27 @@ def csv(
     if known.classes is not None:
         texts.append(label)
     table = read("csv", path, delimiter, list(dict.fromkeys(texts)))
+    if like is None and dtype is None:
+        dtype = canonicalize_dtype(np.float64)
+    return packed(
+        table, label, group, wanted, categories, like=like, loss_scaling=loss_scaling, intercept=intercept, dtype=dtype
+    )
+
+
+def packed(
+    table: Table, label: str, group: str, features: Sequence[str] | None, categories: str | Sequence[str], *,
+    like: TaskData | None = None, **options: Any,
+) -> TaskData:  # fmt: skip
+    """The rows of a table as samples of the tasks that a column names; arguments as `csv`."""
+    known, encoded = Names() if like is None else like.names, _encoded(categories)
     places(table.path, "column", [label, group, *encoded], table.columns)
-    columns = [name for name in table.columns if name not in (label, group)] if wanted is None else list(wanted)
+    columns = [name for name in table.columns if name not in (label, group)] if features is None else list(features)
     if taken := [name for name in columns if name in (label, group)]:
         raise ValueError(f"csv: features must not hold the label or the group, but {listed(taken)} is one of them.")
     names = columns if like is not None else _spelled(table, columns, categories, encoded)
-    x = table.numbers(names)
+    samples: Any = Named(table.numbers(names), names)
     y = _labels(table, label, known)
-    groups = table.names(group, known.tasks)
-    dtype = canonicalize_dtype(np.float64) if like is None and dtype is None else dtype
-    samples: Any = Named(x, names)
-    return pack_tasks(samples, y, groups, like=like, loss_scaling=loss_scaling, intercept=intercept, dtype=dtype)
+    return pack_tasks(samples, y, table.names(group, known.tasks), like=like, **options)
 
 
 def _encoded(categories: object) -> tuple[str, ...]:
@@ -111,7 +123,13 @@ def _spelled(table: Table, columns: list[str], categories: str | Sequence[str], 
                 f"writes have none; pass features=[...], or write the file with index=False."
             )
         if name in encoded or (every and name in table.columns and table.holds_texts(name)):
-            names += [f"{name}={level}" for level in sorted(set(table.texts(name)))]
+            texts = table.texts(name)
+            if name not in encoded and (what := no_categories(texts)) is not None:
+                raise ValueError(
+                    f"{table.path}, column {name!r}: {what}; leave it out by features=[...], write it as numbers, or "
+                    f"encode it all the same by categories=[{name!r}, ...]."
+                )
+            names += [f"{name}={level}" for level in sorted(set(texts))]
         else:
             names.append(name)
     if repeated := duplicates(names):
@@ -126,5 +144,10 @@ def _labels(table: Table, label: str, known: Names) -> np.ndarray:
     if known.classes is not None:
         return table.names(label, known.classes)
     if table.holds_texts(label):
-        return np.array(table.texts(label))
+        texts = table.texts(label)
+        if decimal_commas(texts):
+            raise ValueError(
+                f"{table.path}, column {label!r}: {no_categories(texts)}; write them with a decimal point."
+            )
+        return np.array(texts)
     return table.numbers([label])[:, 0]

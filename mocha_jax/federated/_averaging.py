@@ -109,6 +109,8 @@ class AveragingHeld(Pytree):
 class AveragingCentre(ServerSide):
     """The server of federated averaging."""
 
+    judges = False
+
     algorithm: FedAvg
     num_tasks: int = static()
     dtype: DTypeLike = static()

@@ -97,6 +97,11 @@ class Server:
         self._reception = Reception(federation, self._side, taken, receiving, late, max_norm)
         self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
 
+    @property
+    def judged(self) -> bool:
+        """Whether reports judge the model that was sent down, the one before their round, as certificates do."""
+        return self._side.judges
+
     @on_purpose
     def init(self, life: int = 0) -> ServerState:
         """Return the state before the first round.

@@ -100,6 +100,8 @@ class ServerSide(Pytree):
     # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
     patience: ClassVar[int] = 2**31 - 1
     from_held: ClassVar[bool] = False
+    # Whether answers judge the model that was sent down, which is the one before their round.
+    judges: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, counts: Array) -> Any:

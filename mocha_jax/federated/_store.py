@@ -1,4 +1,4 @@
-"""Files and blobs of what a node or a server carries from round to round: NumPy's npz, never a pickle."""
+"""Files and blobs of messages, and of what nodes and servers carry from round to round: NumPy's npz, never a pickle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +17,24 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.fingerprint import native, plain
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
+from mocha_jax.federated._message import Down, Message, Up, check_header
 
 Record = TypeVar("Record")
+Way = TypeVar("Way", bound=Message)
 Place = str | os.PathLike[str] | IO[bytes]
 
 _FORMAT, _VERSION = "mocha_jax federated", 1
 
 
 def save(file: Place, record: object) -> None:
-    """Write what a node keeps, or a server's state, whole or not at all.
+    """Write what a node keeps, a server's state or a message, whole or not at all.
 
     It goes to a new file beside the old one, which it then replaces: whenever the process or the machine stops, one of
     the two is there.
 
     Args:
       file: path of the file, whose folder is made where there is none; or a file that is open to be written to.
-      record: a record of arrays.
+      record: a record of arrays, or a `Down` or `Up`.
 
     Raises:
       OSError: it cannot be written, or another process is writing it; what was there before still is.
@@ -55,7 +57,11 @@ def save(file: Place, record: object) -> None:
         owned.release()
 
 
-def load(file: Place, like: Record) -> Record:
+@overload
+def load(file: Place, like: type[Way]) -> Way: ...
+@overload
+def load(file: Place, like: Record) -> Record: ...
+def load(file: Place, like: Any) -> Any:
     """Read what `save` wrote.
 
     A server that goes on from an earlier state than its last one needs another life, `Server.restarted`: nodes
@@ -63,7 +69,8 @@ def load(file: Place, like: Record) -> Record:
 
     Args:
       file: its path, or a file that is open to be read.
-      like: a record of the same shapes and dtypes, such as ``node.init()`` or ``server.init()``.
+      like: a record of the same shapes and dtypes, such as ``node.init()`` or ``server.init()``; of a message its
+        class, `Down` or `Up`.
     """
     if (read := getattr(file, "read", None)) is not None:
         return _record("load", "the file", read(), like)
@@ -77,10 +84,10 @@ def load(file: Place, like: Record) -> Record:
 
 @on_purpose
 def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
-    """Return what `save` writes, for a store of blobs.
+    """Return what `save` writes, for a transport of messages or a store of blobs.
 
     Args:
-      record: a record of arrays.
+      record: a record of arrays, or a `Down` or `Up`.
       owner: whoever is named in errors.
 
     Examples:
@@ -88,9 +95,26 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
       >>> blob = to_bytes({"v": jnp.ones(3)})
       >>> from_bytes(blob, {"v": jnp.zeros(3)})["v"].tolist()
       [1.0, 1.0, 1.0]
+
+      Messages know their shapes by themselves; whoever receives one checks whether it fits.
+
+      >>> import mocha_jax as mj
+      >>> server = mj.federated.Server(mj.Mocha(), mj.regularizers.Probabilistic(0.1), 3, 5, dtype="float32")
+      >>> blob = to_bytes(server.down(server.init(), 2))
+      >>> down = from_bytes(blob, mj.federated.Down)
+      >>> down.task, down.round, down.arrays["model"].shape
+      (2, 1, (5,))
     """
-    arrays = {name: np.asarray(leaf) for name, leaf in _arrays(owner, "record", record).items()}
-    said = {"format": _FORMAT, "version": _VERSION, "leaves": {name: _form(array) for name, array in arrays.items()}}
+    said: dict[str, Any] = {"format": _FORMAT, "version": _VERSION}
+    if isinstance(record, Message):
+        check_header(owner, "the message", record, Up if type(record) is Up else Down, None)
+        header = {name: value if isinstance(value, str) else int(value) for name, value in record.header.items()}
+        said |= {"message": type(record).__name__, "header": header}
+        leaves = dict(_numbers(owner, "message", record.arrays))
+    else:
+        leaves = _arrays(owner, "record", record)
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    said["leaves"] = {name: _form(array) for name, array in arrays.items()}
     about = np.frombuffer(json.dumps(said).encode(), np.uint8)
     out = io.BytesIO()
     contents: dict[str, Any] = {f"leaf {i}": plain(array) for i, array in enumerate(arrays.values())}
@@ -98,7 +122,11 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
     return out.getvalue()
 
 
-def from_bytes(data: bytes, like: Record) -> Record:
+@overload
+def from_bytes(data: bytes, like: type[Way]) -> Way: ...
+@overload
+def from_bytes(data: bytes, like: Record) -> Record: ...
+def from_bytes(data: bytes, like: Any) -> Any:
     """Read what `to_bytes` made.
 
     Args:
@@ -111,26 +139,52 @@ def from_bytes(data: bytes, like: Record) -> Record:
 
 
 @on_purpose
-def _record(owner: str, source: str, data: bytes | bytearray | memoryview, like: Record) -> Record:
+def _record(owner: str, source: str, data: bytes | bytearray | memoryview, like: Any) -> Any:
     """Check names, shapes and dtypes of all leaves before anything is made of them."""
+    if like in (Down, Up):
+        return _message(owner, source, data, like)
     wanted = {name: _form(leaf) for name, leaf in _arrays(owner, "like", like).items()}
+    _, found, arrays = _contents(owner, source, data)
+    _compare(owner, source, found, wanted)
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(array) for array in arrays])
+
+
+def _message(owner: str, source: str, data: bytes | bytearray | memoryview, kind: type[Way]) -> Way:
+    """A message whose header is right; whether its arrays are, the one that it is for finds out."""
+    said, found, arrays = _contents(owner, source, data)
+    if said.get("message") != kind.__name__:
+        raise ValueError(f"{owner}: {source} holds no {kind.__name__}.")
+    try:
+        message = kind(**said["header"], arrays=dict(zip(found, arrays, strict=True)))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{owner}: {source} holds a {kind.__name__} with another header.") from error
+    check_header(owner, source, message, kind, None)
+    return message
+
+
+def _contents(
+    owner: str, source: str, data: bytes | bytearray | memoryview
+) -> tuple[dict[str, Any], dict[str, Any], list[np.ndarray]]:
+    """Return what is said of the arrays, their forms by name, and the arrays, which are of these forms."""
+    known, version = False, 0
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            if any(part.compress_type for part in file.zip.infolist()):
+                raise ValueError("unpacked it might be of any size")
             said = json.loads(file["about"].tobytes().decode())
-            known, version, found = said["format"] == _FORMAT, int(said["version"]), dict(said["leaves"])
-            arrays = [file[f"leaf {i}"] for i in range(len(found))] if known and version <= _VERSION else []
+            known, version = said["format"] == _FORMAT, int(said["version"])
+            found = dict(said["leaves"]) if known and version <= _VERSION else {}
+            dtypes = [jnp.dtype(dtype) for dtype, _ in found.values()]
+            arrays = [native(file[f"leaf {i}"], dtype) for i, dtype in enumerate(dtypes)]
     except Exception as error:  # whatever readers of zip, npy and JSON make of garbage
         raise ValueError(f"{owner}: {source} is nothing that federated.save wrote, or it is damaged.") from error
     if not known:
         raise ValueError(f"{owner}: {source} is nothing that federated.save wrote.")
     if version > _VERSION:
         raise ValueError(f"{owner}: {source} is of version {version}, and this library reads up to {_VERSION}.")
-    _compare(owner, source, found, wanted)
-    dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(like)]
-    leaves = [native(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-    if any(_form(leaf) != form for leaf, form in zip(leaves, wanted.values(), strict=True)):
+    if any(_form(array) != form for array, form in zip(arrays, found.values(), strict=True)):
         raise ValueError(f"{owner}: {source} does not hold what it says it holds.")
-    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in leaves])
+    return said, found, arrays
 
 
 def _compare(owner: str, source: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -150,16 +204,21 @@ def _compare(owner: str, source: str, found: Mapping[str, Any], wanted: Mapping[
 def _arrays(owner: str, what: str, record: object) -> dict[str, Any]:
     """The leaves of a record, all of them arrays of numbers or booleans, by their places in it."""
     leaves = jax.tree_util.tree_flatten_with_path(record)[0]
-    for path, leaf in leaves:
+    found = _numbers(owner, what, {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves})
+    return {name or "record": leaf for name, leaf in found.items()}
+
+
+def _numbers(owner: str, what: str, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arrays of numbers or booleans, where all of them are."""
+    for where, leaf in leaves.items():
         dtype: Any = getattr(leaf, "dtype", None)
         plain = isinstance(leaf, np.ndarray | np.generic | jax.Array) and not isinstance(leaf, np.ma.MaskedArray)
         if not plain or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
-            where = jax.tree_util.keystr(path).lstrip(".")
             raise ValueError(
                 f"{owner}: {what} must be a record of arrays of numbers, such as node.init() makes, got "
                 f"{check.shown(leaf)}{f' at {where}' if where else ''}."
             )
-    return {jax.tree_util.keystr(path).lstrip(".") or "record": leaf for path, leaf in leaves}
+    return leaves
 
 
 def _form(leaf: Any) -> list[Any]:

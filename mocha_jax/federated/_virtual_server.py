@@ -33,6 +33,8 @@ class VirtualHeld(Pytree):
 class VirtualCentre(ServerSide):
     """The server of VIRTUAL."""
 
+    judges = False
+
     algorithm: Virtual
     num_tasks: int = static()
     dtype: DTypeLike = static()

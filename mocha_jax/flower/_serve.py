@@ -27,12 +27,14 @@ class Served:
 
     Args:
       weights: the model of which the last report speaks; of networks the parameters after the last round.
+      rounds: the number of the last round whose answers are in the weights, as of ``mj.run(num_rounds=rounds)``.
       state: of the server, after the last round.
       report: of the last round.
       converged: whether the tolerance was reached.
     """
 
     weights: Any
+    rounds: int
     state: ServerState
     report: Report
     converged: bool
@@ -57,7 +59,8 @@ def serve(
     Args:
       grid: of a ServerApp.
       server: of the federation.
-      max_rounds: the last round's number, those before a restart included.
+      max_rounds: rounds whose answers may be in the weights, those before a restart included. Except with networks one
+        more round judges the model of these.
       tol: the rounds end when the residual of the certificate, the relative gap (of a model whose relation is learned
         too, the joint one), is at most this.
       round_seconds: a round ends after so long, if `min_answers` are there.
@@ -92,6 +95,7 @@ class Rounds:
         self.server, self.plan = server, plan
         seconds = plan.message_seconds or 3.0 * plan.round_seconds
         self.post = Post(grid, server.num_tasks, seconds, plan.seed, look=min(1.0, 10.0 * plan.poll_seconds))
+        self.last = plan.max_rounds + 1 if server.judged else plan.max_rounds
         self.resumed = bool(plan.checkpoint) and os.path.exists(plan.checkpoint)
         self.state = self._first()
         self.silent = dict.fromkeys(range(server.num_tasks), 0)  # rounds since a node was heard
@@ -114,10 +118,10 @@ class Rounds:
             converged = float(report.quality.residual) <= plan.tol
             sizes = self.post.bytes_down - down, self.post.bytes_up - up
             self._tell(report, time.monotonic() - begin, *sizes)
-            if converged or report.round >= plan.max_rounds:
-                # Of networks nobody has judged the one that was sent: here is the one that came of it.
-                last = self.state if isinstance(report.quality, Training) else before
-                return Served(jax.device_get(server.weights(last)), self.state, report, converged)
+            if converged or report.round >= self.last:
+                # A model is returned with the report on it.
+                of = before if server.judged else self.state
+                return Served(jax.device_get(server.weights(of)), int(of.round), self.state, report, converged)
 
     def _first(self) -> ServerState:
         path = self.plan.checkpoint
@@ -131,10 +135,10 @@ class Rounds:
             raise ValueError(
                 f"serve: {path} is no checkpoint of this server; take the file away or name another one."
             ) from error
-        if int(state.round) >= self.plan.max_rounds:
+        if int(state.round) >= self.last:
             raise ValueError(
-                f"serve: {path} is of round {int(state.round)}, and max_rounds={self.plan.max_rounds}; raise it or "
-                f"take the file away."
+                f"serve: {path} is of round {int(state.round)}, and the last one with max_rounds="
+                f"{self.plan.max_rounds} is {self.last}; raise it or take the file away."
             )
         _log.info("The rounds go on after round %d, from %s.", int(state.round), path)
         return state

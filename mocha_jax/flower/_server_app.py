@@ -61,9 +61,8 @@ def server_app(
         server = make_server(config)
         check.instance("server_app", "make_server(...)", server, Server, "federated.Server(...)")
         served = Rounds(grid, server, plan).run()
-        report = served.report
         how = "converged" if served.converged else "ended at max_rounds"
-        _log.info("%s after round %d, %s.", how, report.round, in_words(report.quality))
+        _log.info("%s: the model of %d rounds has %s.", how, served.rounds, in_words(served.report.quality))
         if path := str(config.get("result", result)):
             write_result(path, served, make_model)
             _log.info("The model is in %s.", path)
@@ -96,6 +95,6 @@ def write_result(path: str, served: Served, make_model: Callable[[Any], Any] | N
             for field in dataclasses.fields(quality)
             if np.ndim(value := getattr(quality, field.name)) == 0 and value is not None and np.isfinite(value)
         }
-        trained = {**model.trained, **numbers, "rounds": served.report.round, "converged": served.converged}
+        trained = {**model.trained, **numbers, "rounds": served.rounds, "converged": served.converged}
         model = dataclasses.replace(model, trained=trained)
     model.save(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -22,6 +21,9 @@ from mocha_jax.metrics._tasks import (
     task_largest,
     task_means,
 )
+
+# Where |y - mu| is below so much of y + mu, a deviance is a series of so many terms, which is then exact in float64.
+_NEAR, _TERMS = 0.2, 11
 
 
 @on_purpose
@@ -86,10 +88,10 @@ def quadratic_kappa(weights: Weights, data: TaskData, loss: Loss, *, per_task: b
     """
     check.flag("quadratic_kappa", per_task=per_task)
     decided = _decided(weights, data, loss)
-    mean, of_y = task_means(decided, data), task_means(data.y, data)
-    spread = task_means(decided**2, data) - mean**2 + task_means(data.y**2, data) - of_y**2 + (mean - of_y) ** 2
+    error = decided - data.y
+    spread = _variance(decided, data) + _variance(data.y, data) + task_means(error, data) ** 2
     scored = spread > 0
-    kappa = 1.0 - safe_ratio(task_means((decided - data.y) ** 2, data), spread)
+    kappa = 1.0 - safe_ratio(task_means(error**2, data), spread)
     return summary(jnp.where(scored, kappa, jnp.nan), scored, per_task)
 
 
@@ -134,12 +136,16 @@ def explained_variance(weights: Weights, data: TaskData, *, per_task: bool = Fal
 
 def _explained(error: Array, data: TaskData, per_task: bool) -> Array:
     """Compare errors ``[m, n]`` with the variation of labels."""
-    # Measured from one of the labels, those that are all the same are exactly 0.
-    largest = data.to_nodes(task_largest(data.y, data))[:, None]
-    variation = task_means(_centred(data.y - largest, data) ** 2, data)
+    variation = _variance(data.y, data)
     scored = variation > 0
     score = 1.0 - safe_ratio(task_means(error**2, data), variation)
     return summary(jnp.where(scored, score, jnp.nan), scored, per_task)
+
+
+def _variance(values: Array, data: TaskData) -> Array:
+    """The variance of every task's values ``[m, n]``; exactly 0 where all are the label that all samples have."""
+    largest = data.to_nodes(task_largest(data.y, data))[:, None]
+    return task_means(_centred(values - largest, data) ** 2, data)
 
 
 def _centred(values: Array, data: TaskData) -> Array:
@@ -156,5 +162,21 @@ def poisson_deviance(weights: Weights, data: TaskData, *, per_task: bool = False
     check.flag("poisson_deviance", per_task=per_task)
     z = predicted(weights, data)
     check_labels("poisson_deviance", data, lambda y: y >= 0, "labels from 0 up")
-    deviance = 2.0 * (jax.scipy.special.xlogy(data.y, data.y) - data.y * z - data.y + jnp.exp(z))
-    return mean_over_tasks(jnp.maximum(deviance, 0.0), data, per_task)
+    return mean_over_tasks(2.0 * _beyond_rate(data.y, z), data, per_task)
+
+
+def _beyond_rate(y: Array, z: Array) -> Array:
+    r"""Compute $y \log(y/\mu) - y + \mu$ with $\mu = e^z$, which is 0 where y is the rate.
+
+    Near there its terms cancel. With $v = (y - \mu)/(y + \mu)$ it is
+    $(y - \mu) v + 2 y \sum_{k \ge 1} v^{2k+1} / (2k+1)$, where nothing does (Loader 2000).
+    """
+    rate = jnp.exp(z)
+    apart, both = y - rate, y + rate
+    near = jnp.abs(apart) < _NEAR * both
+    v = safe_ratio(jnp.where(near, apart, 0.0), both)
+    series = jnp.zeros_like(v)
+    for k in range(_TERMS, 0, -1):
+        series = v**2 * (series + 1.0 / (2 * k + 1))
+    far = jnp.where(y > 0, y * (jnp.log(jnp.where(y > 0, y, 1.0)) - z), 0.0) - apart
+    return jnp.where(near, apart * v + 2.0 * y * v * series, far)

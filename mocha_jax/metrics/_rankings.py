@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
@@ -27,12 +27,14 @@ def auc(weights: Weights, data: TaskData, *, per_task: bool = False) -> Array:
 def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
     """The score, and whether there are samples of both classes to score."""
     positive, negative = real & (y > 0), real & (y <= 0)
-    below = jnp.sort(jnp.where(negative, z, jnp.inf))
-    wins = 0.5 * sum(jnp.searchsorted(below, z, side=side).astype(z.dtype) for side in ("left", "right"))
-    pairs = jnp.sum(positive) * jnp.sum(negative)
-    total = jnp.sum(jnp.where(positive, wins, 0.0))
-    known = (pairs > 0) & ~jnp.any(real & jnp.isnan(z))  # NaN would outrank all, padding too
-    return jnp.where(known, safe_ratio(total, pairs.astype(z.dtype)), jnp.nan), pairs > 0
+    count = jnp.sum(negative, dtype=jnp.int32)
+    losses = _above(z, negative) + _at_least(z, negative)  # twice, so that a tie counts once
+    # A share of the negatives each: an int32 does not hold the number of pairs.
+    wins = safe_ratio((2 * count - losses).astype(z.dtype), (2 * count).astype(z.dtype))
+    scored = jnp.any(positive) & (count > 0)
+    known = scored & ~jnp.any(real & jnp.isnan(z))  # NaN would outrank all, padding too
+    share = safe_ratio(jnp.sum(jnp.where(positive, wins, 0.0)), jnp.sum(positive).astype(z.dtype))
+    return jnp.where(known, share, jnp.nan), scored
 
 
 @on_purpose
@@ -80,16 +82,29 @@ def ndcg(weights: Weights, data: TaskData, *, top: int | None = None, per_task: 
 def _ndcg(z: Array, y: Array, real: Array, *, top: int | None) -> tuple[Array, Array]:
     """The score, and whether any label gains something."""
     gain = jnp.where(real, jnp.maximum(y, 0.0), 0.0)
-    ranks = jnp.arange(len(z), dtype=z.dtype)
-    discount = 1.0 / jnp.log2(ranks + 2.0)
+    ranks = jnp.arange(len(z), dtype=jnp.int32)
+    discount = 1.0 / jnp.log2(ranks.astype(z.dtype) + 2.0)
     if top is not None:
         discount = jnp.where(ranks < top, discount, 0.0)
-    up_to = jnp.concatenate([jnp.zeros(1, z.dtype), jnp.cumsum(discount)])
     first, last = _above(z, real), _at_least(z, real)  # ranks that the samples of this prediction share
-    shared = safe_ratio(up_to[last] - up_to[first], (last - first).astype(z.dtype))
+    shared = safe_ratio(_sums_up_to(last, first, real, discount), (last - first).astype(z.dtype))
     best = jnp.sum(jnp.sort(gain, descending=True) * discount)
     known = (best > 0) & ~jnp.any(real & jnp.isnan(z))
     return jnp.where(known, safe_ratio(jnp.sum(gain * shared), best), jnp.nan), best > 0
+
+
+def _sums_up_to(last: Array, first: Array, real: Array, terms: Array) -> Array:
+    """Add up the terms from rank `first` to before rank `last` of every sample.
+
+    Differences of sums from rank 0 would be those of large numbers: a sum begins anew where a sample's ranks do.
+    """
+    begins = jnp.zeros(len(terms), bool).at[jnp.where(real, first, len(terms))].set(True, mode="drop")
+
+    def add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        return a[0] | b[0], jnp.where(b[0], b[1], a[1] + b[1])
+
+    _, sums = lax.associative_scan(add, (begins, terms))
+    return sums[last - 1]
 
 
 def _at_least(z: Array, among: Array) -> Array:

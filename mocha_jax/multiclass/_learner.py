@@ -118,7 +118,7 @@ class Classes(Learner[OneVsRest, list[OneVsRest]]):
     def _solved(
         self, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
     ) -> list[OneVsRest]:
-        (data,), each, first = prepared(prepare, self.data), self.each, self.problem
+        data, each, first = prepared(prepare, self.data), self.each, self.problem
         if prepare is not None:
             each, first = each_class("standardize", data, self.make, self._count)
         found = or_by_loops(

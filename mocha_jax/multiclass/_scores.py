@@ -17,6 +17,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.multiclass import require_probabilities
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.metrics import mean_over_tasks, predicted
+from mocha_jax.metrics._tasks import check_labels
 
 ClassWeights = Any  # an array ``[classes, num_tasks, d]``, an `OneVsRest`, or a `MulticlassModel`
 
@@ -76,11 +77,17 @@ def _log_probabilities(owner: str, weights: ClassWeights, data: TaskData) -> Arr
     return jax.nn.log_softmax(jax.nn.log_sigmoid(z), axis=0)  # each sigmoid over the sum of all
 
 
-def _require_known(owner: str, data: TaskData, classes: int) -> None:
-    """Refuse samples of classes that there are no weights of, unless they are traced."""
-    y, real = check.concrete(data.y), check.concrete(data.weight)
-    if y is not None and real is not None and (y[real > 0] >= classes).any():
-        raise ValueError(f"{owner}: labels of the data must be below {classes}, for which there are weights.")
+def _require_classes(owner: str, data: TaskData, known: int | None = None) -> None:
+    """Refuse labels that are no classes, or, of so many known ones, none of these; unless they are traced."""
+    needs = "labels 0, 1, 2, ..." if known is None else f"labels from 0 to {known - 1}, the classes that weights are of"
+    most = np.inf if known is None else known - 1
+    check_labels(owner, data, lambda y: (y >= 0) & (y <= most) & (y == np.floor(y)), needs)
+
+
+def _classes_of(data: TaskData, known: int) -> Array:
+    """The class of every sample ``[m, n]`` int32; of one that is none of those known their number."""
+    place = jnp.clip(data.y, 0, known).astype(jnp.int32)
+    return jnp.where(place.astype(data.y.dtype) == data.y, place, known)
 
 
 @on_purpose
@@ -100,7 +107,9 @@ def error_rate(weights: ClassWeights, data: TaskData, *, per_task: bool = False)
       0.3333
     """
     z = said(weights, data)
-    wrong = jnp.where(jnp.argmax(z, axis=0).astype(jnp.int32) == data.y.astype(jnp.int32), 0.0, jnp.ones_like(z[0]))
+    _require_classes("error_rate", data)
+    right = jnp.argmax(z, axis=0).astype(jnp.int32) == _classes_of(data, len(z))
+    wrong = jnp.where(right, 0.0, jnp.ones_like(z[0]))
     return mean_over_tasks(jnp.where(jnp.isnan(z).any(0), jnp.nan, wrong), data, per_task)
 
 
@@ -112,9 +121,9 @@ def log_loss(weights: ClassWeights, data: TaskData, *, per_task: bool = False) -
     class says over the sum of all. Arguments as `error_rate`.
     """
     log_p = _log_probabilities("log_loss", weights, data)
-    _require_known("log_loss", data, len(log_p))
-    place = jnp.where(data.weight > 0, data.y, 0.0).astype(jnp.int32)[None]
-    own = jnp.take_along_axis(log_p, place, axis=0, mode="fill", fill_value=-jnp.inf)[0]
+    _require_classes("log_loss", data, len(log_p))
+    place = _classes_of(data, len(log_p))
+    own = jnp.take_along_axis(log_p, place[None], axis=0, mode="fill", fill_value=-jnp.inf)[0]
     return mean_over_tasks(-own, data, per_task)
 
 
@@ -136,10 +145,10 @@ def confusion(weights: ClassWeights, data: TaskData, *, per_task: bool = False) 
     check.flag("confusion", per_task=per_task)
     z = said(weights, data)
     classes = len(z)
-    _require_known("confusion", data, classes)
+    _require_classes("confusion", data, classes)
+    place = _classes_of(data, classes) * classes + jnp.argmax(z, axis=0).astype(jnp.int32)
     counted = (data.weight > 0) & ~jnp.isnan(z).any(0)
-    place = data.y.astype(jnp.int32) * classes + jnp.argmax(z, axis=0).astype(jnp.int32)
-    cells = jax.vmap(lambda at, real: jnp.zeros(classes**2, jnp.int32).at[at].add(real))
+    cells = jax.vmap(lambda at, real: jnp.zeros(classes**2, jnp.int32).at[at].add(real, mode="drop"))
     table = data.to_tasks(cells(place, counted.astype(jnp.int32))).reshape(-1, classes, classes)
     return table if per_task else jnp.sum(table, axis=0, dtype=jnp.int32)
 
@@ -159,16 +168,15 @@ def class_scores(weights: ClassWeights, data: TaskData, *, per_task: bool = Fals
       1         1.000   0.500   0.667       2
       2         0.000     nan   0.000       0
     """
-    table = confusion(weights, data, per_task=per_task).astype(data.dtype)
+    table = confusion(weights, data, per_task=per_task)
     own = jnp.diagonal(table, axis1=-2, axis2=-1)
-    said_to_be, are = jnp.sum(table, axis=-2), jnp.sum(table, axis=-1)
+    said_to_be, are = (jnp.sum(table, axis=axis, dtype=jnp.int32) for axis in (-2, -1))
     missed = mean_over_tasks(jnp.where(jnp.isnan(said(weights, data)).any(0), jnp.nan, data.weight), data, per_task)
     spoilt = jnp.isnan(missed)[..., None]
 
     def ratio(a: Array, b: Array) -> Array:
-        return jnp.where((b > 0) & ~spoilt, safe_ratio(a, b), jnp.nan)
+        share = safe_ratio(a.astype(data.dtype), b.astype(data.dtype))
+        return jnp.where((b > 0) & ~spoilt, share, jnp.nan)
 
     names = data.names.classes if data.names.classes is not None and len(data.names.classes) == own.shape[-1] else None
-    return ClassScores(
-        ratio(own, said_to_be), ratio(own, are), ratio(2.0 * own, said_to_be + are), are.astype(jnp.int32), names
-    )
+    return ClassScores(ratio(own, said_to_be), ratio(own, are), ratio(2 * own, said_to_be + are), are, names)

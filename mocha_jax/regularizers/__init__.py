@@ -8,6 +8,8 @@ regularizer             R(W, Omega)                                       Omega
 `Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                  given
 `Clustered` (12)        lam tr(W' inv(eta I + Omega) W)                   learned: 0 <= Omega <= I, trace k
 `Probabilistic` (14)    lam (|W|^2 / sigma2 + tr(W' inv(Omega) W))        learned: Omega >= 0, trace 1
+`MeanCovariance`        lam0 m |mean|^2 + lam (|U|^2 / sigma2             learned: Omega >= 0, trace 1,
+                        + tr(U' inv(Omega) U)), U = W - mean              of deviations from the mean
 `MatrixNormal` (13)     lam (|W|^2 / sigma2 + tr(W' inv(Omega) W)         learned: Omega >= floor I
                         + d log|Omega|)
 `SparsePrecision` (15)  lam (|W|^2 / sigma2 + tr(W' Omega W)              learned: a precision matrix,
@@ -23,6 +25,8 @@ traced, mapped over and differentiated.
 It may import `_core`, `_numerics` and `coupling`.
 """
 
+from mocha_jax.regularizers._about_mean import DeviationsLearned as DeviationsLearned
+from mocha_jax.regularizers._about_mean import MeanCovariance as MeanCovariance
 from mocha_jax.regularizers._base import Regularizer as Regularizer
 from mocha_jax.regularizers._clustered import Clustered as Clustered
 from mocha_jax.regularizers._given import Graph as Graph
@@ -39,10 +43,12 @@ from mocha_jax.regularizers._trace import TraceLimited as TraceLimited
 
 __all__ = [
     "Clustered",
+    "DeviationsLearned",
     "Graph",
     "Independent",
     "JointSparse",
     "MatrixNormal",
+    "MeanCovariance",
     "MeanRegularized",
     "OptimalityConditions",
     "Probabilistic",

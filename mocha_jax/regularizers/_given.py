@@ -15,7 +15,7 @@ from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import matmul
 from mocha_jax._numerics.twofold import additions
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable
-from mocha_jax.regularizers._base import Regularizer, rounded
+from mocha_jax.regularizers._base import Regularizer, rounded, twice_rounded
 
 
 class Independent(Regularizer):
@@ -44,7 +44,7 @@ class Independent(Regularizer):
         scale = self.coupling(len(v)).diagonal()[:, None]
         implied = scale * v
         off = jnp.abs(weights - implied) + rounded(implied, 8.0) + scale * error
-        return _twice_rounded(self.value(off))
+        return twice_rounded(self.value(off))
 
     def value_error(self, weights: Array, relation: None = None) -> Array:
         return rounded(self.value(weights), 8.0 + 2.0 * additions(weights.size))
@@ -97,7 +97,7 @@ class MeanRegularized(Regularizer):
         lost = rounded(sizes, 2.0 + additions(m)) + errors
         shared = m * jnp.sum((more * lost) ** 2)
         norm = jnp.sqrt(self.value(off)) + jnp.sqrt(both * own) + jnp.sqrt(lam2 * shared)
-        return _twice_rounded(norm**2)
+        return twice_rounded(norm**2)
 
     def value_error(self, weights: Array, relation: None = None) -> Array:
         deviation, lam1 = weights - jnp.mean(weights, axis=0, keepdims=True), jnp.asarray(self.lam1)
@@ -160,7 +160,7 @@ class Graph(Regularizer):
         norm = jnp.sqrt(coupling.conjugate_bound(residual, precision)) + jnp.sqrt(
             jnp.asarray(self.lam2) * jnp.sum((0.5 * lost / jnp.asarray(self.lam2)) ** 2)
         )
-        return _twice_rounded(norm**2)
+        return twice_rounded(norm**2)
 
     def value_error(self, weights: Array, relation: None = None) -> Array:
         size = jnp.abs(weights)
@@ -190,8 +190,3 @@ class Graph(Regularizer):
                 f"Graph: omega is {np.shape(self.omega)} but the data has {num_tasks} tasks; it must be "
                 f"[{num_tasks}, {num_tasks}]."
             )
-
-
-def _twice_rounded(bound: Array) -> Array:
-    """A bound whose own rounding counts, too: its terms are not negative, so a few roundings of itself do."""
-    return bound * (1.0 + 128.0 * jnp.finfo(bound.dtype).eps)

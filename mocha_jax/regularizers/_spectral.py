@@ -79,7 +79,7 @@ class Spectral(Regularizer):
     def value(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is None:
             return self.spectral_value(singular_values(weights))
-        return self._coupling_of(relation).energy(weights) + self.offset(relation, weights.shape[1])
+        return self.coupling_of(relation).energy(weights) + self.offset(relation, weights.shape[1])
 
     def conjugate(self, v: Array) -> Array:
         return self.spectral_conjugate(singular_values(v))
@@ -107,7 +107,7 @@ class Spectral(Regularizer):
     def penalty(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is None:
             return self.spectral_penalty(singular_values(weights))
-        return self._coupling_of(relation).energy(weights)
+        return self.coupling_of(relation).energy(weights)
 
     def prox(self, y: Array, rho: Array) -> Array:
         return self.prox_nearby(y, rho, self.prox_start(y, jnp.ones((), y.dtype))).weights
@@ -135,9 +135,10 @@ class Spectral(Regularizer):
         return is_low_rank(relation, num_tasks, num_features)
 
     def coupling(self, num_tasks: int, relation: LowRank | None = None) -> Coupling:
-        return self._coupling_of(self.initial_relation(num_tasks, 1) if relation is None else relation)
+        return self.coupling_of(self.initial_relation(num_tasks, 1) if relation is None else relation)
 
-    def _coupling_of(self, relation: LowRank) -> LowRank:
+    def coupling_of(self, relation: LowRank) -> LowRank:
+        """The coupling for an Omega."""
         return coupling_of(self, relation)
 
     def relationship(self, num_tasks: int, relation: LowRank | None = None) -> Array:

@@ -44,7 +44,7 @@ class Programs(Pytree):
     free: Array  # [m] 1 where a node answered, else 0: the others stay where they are
 
     def between(self, i: int, j: int) -> Array:
-        """C times the product of the vectors of two points."""
+        """The product of the vectors of two points, times c."""
         return self.gram[max(i, j)][min(i, j)]
 
     def times(self, a: Numbers) -> list[Array]:

@@ -18,23 +18,28 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Relation
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
-from mocha_jax._data.names import columns_of, places
+from mocha_jax._data.names import columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.samples import check_unmasked
+from mocha_jax._data.scaling import WAYS
 from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
 from mocha_jax._model.named import UNSEEN
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.cross_validation import cross_validate
+from mocha_jax._selection.preparation import FREE_INTERCEPT, frees_intercept, preparation, prepared, usual
 from mocha_jax._selection.records import CrossValidation
 from mocha_jax._selection.solves import candidate
-from mocha_jax.losses import Loss
+from mocha_jax.losses import Loss, ResidualLoss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices
 
-# To choose among candidates no solve needs to be more exact.
-_CHOICE_TOL = 1e-3
+# To choose among candidates no solve needs to be more exact; parts of every group's rows for that, at most.
+_CHOICE_TOL, _FOLDS = 1e-3, 5
+
+# Groups as an argument of `fit`; samples prepared as usual; for groups that were not there the mean, with a warning.
+ARGUMENT, USUAL, WARN = "argument", "usual", "warn"
 
 Choose = Callable[..., CrossValidation[Any]]  # choose(data, candidates, **options of cross_validate)
 
@@ -52,13 +57,14 @@ class Estimator(BaseEstimator):
     def __init__(
         self,
         *,
-        groups: str | int | None = None,
-        regularizer: object = "probabilistic",
+        groups: str | int | None = ARGUMENT,
+        regularizer: object = "mean_covariance",
         lam: object = None,
         loss: object = None,
         loss_scaling: str = "task_mean",
+        standardize: str | None = USUAL,
         intercept: bool = True,
-        unseen: str = "error",
+        unseen: str = WARN,
         tol: float = 1e-4,
         max_iter: int = 1000,
         random_state: int | np.random.RandomState | None = 0,
@@ -68,6 +74,7 @@ class Estimator(BaseEstimator):
         self.lam = lam
         self.loss = loss
         self.loss_scaling = loss_scaling
+        self.standardize = standardize
         self.intercept = intercept
         self.unseen = unseen
         self.tol = tol
@@ -92,7 +99,13 @@ class Estimator(BaseEstimator):
     def _check_parameters(self) -> None:
         owner = self._owner
         check.one_of(owner, "loss_scaling", self.loss_scaling, SCALINGS)
-        check.one_of(owner, "unseen", self.unseen, UNSEEN)
+        check.one_of(owner, "unseen", self.unseen, (*UNSEEN, WARN))
+        if self.standardize is not None:
+            check.one_of(owner, "standardize", self.standardize, (USUAL, *WAYS))
+        if not self.intercept and self.standardize not in (USUAL, None):
+            raise ValueError(
+                f"{owner}: standardize must be None where intercept is False: centred samples have an intercept."
+            )
         check.flag(owner, intercept=self.intercept)
         check.scalar(owner, tol=self.tol)
         check.nonnegative(owner, tol=self.tol)
@@ -100,7 +113,12 @@ class Estimator(BaseEstimator):
 
     def _validated(self, X: Any, y: Any, groups: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """Samples, labels and groups to train with; the number and names of the columns are remembered."""
-        if self.groups is None:
+        if self._by_argument:
+            if groups is None and self.groups is not None:
+                raise ValueError(
+                    f"{self._owner}: groups must be given: fit(X, y, groups=...), or the column of X that holds them, "
+                    f'{self._owner}(groups="school"), or {self._owner}(groups=None) for one model of all samples.'
+                )
             return *validate_data(self, X, y, **asked), groups
         validate_data(self, X, y, skip_check_array=True)
         x, groups = self._apart(X, groups)
@@ -109,7 +127,7 @@ class Estimator(BaseEstimator):
     def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
         """Samples to predict, and whose they are."""
         check_is_fitted(self)
-        if self.groups is None:
+        if self._by_argument:
             x = validate_data(self, X, reset=False)
         else:
             validate_data(self, X, reset=False, skip_check_array=True)
@@ -126,7 +144,29 @@ class Estimator(BaseEstimator):
                 f"of their own; scikit-learn's scorers pass none to predict, so keep them in a column of X there and "
                 f'name it, e.g. {self._owner}(groups="school").'
             )
-        return x, None if groups is None else _labels(self._owner, groups, len(x)).tolist()
+        named = None if groups is None else _labels(self._owner, groups, len(x)).tolist()
+        if self.unseen == WARN and named is not None:
+            self._warn_of_unseen(named)
+        return x, named
+
+    @property
+    def _by_argument(self) -> bool:
+        """Whether groups are no column of X."""
+        return self.groups is None or self.groups == ARGUMENT
+
+    @property
+    def _unseen(self) -> str:
+        """What models know it as."""
+        return "mean" if self.unseen == WARN else self.unseen
+
+    def _warn_of_unseen(self, groups: list[Hashable]) -> None:
+        new = dict.fromkeys(name for name in groups if name not in set(self.model_.tasks))
+        if new and self.model_.num_tasks > 1:
+            warn(
+                f"{self._owner}: {listed(tuple(new))} not seen in fit, predicted with the mean of all groups; folds "
+                f"that divide the rows of every group are KFold(shuffle=True), those of whole groups GroupKFold, and "
+                f'unseen="mean" or "error" says what to do.'
+            )
 
     def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
         """The samples without the column that holds the group, and that column."""
@@ -157,10 +197,12 @@ class Estimator(BaseEstimator):
         return X[[X.columns[j] for j in others]], X[X.columns[place]]
 
     def _packed(
-        self, x: np.ndarray, y: np.ndarray, groups: Any, weights: Any, classes: tuple[Any, ...] | None = None
-    ) -> TaskData:
+        self, x: np.ndarray, y: np.ndarray, groups: Any, weights: Any, loss: Loss,
+        classes: tuple[Any, ...] | None = None,
+    ) -> TaskData:  # fmt: skip
         """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
-        how: dict[str, Any] = {"intercept": bool(self.intercept), "dtype": jnp.result_type(float)}
+        column = self.intercept and not frees_intercept(self._by(loss), loss)
+        how: dict[str, Any] = {"intercept": FREE_INTERCEPT if column else False, "dtype": jnp.result_type(float)}
         weight = self._weights(weights, x)
         counts = weight > 0  # the others are as if they were not there
         x, y, weight = x[counts], y[counts], weight[counts]
@@ -182,16 +224,24 @@ class Estimator(BaseEstimator):
             own[t, : len(theirs)] = theirs
         return data.replace(weight=jnp.asarray(own, data.dtype))
 
+    def _by(self, loss: Loss) -> str | None:
+        """How samples are standardised."""
+        if not self.intercept:
+            return None
+        return usual(loss) if self.standardize == USUAL else self.standardize
+
     def _weights(self, weights: Any, x: np.ndarray) -> np.ndarray:
         """The weight of every sample, none negative and not all 0."""
         if weights is None:
             return np.ones(len(x))
         if isinstance(weights, str):
-            raise ValueError(f"{self._owner}: weights must be a number for each sample, got {check.shown(weights)}.")
+            raise ValueError(
+                f"{self._owner}: sample_weight must be a number for each sample, got {check.shown(weights)}."
+            )
         weight = _check_sample_weight(weights, x, dtype=np.float64)
         if not (weight >= 0).all() or not weight.any():
             raise ValueError(
-                f"{self._owner}: weights must be weights >= 0 that are not all zero, got {check.shown(weights)}."
+                f"{self._owner}: sample_weight must be weights >= 0 that are not all zero, got {check.shown(weights)}."
             )
         return weight
 
@@ -205,27 +255,29 @@ class Estimator(BaseEstimator):
     def _features(self) -> tuple[str, ...] | None:
         """The names of the columns that are features, where there are names."""
         names = getattr(self, "feature_names_in_", None)
-        if names is None or self.groups is None:
+        if names is None or self._by_argument:
             return None if names is None else tuple(names.tolist())
         where = names == self.groups if isinstance(self.groups, str) else self.groups
         return tuple(np.delete(names, where).tolist())
 
-    def _chosen(self, data: TaskData, choose: Choose) -> tuple[TaskData, Regularizer]:
+    def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:
         """The samples to train with and the regularizer, by cross-validation where that was asked for."""
+        prepare = preparation(self._owner, self._by(loss), isinstance(loss, ResidualLoss))
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
         fitted = self._scaled(data.pooled() if pooled else data)
-        regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted.num_tasks)
+        regularizer, several = _choices.regularizers(self._owner, self.regularizer, self.lam, fitted)
         if hasattr(self, "cross_validation_"):  # of an earlier fit
             del self.cross_validation_
         if several:
             found = choose(
                 fitted, regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
                 max_rounds=int(self.max_iter), scored_as=data, refit=False,
+                standardize=self._by(loss), folds=min(_FOLDS, int(fitted.sizes.max())),
             )  # fmt: skip
             self.cross_validation_ = found
             regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
         self.regularizer_ = regularizer
-        return fitted, regularizer
+        return prepared(prepare, fitted), regularizer
 
     def _solve(self, data: TaskData, loss: Loss) -> None:
         """Solve one problem, and remember its model."""
@@ -233,7 +285,7 @@ class Estimator(BaseEstimator):
         def choose(data: TaskData, candidates: Regularizer, **options: Any) -> CrossValidation[Any]:
             return cross_validate(Problem(data, loss, candidate(candidates, 0)), candidates, **options)
 
-        fitted, regularizer = self._chosen(data, choose)
+        fitted, regularizer = self._chosen(data, loss, choose)
         problem = Problem(fitted, loss, regularizer)
         with silenced(NotConverged):  # for scikit-learn's own category
             solution = solve(problem, key=self._key(), tol=float(self.tol), max_rounds=int(self.max_iter))

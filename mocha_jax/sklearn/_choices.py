@@ -4,66 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mocha_jax import losses
 from mocha_jax._core import check
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._selection.grid import grid
 from mocha_jax.losses import Loss
-from mocha_jax.regularizers import (
-    Clustered,
-    Independent,
-    JointSparse,
-    MeanRegularized,
-    Probabilistic,
-    Regularizer,
-    TraceNorm,
-)
+from mocha_jax.regularizers import Regularizer
+from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
-# The strength where none is given, and those that are tried, the strongest first.
-_USUAL = 0.01
-_TRIED = tuple(10.0**k for k in (1, 0, -1, -2, -3, -4))
-
-# Groups that "clustered" looks for.
-_CLUSTERS = 3
-
-
-def _mean(lam: float, pull: float = 10.0) -> MeanRegularized:
-    return MeanRegularized(lam1=pull * lam, lam2=lam)
-
-
-def _probabilistic(lam: float, sigma2: float = 10.0) -> Probabilistic:
-    return Probabilistic(lam, sigma2)
-
-
-def _clustered(lam: float, eta: float = 0.5, num_tasks: int = 1) -> Clustered:
-    return Clustered(lam, eta, min(_CLUSTERS, num_tasks))
-
-
-def _trace(lam: float, ridge: float = 0.1) -> TraceNorm:
-    return TraceNorm(lam, ridge * lam)
-
-
-def _joint_sparse(lam: float, ridge: float = 0.1) -> JointSparse:
-    return JointSparse(lam, ridge * lam)
-
-
-class _Named(NamedTuple):
-    make: Callable[..., Regularizer]
-    tried: Mapping[str, tuple[float, ...]] = {}  # of numbers besides lam, by cross-validation
-
-
-NAMED = {
-    "independent": _Named(Independent),
-    "pooled": _Named(Independent),
-    "mean": _Named(_mean, {"pull": (100.0, 10.0, 1.0, 0.1)}),
-    "probabilistic": _Named(_probabilistic, {"sigma2": (0.1, 1.0, 10.0, np.inf)}),
-    "clustered": _Named(_clustered, {"eta": (0.1, 1.0)}),
-    "trace": _Named(_trace),
-    "joint_sparse": _Named(_joint_sparse),
-}
+# The strength of groups that are too small to choose one.
+_USUAL = 0.1
 
 REGRESSION = {
     "squared": losses.Squared,
@@ -79,20 +33,22 @@ CLASSIFICATION = {
 }
 
 
-def regularizers(owner: str, regularizer: object, lam: object, num_tasks: int) -> tuple[Regularizer, bool]:
+def regularizers(owner: str, regularizer: object, lam: object, data: TaskData) -> tuple[Regularizer, bool]:
     """The regularizer that was asked for, or candidates in one record with a leading axis, and whether it is these.
 
     Args:
       owner: for messages.
       regularizer: a name, a record, or a function ``make(lam=...)``.
       lam: None, a number, several, or ``"cv"``.
-      num_tasks: of the data.
+      data: to train with.
     """
-    make, tried = _maker(owner, regularizer, num_tasks)
-    if isinstance(lam, str) and lam == "cv":
-        return grid(make, lam=_TRIED, **tried), True
-    if lam is None:
-        return regularizer if isinstance(regularizer, Regularizer) else make(lam=_USUAL), False
+    make, tried = _maker(owner, regularizer, data.num_tasks)
+    if lam is None and isinstance(regularizer, Regularizer):
+        return regularizer, False
+    if lam is None or (isinstance(lam, str) and lam == "cv"):
+        if int(data.sizes.max()) < 2:  # no group has rows to hold back
+            return make(lam=_USUAL), False
+        return grid(make, lam=STRENGTHS, **tried), True
     known = check.concrete(lam)
     if known is None or known.ndim > 1 or not known.size or known.dtype.kind not in "fiu":
         raise ValueError(f'{owner}: lam must be a number, several to choose from, or "cv", got {check.shown(lam)}.')
@@ -106,8 +62,7 @@ def _maker(owner: str, regularizer: object, num_tasks: int) -> tuple[Callable[..
     """A function of lam, and what cross-validation tries besides."""
     if isinstance(regularizer, str):
         check.one_of(owner, "regularizer", regularizer, tuple(NAMED))
-        make, tried = NAMED[regularizer]
-        return partial(make, num_tasks=num_tasks) if regularizer == "clustered" else make, tried
+        return maker(regularizer, num_tasks)
     if isinstance(regularizer, Regularizer):
         return partial(_with, owner, regularizer), {}
     if not callable(regularizer):

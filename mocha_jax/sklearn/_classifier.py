@@ -45,8 +45,9 @@ class MochaClassifier(ClassifierMixin, Estimator):
       loss: ``"logistic"``, which has probabilities, ``"hinge"``, ``"smoothed_hinge"``, ``"squared_hinge"``, or an
         object of `mocha_jax.losses` for two classes.
       loss_scaling: ``"task_mean"``, every group counts the same, or ``"sum"``, every sample does, see `pack_tasks`.
-      intercept: whether models have one; it is penalised like the weights.
-      unseen: ``"error"`` or ``"mean"``, see `MochaRegressor`.
+      standardize: what to do with features, see `MochaRegressor`.
+      intercept: whether models have one, see `MochaRegressor`.
+      unseen: ``"error"``, ``"mean"`` or ``"warn"``, see `MochaRegressor`.
       tol: relative duality gap at which to stop.
       max_iter: rounds at most.
       random_state: seed of the order of samples; an integer, a `RandomState` or None.
@@ -75,14 +76,14 @@ class MochaClassifier(ClassifierMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, weights: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train the models of all groups.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           y: labels ``[k]``.
           groups: of every sample ``[k]``.
-          weights: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
+          sample_weight: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
             and scores every sample alike.
         """
         self._check_parameters()
@@ -94,9 +95,9 @@ class MochaClassifier(ClassifierMixin, Estimator):
             raise ValueError(f"{self._owner}: y must have two classes or more, got one class, {self.classes_[0]!r}.")
         names = tuple(self.classes_.tolist())
         if len(names) == 2:
-            self._solve(self._packed(x, 2.0 * code - 1.0, groups, weights, names), loss)
+            self._solve(self._packed(x, 2.0 * code - 1.0, groups, sample_weight, loss, names), loss)
         else:
-            self._solve_each(self._packed(x, code, groups, weights, names), loss)
+            self._solve_each(self._packed(x, code, groups, sample_weight, loss, names), loss)
         return self
 
     def _loss(self) -> Loss:
@@ -113,7 +114,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
         def with_regularizer(regularizer: Regularizer) -> Callable[[TaskData], Problem]:
             return lambda data: Problem(data, loss, regularizer)
 
-        fitted, regularizer = self._chosen(data, choose)
+        fitted, regularizer = self._chosen(data, loss, choose)
         make, tol, rounds = with_regularizer(regularizer), float(self.tol), int(self.max_iter)
         with silenced(NotConverged):  # for scikit-learn's own category
             found = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
@@ -133,7 +134,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
           groups: of every sample ``[k]``.
         """
         x, groups = self._asked(X, groups)
-        return self.model_.decision_function(x, groups, unseen=self.unseen)
+        return self.model_.decision_function(x, groups, unseen=self._unseen)
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
         """Predict classes ``[k]``.
@@ -156,7 +157,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
           groups: of every sample ``[k]``.
         """
         x, groups = self._asked(X, groups)
-        return self.model_.predict_proba(x, groups, unseen=self.unseen)
+        return self.model_.predict_proba(x, groups, unseen=self._unseen)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
         """The share of right classes, of all samples together.

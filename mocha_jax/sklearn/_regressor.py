@@ -16,27 +16,33 @@ from mocha_jax.sklearn._base import Estimator
 class MochaRegressor(RegressorMixin, Estimator):
     r"""Linear regression with a model for every group, related as a regularizer says, for scikit-learn.
 
-    It minimises $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti}) + R(W, \Omega)$ over groups t. Features of very
-    different sizes want a `StandardScaler` before it.
+    It minimises $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti} + b_t, y_{ti}) + R(W, \Omega)$ over groups t, of features
+    that it standardises itself; coefficients are in the units of the features. No intercept b is penalised: with the
+    squared loss exactly so, with others its penalty is a hundredth of a weight's.
 
     The groups of rows are given in one of two ways: as ``groups=`` of `fit`, `predict` and `score`, which
     scikit-learn's metadata routing hands on where ``set_fit_request(groups=True)`` and the like say so; or as a column
     of X that the parameter `groups` names. The second works everywhere, for scorers hand on nothing to `predict`.
-    Without groups all rows are one task.
+    With ``groups=None`` all rows are one task.
 
     Args:
       groups: the column of X that holds the group: its name in a data frame, or its place. It is no feature.
-      regularizer: ``"independent"``, ``"pooled"`` (one model for all groups), ``"mean"``, ``"probabilistic"``,
-        ``"clustered"``, ``"trace"`` or ``"joint_sparse"``; an object of `mocha_jax.regularizers`; or a function, called
-        as ``make(lam=...)``, that returns one, such as a class of them.
+        ``"argument"``: they are given to `fit`. None: there are none.
+      regularizer: ``"independent"``, ``"pooled"`` (one model for all groups), ``"mean"``, ``"mean_covariance"``,
+        ``"probabilistic"``, ``"clustered"``, ``"matrix_normal"``, ``"sparse_precision"``, ``"trace"`` or
+        ``"joint_sparse"``; an object of `mocha_jax.regularizers`; or a function, called as ``make(lam=...)``, that
+        returns one, such as a class of them.
       lam: the strength $\lambda$; several to choose from; or ``"cv"``, where cross-validation within every group
-        chooses among 10, 1, ..., 0.0001 and the other numbers of a named regularizer. None: 0.01, or what the
-        object has.
+        chooses among 10, 1, ..., 0.0001 and the other numbers of a named regularizer. None: what an object has, and
+        else ``"cv"``.
       loss: ``"squared"``, ``"absolute"``, ``"epsilon_insensitive"``, ``"huber"``, or an object of `mocha_jax.losses`.
       loss_scaling: ``"task_mean"``, every group counts the same, or ``"sum"``, every sample does, see `pack_tasks`.
-      intercept: whether models have one; it is penalised like the weights.
-      unseen: what predictions do for a group that was not there in `fit`: ``"error"``, or ``"mean"``, the mean of all
-        groups' weights, see `LinearModel.predict`.
+      standardize: what to do with features, see `TaskData.standardized`: ``"within"``, ``"task"``, ``"pooled"``,
+        ``"centred"``, or None. ``"usual"`` is ``"within"`` for numbers and ``"pooled"`` for classes. Within
+        cross-validation it is fitted to the training rows of every fold.
+      intercept: whether models have one. Without one features stay as they are.
+      unseen: what predictions do for a group that was not there in `fit`: ``"error"``; ``"mean"``, the mean of all
+        groups' weights, see `LinearModel.predict`; or ``"warn"``, that with a warning.
       tol: relative duality gap at which to stop.
       max_iter: rounds at most.
       random_state: seed of the order of samples; an integer, a `RandomState` or None.
@@ -64,20 +70,20 @@ class MochaRegressor(RegressorMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, weights: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Train the models of all groups.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           y: numbers ``[k]``.
           groups: of every sample ``[k]``.
-          weights: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
+          sample_weight: of every sample ``[k]``, >= 0: how often its loss counts. Cross-validation trains with them,
             and scores every sample alike.
         """
         self._check_parameters()
         loss = _choices.loss_of(self._owner, "squared" if self.loss is None else self.loss, _choices.REGRESSION, False)
         x, y, groups = self._validated(X, y, groups, y_numeric=True)
-        self._solve(self._packed(x, y, groups, weights), loss)
+        self._solve(self._packed(x, y, groups, sample_weight, loss), loss)
         return self
 
     def predict(self, X: Any, groups: Any = None) -> np.ndarray:
@@ -88,7 +94,7 @@ class MochaRegressor(RegressorMixin, Estimator):
           groups: of every sample ``[k]``.
         """
         x, groups = self._asked(X, groups)
-        return self.model_.predict(x, groups, unseen=self.unseen)
+        return self.model_.predict(x, groups, unseen=self._unseen)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
         """The coefficient of determination, of all samples together.

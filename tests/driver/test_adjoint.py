@@ -34,6 +34,7 @@ CASES = {
     "ridge, sparse precision": ("squared", R.SparsePrecision(0.05, 2.0, 0.02, 0.05)),
     "ridge, low rank": ("squared", R.TraceNorm(0.05, 0.02)),
     "svm, joint sparse": ("hinge", R.JointSparse(0.1, 0.02)),
+    "svm about the mean": ("hinge", R.MeanCovariance(0.03, 0.02, 3.0)),
     "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
 }
 # Each loss and regularizer is in one that is not slow, but for those that take the way of another.
@@ -48,6 +49,7 @@ SLOW = {
     "logistic near the mean",
     "smoothed svm, learned",
     "svm, learned",
+    "svm about the mean",
     "a scalar loss",
 }
 TARGET = np.random.default_rng(7).normal(size=(M, D))

@@ -54,6 +54,7 @@ CASES = {
     "algorithm 1, uneven": (mj.Mocha(sigma_prime="per_task"), make(regularizers.Graph(chain(13), 0.1, 0.1), 13)),
     "adaptive": (mj.Mocha(sigma_prime="adaptive"), make(regularizers.MeanRegularized(0.1, 0.1))),
     "proximal": (mj.Mocha(), make(regularizers.Probabilistic(0.1), 13)),
+    "about the mean": (mj.Mocha(), make(regularizers.MeanCovariance(0.02, 0.1), 13)),
     "learned by alternation": (
         mj.Mocha(server="dual", omega_every=2, sigma_prime="per_task"),
         make(regularizers.Probabilistic(0.1)),

@@ -115,6 +115,22 @@ def test_a_gap_that_is_not_finite_ends_the_solve(problem):
     assert mj.solve(problem, state=broken, **numpy_numbers).rounds == 1
 
 
+@pytest.mark.parametrize("loss", [mj.losses.Logistic(), mj.losses.Hinge()], ids=["logistic", "hinge"])
+@pytest.mark.thin(1)
+def test_what_rounding_leaves_ends_the_solve(loss):
+    """And no record is worse than rounding: an older bound does not replace the gap of this round."""
+    problem = mj.Problem(zoo.data(dtype=np.float32), loss, mj.regularizers.Probabilistic(0.01, 10.0))
+    with pytest.warns(mj.NotConverged, match="tol=1e-09 was not reached: .* rounding in float32 may hide the rest"):
+        solution = mj.solve(problem, tol=1e-9, max_rounds=1000, record_every=5)
+    assert solution.status == mj.Status.PRECISION
+    residual, rounds = solution.history.residual, solution.history.round
+    assert residual.min() < 2e-6
+    assert residual[residual.argmin() :].max() < 2.0 * residual.min()
+    assert solution.rounds <= 2 * rounds[residual < residual.min() / 0.75][0] + 30
+    # Without a tolerance nothing ends it.
+    assert mj.solve(problem, tol=None, max_rounds=200, record_every=5).rounds == 200
+
+
 @pytest.mark.parametrize("without_tqdm", [False, True])
 @pytest.mark.slow
 def test_progress_is_shown(problem, capsys, monkeypatch, without_tqdm):

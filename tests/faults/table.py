@@ -115,8 +115,8 @@ FAULTS = (
         "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
     ),
     Fault(
-        "ties count as wins in the area under the curve", "metrics/_rankings.py",
-        'for side in ("left", "right"))', 'for side in ("right", "right"))', ("metrics",),
+        "ties count as losses in the area under the curve", "metrics/_rankings.py",
+        "_above(z, negative) + _at_least(z, negative)", "2 * _at_least(z, negative)", ("metrics",),
     ),
     Fault(
         "errors of one kind count twice", "metrics/_classes.py",

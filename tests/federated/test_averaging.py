@@ -54,6 +54,16 @@ def test_it_is_the_simulation(case, systems, key):
     np.testing.assert_array_equal(there.counts[there.held > 0], problem.data.sizes[there.held > 0])
 
 
+@pytest.mark.extended
+def test_what_nodes_optimizers_draw_is_what_the_simulation_draws(key):
+    algorithm = mj.FedAvg(MODEL, optax.chain(optax.add_noise(0.1, 0.5, key=3), optax.sgd(0.2)), batch_size=4)
+    xs, ys = world.labels()
+    state, _ = mj.run(world.prediction_of(xs, ys), algorithm, key, num_rounds=2)
+    server, nodes = both_sides(algorithm, xs, ys)
+    there, _, _ = world.deployed(server, nodes, key, 2)
+    chex.assert_trees_all_close(server.weights(there), state.params, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.slow
 def test_the_nodes_asked_are_those_of_the_simulation(key):
     xs, ys = world.labels()

@@ -19,11 +19,13 @@ REGULARIZERS = {
     "clustered": R.Clustered(0.1, 0.5, 2.0),
     "sparse": R.SparsePrecision(0.1, 1.0, 0.1, 0.1),
     "trace": R.TraceNorm(0.1, 0.05),
+    "about the mean": R.MeanCovariance(0.02, 0.05),
 }
 CASES = {
     **{f"safe {name}": (SAFE, name, L.Hinge()) for name in REGULARIZERS},
     "lemma 9": (mj.algorithm1(0.7, omega_every=3), "learned", L.Logistic()),
     "proximal": (mj.Mocha(server="proximal"), "learned", L.SmoothedHinge(0.5)),
+    "proximal, about the mean": (mj.Mocha(server="proximal"), "about the mean", L.Logistic()),
     "proximal, given": (mj.Mocha(server="proximal"), "mean", L.Hinge()),
     "proximal, every third": (mj.Mocha(server="proximal", omega_every=3), "learned", L.Hinge()),
     "two epochs": (mj.Mocha(2.0, server="proximal"), "trace", L.Hinge()),

@@ -1,6 +1,9 @@
 """What nodes and a server keep is written whole or not at all, and goes on bit for bit."""
 
+import contextlib
+import dataclasses
 import io
+import json
 import os
 import signal
 import subprocess
@@ -72,6 +75,93 @@ def test_bytes_and_open_files_hold_the_same(tmp_path):
         assert equal(found, record)
     assert equal(F.from_bytes(F.to_bytes(jnp.ones(2)), jnp.zeros(2)), jnp.ones(2))
     assert not F.from_bytes(F.to_bytes(()), ())
+
+
+def test_messages_travel_as_bytes_and_files(tmp_path):
+    algorithm, regularizer = WAYS["dual"]
+    xs, ys = world.tables()
+    server, nodes = world.server_of(algorithm, regularizer), world.nodes_of(xs, ys, mj.losses.Hinge(), algorithm)
+    state, mine = server.init(), [node.init() for node in nodes]
+
+    def travelled(message):
+        F.save(tmp_path / "message", message)
+        found = F.from_bytes(F.to_bytes(message), type(message))
+        for one in (found, F.load(tmp_path / "message", type(message))):
+            assert type(one) is type(message)
+            assert one.header == message.header
+            assert list(one.arrays) == list(message.arrays)
+            assert equal(dict(one.arrays), dict(message.arrays))
+        return found
+
+    for _ in range(2):
+        ups = {}
+        for task, node in enumerate(nodes):
+            mine[task], up = node.step(jax.random.key(0), mine[task], travelled(server.down(state, task)))
+            ups[task] = travelled(up)
+        state, report = server.step(state, ups)
+        assert not report.refused, report.refused
+
+
+def test_bytes_that_are_no_message_are_refused():
+    server = world.server_of(*WAYS["dual"], dtype=np.float32)
+    state = server.init()
+    down = server.down(state, 0)
+    low = dataclasses.replace(down, arrays={"a": np.asarray(jnp.arange(4).astype(jnp.bfloat16)), "": np.bool_(True)})
+    assert equal(dict(F.from_bytes(F.to_bytes(low), F.Down).arrays), dict(low.arrays))
+    blob = F.to_bytes(down)
+    for end in (0, 1, 10, len(blob) // 2, len(blob) - 1):
+        refused("nothing that federated.save wrote", F.from_bytes, blob[:end], F.Down)
+    for at in range(30, len(blob), 97):  # of one bit that is another the sums of the archive know, or it is no matter
+        spoilt = bytearray(blob)
+        spoilt[at] ^= 1
+        with contextlib.suppress(ValueError):
+            found = F.from_bytes(bytes(spoilt), F.Down)
+            assert found.header == down.header
+            assert equal(dict(found.arrays), dict(down.arrays))
+    refused("holds no Up", F.from_bytes, blob, F.Up)
+    refused("holds no Down", F.from_bytes, F.to_bytes(state), F.Down)
+    refused("has (no|a) ", F.from_bytes, blob, state)
+    refused("must be an integer", F.to_bytes, dataclasses.replace(down, round="1"))
+    refused("must fit in 32 bits", F.to_bytes, dataclasses.replace(down, round=2**31))
+    refused("where a federated.Down is wanted", F.to_bytes, F.Message(**down.header, arrays={}))
+    refused("to_bytes: message must be a record of arrays", F.to_bytes, dataclasses.replace(down, arrays={"a": ["b"]}))
+
+
+def rewritten(blob, change, **arrays):
+    """The blob with something else said of it, and other arrays."""
+    with np.load(io.BytesIO(blob)) as file:
+        held = {name: file[name] for name in file.files}
+    said = json.loads(held["about"].tobytes())
+    change(said)
+    out = io.BytesIO()
+    np.savez(out, **{**held, **arrays, "about": np.frombuffer(json.dumps(said).encode(), np.uint8)})
+    return out.getvalue()
+
+
+def test_what_a_hostile_sender_writes_is_refused():
+    server = world.server_of(*WAYS["dual"], dtype=np.float32)
+    down = server.down(server.init(), 0)
+    blob = F.to_bytes(down)
+    for pattern, change in {
+        "must be an integer": lambda said: said["header"].update(round=[1]),
+        "must be a text": lambda said: said["header"].update(kind=None),
+        "another header": lambda said: said["header"].update(more=1),
+        "with another header": lambda said: said["header"].pop("task"),
+        "another header ": lambda said: said.update(header=3),
+        "speaks version 9": lambda said: said["header"].update(version=9),
+        "of version 7": lambda said: said.update(version=7),
+        "does not hold what": lambda said: said["leaves"].update(model=["float32", [9]]),
+        "does not hold what it": lambda said: said["leaves"].update(model=["object", [5]]),
+        "or it is damaged": lambda said: said["leaves"].update(another=["float32", [5]]),
+    }.items():
+        refused(pattern.strip(), F.from_bytes, rewritten(blob, change), F.Down)
+    of_objects = rewritten(blob, lambda _: None, **{"leaf 0": np.array([{}], object)})
+    refused("or it is damaged", F.from_bytes, of_objects, F.Down)
+    out = io.BytesIO()  # a megabyte of it would be a gigabyte
+    with np.load(io.BytesIO(blob)) as file:
+        np.savez_compressed(out, **{name: file[name] for name in file.files})
+    refused("or it is damaged", F.from_bytes, out.getvalue(), F.Down)
+    assert F.from_bytes(rewritten(blob, lambda _: None), F.Down).header == down.header
 
 
 def refused(pattern, call, *args):

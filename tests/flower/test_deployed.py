@@ -3,7 +3,11 @@
 import importlib
 import os
 import re
+import shlex
+import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,12 +38,13 @@ def local(tmp_path, monkeypatch):
     run_local = importlib.import_module("run_local")
     started = []
 
-    def start(nodes, prepare=lambda federation: None, **options):
+    def start(nodes, prepare=lambda federation: None, by_hand=False, **options):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         found = run_local.Local(tmp_path / "federation", nodes, env={"PYTHONPATH": paths}, **options)
         started.append(found)
         prepare(found)
-        found.start()
+        if not by_hand:
+            found.start()
         return found
 
     yield start
@@ -72,9 +77,8 @@ def is_the_simulation(local, path, log):
     assert model.trained["converged"]
     assert model.trained["relative_joint_gap"] <= TOL
     done = int(model.trained["rounds"])
-    assert rounds(log) == list(range(1, done + 1))
-    # The last round certified the model of the one before.
-    state, history = mj.run(problem_of(local), mj.Mocha(), jax.random.key(0), num_rounds=done - 1)
+    assert rounds(log) == list(range(1, done + 2))  # the last one judged the model
+    state, history = mj.run(problem_of(local), mj.Mocha(), jax.random.key(0), num_rounds=done)
     np.testing.assert_allclose(weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
     np.testing.assert_allclose(model.trained["relative_joint_gap"], history.relative_joint_gap[-1], rtol=0.05)
 
@@ -84,10 +88,80 @@ def test_two_nodes_are_the_simulation(local, tmp_path):
     here = local(2)
     run = here.submit(tol=TOL, round_seconds=120.0, max_rounds=3)
     assert here.wait(run) == "finished:completed", here.log(run)
-    done = rounds(here.log(run))[-1]
-    state, _ = mj.run(problem_of(here), mj.Mocha(), jax.random.key(0), num_rounds=done - 1)
-    _, weights = weights_in(here.folder / "model.npz")
+    state, _ = mj.run(problem_of(here), mj.Mocha(), jax.random.key(0), num_rounds=3)
+    model, weights = weights_in(here.folder / "model.npz")
+    assert model.trained["rounds"] == 3
     np.testing.assert_allclose(weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
+
+
+def recipe(title):
+    """The commands of a section of the README, paragraph by paragraph."""
+    text = (EXAMPLE / "README.md").read_text().partition(f"## {title}\n")[2].partition("```sh\n")[2].partition("```")[0]
+    return [re.sub(r"^#.*\n", "", part).replace("\\\n", "") for part in text.strip().split("\n\n")]
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def own_name():
+    """A name of this machine that a client finds, and no address."""
+    try:
+        here = socket.gethostbyname(socket.gethostname()).startswith("127.")
+    except OSError:
+        return "localhost"
+    return socket.gethostname() if here else "localhost"
+
+
+@pytest.mark.extended
+def test_the_recipe_for_many_machines_runs_as_it_is_written(local):
+    here = local(2, by_hand=True)
+    shutil.copy(EXAMPLE / "make_keys.py", here.folder)
+    shutil.copytree(EXAMPLE / "app", here.folder / "app")
+    one_machine = {"federation.example.org": own_name(), "9190": free_port(), "/srv/model": f"{here.folder}/model"}
+    one_machine["num-tasks=2"] = "num-tasks=2 max-rounds=1 round-seconds=300.0"
+
+    def said(command, **also):
+        for name, place in {**one_machine, **also}.items():
+            command = command.replace(name, place)
+        return command
+
+    def run(command):
+        return subprocess.run(
+            ["bash", "-ec", said(command)], cwd=here.folder, env=here.env, capture_output=True, text=True, timeout=180,
+            check=True,
+        ).stdout  # fmt: skip
+
+    keys, superlink, flwr, node, app = recipe("On many machines")
+    run(keys)
+    begin = here._start("superlink", shlex.split(said(superlink)))
+    here._wait("superlink", "Application startup complete", begin)
+    run(flwr)
+    for i in range(2):
+        for file in ("ca.crt", f"node{i}"):
+            shutil.copy(here.folder / "keys" / file, here.folder)
+        own = {"$i": f"{i}", "9194": free_port(), "/srv/table.csv": str(here.tables[i])}
+        command = said(node, **own, **{"/var/lib/mocha": f"{here.folder}/node{i}-state"})
+        begin = here._start(f"node{i}", shlex.split(command))
+        here._wait(f"node{i}", r"SuperNode ID: \d+", begin)
+    run(app)
+    assert "CERTIFICATE_VERIFY_FAILED" not in (here.folder / "superlink.log").read_text()
+    _, weights = weights_in(here.folder / "model.npz")
+    state, _ = mj.run(problem_of(here), mj.Mocha(), jax.random.key(0), num_rounds=1)
+    np.testing.assert_allclose(weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
+
+
+@pytest.mark.extended
+def test_a_certificate_holds_for_the_names_given_and_on_the_server_itself(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    names = ["federation.example.org", "192.0.2.1", "localhost"]
+    subprocess.run([sys.executable, EXAMPLE / "make_keys.py", tmp_path, "1", *names], check=True)
+    certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == ["federation.example.org", "localhost"]
+    assert {str(place) for place in found.get_values_for_type(x509.IPAddress)} == {"192.0.2.1", "127.0.0.1", "::1"}
 
 
 @pytest.mark.slow

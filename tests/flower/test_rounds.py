@@ -49,7 +49,8 @@ def at_the_optimum(served, best, tol=1e-3):
 def test_it_is_the_simulation(tmp_path):
     rounds = 12
     state, history = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
-    served = serve(loop(tmp_path), world.make_server(), max_rounds=rounds + 1, tol=0.0, **QUICK)
+    served = serve(loop(tmp_path), world.make_server(), max_rounds=rounds, tol=0.0, **QUICK)
+    assert served.rounds == rounds
     for task in range(world.M):  # the last message had the model that was judged
         with np.load(tmp_path / f"{task}" / "weights.npz") as file:
             np.testing.assert_array_equal(file["weights"], served.weights[task])
@@ -276,7 +277,7 @@ def test_failures_and_strangers_are_said(tmp_path, best, said):
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     path, rounds = str(tmp_path / "server.npz"), 12
-    for last in (5, rounds + 1):
+    for last in (5, rounds):
         served = serve(loop(tmp_path), world.make_server(), max_rounds=last, tol=0.0, checkpoint=path, **QUICK)
     state, _ = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
     np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
@@ -289,9 +290,10 @@ def test_a_round_that_the_checkpoint_missed_is_answered_alike(tmp_path):
     late = serve(
         loop(tmp_path), world.make_server(), max_rounds=6, tol=0.0, checkpoint=_written(path, early), **QUICK
     )  # fmt: skip
-    assert int(late.state.round) == 6
+    assert late.rounds == 6
+    assert int(late.state.round) == 7  # which judged it
     served = serve(
-        loop(tmp_path), world.make_server(), max_rounds=rounds + 1, tol=0.0, checkpoint=_written(path, early), **QUICK
+        loop(tmp_path), world.make_server(), max_rounds=rounds, tol=0.0, checkpoint=_written(path, early), **QUICK
     )  # fmt: skip
     state, _ = mj.run(world.problem(), mj.Mocha(), KEY, num_rounds=rounds)
     np.testing.assert_allclose(served.weights, state.w, atol=1e-5 * float(np.abs(state.w).max()))
@@ -344,7 +346,7 @@ def test_another_server_s_checkpoint_is_refused(tmp_path):
 def test_a_checkpoint_of_the_last_round_is_said(tmp_path):
     path = str(tmp_path / "server.npz")
     serve(loop(tmp_path), world.make_server(), max_rounds=2, tol=0.0, checkpoint=path, **QUICK)
-    with pytest.raises(ValueError, match="is of round 2, and max_rounds=2"):
+    with pytest.raises(ValueError, match="is of round 3, and the last one with max_rounds=2 is 3"):
         serve(loop(tmp_path), world.make_server(), max_rounds=2, checkpoint=path, **QUICK)
 
 

@@ -97,7 +97,7 @@ def test_what_has_no_score_is_said():
         with pytest.raises(ValueError, match="models of this loss have no probabilities; use one_vs_rest with"):
             ask(data)
     for score in (mj.multiclass.confusion, mj.multiclass.log_loss):
-        with pytest.raises(ValueError, match="labels of the data must be below 3"):
+        with pytest.raises(ValueError, match="data must have labels from 0 to 2, the classes that weights are of"):
             score(WEIGHTS[:3], data)
     # Of a class that no model knows: wrong, and without any probability.
     wrong = [(guess != y).mean() for y, guess, _ in by_task(data, WEIGHTS[:3])]
@@ -105,3 +105,18 @@ def test_what_has_no_score_is_said():
     assert jax.jit(lambda d: mj.multiclass.log_loss(WEIGHTS[:3], d))(data) == np.inf
     with pytest.raises(ValueError, match="weights must be of 3 tasks or of 1, got 2"):
         mj.multiclass.error_rate(WEIGHTS[:, :2], data)
+
+
+@pytest.mark.parametrize("label", [-1.0, -3.0, 0.5])
+def test_labels_that_are_no_classes_are_refused_by_task(label):
+    m = mj.multiclass
+    x, w = np.eye(3), np.eye(3)[:, None]
+    data = mj.pack_tasks({"oak": x, "elm": x}, {"oak": np.arange(3.0), "elm": np.array([0.0, label, 2.0])})
+    for score in (m.error_rate, m.log_loss, m.confusion, m.class_scores):
+        with pytest.raises(ValueError, match=f"data must have labels .*, but task 'elm' has label {label:g}"):
+            score(w, data)
+        score(w, data.keep(data.y != label))
+    # Inside of compiled code, where nobody can look, the sample is of no class.
+    assert jax.jit(lambda d: m.error_rate(w, d, per_task=True))(data).tolist() == pytest.approx([0.0, 1 / 3])
+    assert jax.jit(lambda d: m.log_loss(w, d))(data) == np.inf
+    assert jax.jit(lambda d: m.confusion(w, d, per_task=True))(data)[1].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]

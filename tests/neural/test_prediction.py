@@ -27,6 +27,20 @@ def test_the_global_model_is_judged_task_by_task(key):
     np.testing.assert_allclose(algorithm.scores(state, merged).error, errors)
 
 
+def test_errors_are_means_over_tasks_and_over_samples():
+    problem = make_problem(low=4, high=40)
+    algorithm = mj.FedAvg(MODEL, optax.sgd(0.1))
+    state, history = mj.run(problem, algorithm, jax.random.key(0), num_rounds=1)
+    wrong = []
+    for k in range(5):
+        x, y = rows(problem.test, k)
+        wrong.append(np.asarray(mlp(state.params, x)).argmax(1) != y)
+    columns = history.to_dict()
+    np.testing.assert_allclose(columns["error"], [np.mean([w.mean() for w in wrong])], rtol=1e-12)
+    np.testing.assert_allclose(columns["sample_error"], [np.concatenate(wrong).mean()], rtol=1e-12)
+    assert abs(columns["error"] - columns["sample_error"]) > 1e-3
+
+
 def test_many_samples_are_judged_in_parts(key):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(1300, 4)), rng.integers(0, 3, 1300)

@@ -11,7 +11,9 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._neural.flops import flops
+from mocha_jax._neural.training import with_own_draws
 from mocha_jax.networks._base import convolution
+from mocha_jax.systems._work import Work
 from tests import zoo
 from tests.neural.problems import MODEL, make_problem
 
@@ -96,6 +98,71 @@ def test_optimizers_that_ask_for_the_loss(key):
     for optimizer in (optax.polyak_sgd(0.5), optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2))):
         _, history = mj.run(problem, mj.Local(MODEL, optimizer, batch_size=None), key, num_rounds=5)
         assert history.loss[-1] < history.loss[0]
+
+
+SIZES = (3, 5, 9, 4, 6, 7)
+
+
+def noise_of(make, *keys):
+    """What normal noise of sd 1 adds to the parameters in two rounds of one step, ``[runs, rounds, networks, p]``."""
+    data = mj.pack_tasks([np.ones((n, 2)) for n in SIZES], [np.zeros(n) for n in SIZES])
+    model = mj.networks.Model(lambda key: jnp.zeros((2, 400)), lambda params, x: x @ params)
+    noise = optax.chain(optax.set_to_zero(), optax.masked(optax.add_noise(1.0, 0.0, key=7), True))
+    algorithm, problem = make(model, noise, batch_size=None), mj.Prediction(data)
+    step = jax.jit(lambda key, state: algorithm.step(key, state, problem, Work(data.sizes, data.sizes > 0))[0])
+    runs = []
+    for key in keys:
+        states = [algorithm.init(problem)]
+        for r in range(2):
+            states.append(step(jax.random.fold_in(key, r), states[-1]))
+        runs.append([np.reshape(state.params, (-1, 800)) for state in states])
+    return np.diff(runs, axis=1)
+
+
+def unrelated(rows):
+    return np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 5 / np.sqrt(rows.shape[1])
+
+
+def test_noise_of_clients_averages_out_and_is_new_in_every_round(key):
+    noise, again, other = noise_of(mj.FedAvg, key, key, jax.random.fold_in(key, 5))[:, :, 0]
+    share = np.array(SIZES) / sum(SIZES)
+    # Of independent draws the weighted mean has this deviation, of one and the same 1.
+    np.testing.assert_allclose(noise.std(axis=1), np.sqrt(np.sum(share**2)), rtol=4 / np.sqrt(2 * noise.shape[1]))
+    assert unrelated(np.concatenate([noise, other]))
+    np.testing.assert_array_equal(again, noise)
+
+
+def test_clients_that_train_alone_draw_noise_of_their_own(key):
+    noise = noise_of(mj.Local, key).reshape(12, -1)
+    np.testing.assert_allclose(noise.std(axis=1), 1.0, rtol=4 / np.sqrt(2 * noise.shape[1]))
+    assert unrelated(noise)
+
+
+def test_random_keys_of_every_form_are_a_client_s_own(key):
+    raw = jax.random.PRNGKey(7)
+    states = {
+        "number": optax.contrib.differentially_private_aggregate(1.0, 1.0, 3).init({}),
+        "typed": {"inner": [jax.random.key(7)], "trace": jnp.ones(2)},
+        "raw": optax.contrib.hutchinson_estimator_diag_hessian(raw).init({}),
+        "several": {"rng": jax.random.split(raw, 3), "keys": jax.random.split(jax.random.key(1), (2, 2))},
+        "no keys": {"count": raw, "key": jnp.ones((2, 2)), "rng": 3},
+    }
+    one, again, other = (with_own_draws(states, k) for k in (key, key, jax.random.fold_in(key, 1)))
+
+    def numbers(leaf):
+        return np.asarray(
+            jax.random.key_data(leaf) if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else leaf
+        )
+
+    for name in states:
+        for before, *after in zip(
+            *(map(numbers, jax.tree.leaves(s[name])) for s in (states, one, again, other)), strict=True
+        ):
+            same = [np.array_equal(before, a) for a in after]
+            expected = name == "no keys" or (name == "typed" and before.dtype != np.uint32)
+            assert same == [expected] * 3
+            np.testing.assert_array_equal(after[0], after[1])
+            assert np.array_equal(after[0], after[2]) == expected
 
 
 def test_a_step_costs_what_its_samples_do():

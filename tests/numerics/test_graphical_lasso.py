@@ -37,6 +37,23 @@ def test_against_scikit_learn(m, n, alpha):
         assert np.linalg.eigvalsh(found.precision).min() > 0
 
 
+def test_variables_of_whatever_scale_are_solved():
+    off = 1 - np.eye(5)
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(30, 5)) @ rng.normal(size=(5, 5)) * 10 ** rng.uniform(-1, 1, 5)
+        s = np.cov(x, rowvar=False)
+        alpha = 0.01 * np.abs(s * off).max()
+        with warnings.catch_warnings():  # scikit-learn's, whose dual gap is rounded to a negative number
+            warnings.simplefilter("ignore")
+            _, precision = reference(s, alpha, tol=1e-10, enet_tol=1e-10, max_iter=200)
+        size = np.sqrt(np.outer(np.diag(s), np.diag(s)))
+        for dtype, tol in (("float64", 1e-6), ("float32", 5e-3)):
+            found = mj.graphical_lasso(s.astype(dtype), (alpha * off).astype(dtype))
+            assert found.solved
+            np.testing.assert_allclose(np.asarray(found.precision) * size, precision * size, rtol=tol, atol=tol)
+
+
 def test_a_penalty_on_the_diagonal_too_against_a_convex_solver():
     s, alpha = samples(5, 4), 0.15
     theta = cp.Variable((5, 5), PSD=True)

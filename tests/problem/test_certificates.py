@@ -29,6 +29,20 @@ def exact_gap(problem, weights, beta):
     return primal, primal - (np.sum(c * y * b) - np.sum(v**2) / (4 * lam))
 
 
+@pytest.mark.parametrize("regularizer", [R.Independent(1e-20), R.Graph(np.ones((1, 1)), 1e-21, 1e-22)])
+def test_an_objective_that_overflows_has_no_gap(regularizer):
+    """A finite gap over an infinite objective is not 0."""
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype("f")
+    y = x[:, 0] + 1
+    data = mj.pack_tasks([x], [y], dtype=np.float32)
+    found = mj.certificate(mj.Problem(data, L.Absolute(), regularizer), jnp.asarray(0.5 * np.sign(y)[None]))
+    assert np.isinf(found.primal)
+    assert np.isfinite(found.gap)
+    assert np.isinf(found.relative_gap)
+    assert np.isinf(found.residual)
+    assert not found.finite
+
+
 def far_off(found, bound, pairs):
     """How many sums of products of floats are further from the truth, in rational numbers, than they say."""
     true = [

@@ -44,6 +44,39 @@ def test_scores_are_scikit_learns_pipeline_per_task(key):
     assert mj.metrics.rmse(found.solution, problem.data) < 1.2
 
 
+LABELS = {  # what to score of a residual loss, by what its labels are
+    "classes": (lambda z: np.where(z > 1.0, 1.0, -1.0), ("error_rate", "balanced_error", "f1", "auc", "average_precision")),
+    "grades": (lambda z: np.clip(np.round(z + 1.5), 0, 4), ("ndcg", "rmse", "r2", "explained_variance", "absolute_error")),
+    "counts": (lambda z: np.round(np.exp(z)), ("poisson_deviance", "rmse")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "how"), [("classes", "within"), ("grades", "task"), ("counts", "pooled")])
+@pytest.mark.thin(1)
+def test_scores_are_of_the_labels_as_they_are(labels, how, key):
+    """Every score within cross-validation is that of the model outside of it, whatever was standardised."""
+    rng, (make, names) = np.random.default_rng(0), LABELS[labels]
+    xs = [rng.normal(size=(40, 3)) + t for t in range(2)]
+    data = mj.pack_tasks(xs, [make(x[:, 0] - t + 0.5 * rng.normal(size=40)) for t, x in enumerate(xs)], intercept=True)
+    problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(0.3))
+
+    def score(weights, data, per_task=False):  # one program for all
+        found = [getattr(mj.metrics, name)(weights, data, per_task=per_task) for name in names]
+        return sum((k + 1.0) * each for k, each in enumerate(found))
+
+    found = mj.cross_validate(
+        problem, mj.grid(mj.regularizers.Independent, lam=[0.3]), key=key, folds=2, metric=score, maximise=False,
+        standardize=how, tol=1e-12, keep_rare=False, refit=False,
+    )  # fmt: skip
+    part = data.folds(jax.random.fold_in(key, 0), 2)
+    for fold in range(2):
+        train = data.keep(part != fold).standardized(how, labels=True)
+        solution = mj.solve(problem.replace(data=train), tol=1e-12)
+        np.testing.assert_allclose(
+            found.task_scores[0, fold, 0], score(solution, data.keep(part == fold), per_task=True), rtol=1e-5
+        )
+
+
 @pytest.mark.slow
 def test_a_function_of_ones_own_does_the_same_as_the_name(key):
     problem, *_ = federation()

@@ -17,7 +17,7 @@ QUICK = {
 }  # fmt: skip
 CHECKS = [
     (estimator, check)
-    for of in (MochaRegressor(), MochaClassifier())
+    for of in (MochaRegressor(groups=None, lam=0.01), MochaClassifier(groups=None, lam=0.01))
     for estimator, check in estimator_checks_generator(of)
 ]
 

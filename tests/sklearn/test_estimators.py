@@ -3,13 +3,16 @@
 import pickle
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 import mocha_jax as mj
@@ -24,21 +27,17 @@ GRADE = np.digitize(Y, [-0.5, 0.8])
 EXACT: dict[str, Any] = dict(tol=1e-12, max_iter=20_000)
 
 
-def with_ones(x):
-    return np.c_[x, np.ones(len(x))]
-
-
-def assert_same_weights(estimator, ours, want):
-    coef, intercept = ours
-    got = np.r_[estimator.coef_[coef], estimator.intercept_[intercept]]
-    np.testing.assert_allclose(got, want, atol=1e-5)
+def with_tens(x):
+    """Samples as a classifier has them: standardised by all, with a constant feature whose weight costs little."""
+    return np.c_[(x - X.mean(0)) / X.std(0), np.full(len(x), 10.0)]
 
 
 def test_a_regressor_is_a_solve():
-    data = mj.pack_tasks(X, Y, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
-    want = mj.solve(mj.Problem(data, mj.losses.Squared(), R.Probabilistic(0.02, 10.0)), tol=1e-6)
+    data = mj.pack_tasks(X, Y, SCHOOL, loss_scaling="task_mean", rows=96).standardized("within", labels=True)
+    want = mj.solve(mj.Problem(data, mj.losses.Squared(), R.MeanCovariance(0.002, 0.01, 1.0)), tol=1e-6)
     found = MochaRegressor(lam=0.02, tol=1e-6).fit(X, Y, groups=SCHOOL)
-    np.testing.assert_allclose(np.c_[found.coef_, found.intercept_], want.weights, rtol=1e-12)
+    np.testing.assert_allclose(found.coef_, want.model.weights, rtol=1e-12)
+    np.testing.assert_allclose(found.intercept_, want.model.intercept, rtol=1e-12)
     np.testing.assert_allclose(found.task_covariance_, want.covariance, rtol=1e-12)
     np.testing.assert_allclose(found.dual_gap_, float(want.quality.residual), rtol=1e-6)
     assert found.n_iter_ == want.rounds
@@ -48,12 +47,12 @@ def test_a_regressor_is_a_solve():
 
 @pytest.mark.slow
 def test_several_classes_are_one_against_the_rest():
-    data = mj.pack_tasks(X, GRADE, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
+    data = mj.pack_tasks(X, GRADE, SCHOOL, loss_scaling="task_mean", intercept=10.0, rows=96).standardized()
     want = mj.one_vs_rest(data, lambda d: mj.Problem(d, mj.losses.Logistic(), R.MeanRegularized(0.1, 0.01)), tol=1e-4,
                           record_every=1)  # fmt: skip
     names = np.array(["low", "middle", "top"])
-    found = MochaClassifier(regularizer="mean").fit(X, names[GRADE], groups=SCHOOL)
-    np.testing.assert_allclose(np.concatenate([found.coef_, found.intercept_[..., None]], 2), want.weights, rtol=1e-8)
+    found = MochaClassifier(regularizer="mean", lam=0.01).fit(X, names[GRADE], groups=SCHOOL)
+    np.testing.assert_allclose(found.coef_, want.model.weights, rtol=1e-8)
     assert found.n_iter_ == want.rounds.max()
     np.testing.assert_allclose(found.dual_gap_, want.certificate.residual.max(), rtol=1e-6)
     z = found.decision_function(X, groups=SCHOOL)
@@ -68,16 +67,17 @@ def test_several_classes_are_one_against_the_rest():
 def test_local_and_pooled_are_ridge(scaling):
     # (1/2n) |Xw - y|^2 + lam |w|^2 is Ridge's |Xw - y|^2 + alpha |w|^2 with alpha = 2 n lam; of a sum, alpha = 2 lam.
     lam = 0.05 if scaling == "task_mean" else 2.0
-    how: dict[str, Any] = dict(loss_scaling=scaling, lam=lam, **EXACT)
+    how: dict[str, Any] = dict(loss_scaling=scaling, lam=lam, standardize="centred", **EXACT)
     local = MochaRegressor(regularizer="independent", **how).fit(X, Y, groups=SCHOOL)
     parts = [(local, t, name == SCHOOL) for t, name in enumerate(NAMES)]
     everyone = np.ones(len(X), bool)
-    parts.append((MochaRegressor(regularizer="independent", **how).fit(X, Y), 0, everyone))
+    parts.append((MochaRegressor(groups=None, regularizer="independent", **how).fit(X, Y), 0, everyone))
     parts.append((MochaRegressor(regularizer="pooled", **how).fit(X, Y, groups=SCHOOL), 0, everyone))
     for found, t, part in parts:
         alpha = 2 * lam * (part.sum() if scaling == "task_mean" else 1)
-        want = Ridge(alpha=alpha, fit_intercept=False).fit(with_ones(X[part]), Y[part])
-        assert_same_weights(found, (t, t), want.coef_)
+        want = Ridge(alpha=alpha).fit(X[part], Y[part])
+        np.testing.assert_allclose(found.coef_[t], want.coef_, atol=1e-5)
+        np.testing.assert_allclose(found.intercept_[t], want.intercept_, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,17 @@ def test_local_and_pooled_are_scikit_learn_s_classifiers(loss):
         MochaClassifier(regularizer=name, loss=loss, lam=lam, **EXACT).fit(X, LABEL, groups=SCHOOL)
         for name in ("independent", "pooled")
     )
-    for found, t, part in [
-        *((local, t, name == SCHOOL) for t, name in enumerate(NAMES)),
-        (pooled, 0, np.ones(len(X), bool)),
+    for found, part in [
+        *((local, name == SCHOOL) for name in NAMES),
+        (pooled, np.ones(len(X), bool)),
     ]:
         C = 1 / (2 * lam * part.sum())
         if loss == "logistic":
             want = LogisticRegression(C=C, fit_intercept=False, tol=1e-12, max_iter=10_000)
         else:
             want = LinearSVC(loss=loss, C=C, fit_intercept=False, tol=1e-9, max_iter=5_000_000, random_state=0)
-        want.fit(with_ones(X[part]), LABEL[part])
-        assert_same_weights(found, (t, t), want.coef_[0])
-        z = want.decision_function(with_ones(X[part]))
+        z = want.fit(with_tens(X[part]), LABEL[part]).decision_function(with_tens(X[part]))
+        np.testing.assert_allclose(found.decision_function(X[part], groups=SCHOOL[part]), z, atol=1e-4)
         assert found.predict(X[part], groups=SCHOOL[part]).tolist() == np.where(z > 0, "pass", "fail").tolist()
 
 
@@ -136,7 +135,7 @@ def test_no_prediction_without_groups_where_several_have_models():
             ask(X)
     # With one group, or none, it is clear whose samples they are.
     one = MochaRegressor(**alone).fit(X, Y, groups=np.full(len(X), "oak"))
-    none = MochaRegressor(**alone).fit(X, Y)
+    none = MochaRegressor(groups=None, **alone).fit(X, Y)
     assert none.groups_ is None
     np.testing.assert_allclose(one.predict(X), none.predict(X), rtol=1e-9)
     with pytest.raises(ValueError, match="groups must be None, as they were in fit"):
@@ -145,7 +144,7 @@ def test_no_prediction_without_groups_where_several_have_models():
 
 def test_the_group_is_a_column_by_name_or_place():
     table, y = frame()
-    want = MochaRegressor().fit(X, Y, groups=SCHOOL)
+    want = MochaRegressor(lam=0.01).fit(X, Y, groups=SCHOOL)
     for groups, given in (
         ("school", table),
         (1, table),
@@ -153,7 +152,7 @@ def test_the_group_is_a_column_by_name_or_place():
         (1, table.to_numpy()),
         (1, table.values.tolist()),
     ):
-        found = MochaRegressor(groups=groups).fit(given, y)
+        found = MochaRegressor(groups=groups, lam=0.01).fit(given, y)
         np.testing.assert_allclose(found.coef_, want.coef_, rtol=1e-12)
         np.testing.assert_allclose(found.predict(given), want.predict(X, groups=SCHOOL), rtol=1e-12)
         assert found.n_features_in_ == 4
@@ -162,7 +161,7 @@ def test_the_group_is_a_column_by_name_or_place():
             assert found.feature_names_in_.tolist() == table.columns.tolist()
             np.testing.assert_allclose(found.model_.predict(table, table["school"]), found.predict(table))
     numbered = np.c_[X, np.searchsorted(NAMES, SCHOOL)]
-    found = MochaRegressor(groups=-1).fit(numbered, y)
+    found = MochaRegressor(groups=-1, lam=0.01).fit(numbered, y)
     assert found.groups_.tolist() == [0.0, 1.0, 2.0]
     np.testing.assert_allclose(found.predict(numbered), want.predict(X, groups=SCHOOL), rtol=1e-12)
 
@@ -185,7 +184,7 @@ def test_a_column_that_is_not_there_is_named():
 def test_labels_are_any_classes_and_the_model_knows_them():
     for classes in (np.array([False, True]), np.array([3, 7]), np.array(["no", "yes"], object)):
         label = classes[(Y > 0.3).astype(int)]
-        found = MochaClassifier(regularizer="independent").fit(X, label, groups=SCHOOL)
+        found = MochaClassifier(regularizer="independent", lam=0.01).fit(X, label, groups=SCHOOL)
         assert found.classes_.tolist() == classes.tolist()
         assert found.predict(X, groups=SCHOOL).dtype == found.classes_.dtype
         assert found.model_.predict(X, SCHOOL).tolist() == found.predict(X, groups=SCHOOL).tolist()
@@ -200,14 +199,15 @@ def test_probabilities_are_of_the_logistic_loss_alone():
     assert hasattr(MochaClassifier(loss=mj.losses.Logistic()), "predict_proba")
     assert not hasattr(MochaClassifier(loss="hinge"), "predict_proba")
     assert not hasattr(MochaClassifier(loss="nonsense"), "predict_proba")
-    found = MochaClassifier(regularizer="independent").fit(X, GRADE, groups=SCHOOL)
+    found = MochaClassifier(regularizer="independent", lam=0.01).fit(X, GRADE, groups=SCHOOL)
     sure = found.predict_proba(1e4 * X, groups=SCHOOL)  # odds beyond what an exponential holds
     np.testing.assert_allclose(sure.sum(axis=1), 1.0)
 
 
 MADE = {
     "independent": R.Independent(0.02), "mean": R.MeanRegularized(0.2, 0.02), "probabilistic": R.Probabilistic(0.02, 10.0),
-    "clustered": R.Clustered(0.02, 0.5, 3), "trace": R.TraceNorm(0.02, 0.002), "joint_sparse": R.JointSparse(0.02, 0.002),
+    "mean_covariance": R.MeanCovariance(0.002, 0.01, 1.0), "clustered": R.Clustered(0.02, 0.5, 3), "trace": R.TraceNorm(0.02, 0.002), "joint_sparse": R.JointSparse(0.02, 0.002),
+    "matrix_normal": R.MatrixNormal(0.02, 10.0, 0.1), "sparse_precision": R.SparsePrecision(0.02, 10.0, 0.0, 0.02),
 }  # fmt: skip
 
 
@@ -229,11 +229,13 @@ def test_strength_of_objects_and_functions():
     def ridge(lam):
         return R.Probabilistic(lam, 5.0)
 
-    assert MochaRegressor(regularizer=ridge).fit(X, Y).regularizer_.lam == 0.01
-    assert MochaRegressor(regularizer=ridge, lam=0.5).fit(X, Y).regularizer_.sigma2 == 5.0
-    assert MochaRegressor(regularizer=R.Independent, lam=0.5).fit(X, Y).regularizer_.lam == 0.5
-    assert MochaRegressor(regularizer=R.Independent(0.3)).fit(X, Y).regularizer_.lam == 0.3
-    assert MochaRegressor(regularizer=R.Independent(0.3), lam=0.5).fit(X, Y).regularizer_.lam == 0.5
+    def fitted(**how):
+        return MochaRegressor(groups=None, **how).fit(X, Y).regularizer_
+
+    assert fitted(regularizer=ridge, lam=0.5).sigma2 == 5.0
+    assert fitted(regularizer=R.Independent, lam=0.5).lam == 0.5
+    assert fitted(regularizer=R.Independent(0.3)).lam == 0.3
+    assert fitted(regularizer=R.Independent(0.3), lam=0.5).lam == 0.5
     for wrong, sentence in (
         (
             dict(regularizer=R.MeanRegularized(1.0, 1.0), lam=0.5),
@@ -254,15 +256,16 @@ def test_strength_of_objects_and_functions():
         (dict(loss=mj.losses.Hinge()), "object of mocha_jax.losses for labels of numbers, got Hinge()"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            MochaRegressor(**wrong).fit(X, Y)
+            MochaRegressor(groups=None, **wrong).fit(X, Y)
 
 
 @pytest.mark.slow
 def test_strength_by_cross_validation_is_that_of_the_functions():
     lams, y = [10.0, 1.0, 0.1, 0.01, 0.001], Y + np.random.default_rng(1).normal(size=len(Y))
-    data = mj.pack_tasks(X, y, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
+    data = mj.pack_tasks(X, y, SCHOOL, loss_scaling="task_mean", rows=96)
     problem = mj.Problem(data, mj.losses.Squared(), R.Independent(1.0))
-    want = mj.cross_validate(problem, mj.grid(R.Independent, lam=lams), refit=False, max_rounds=1000)
+    grid = mj.grid(R.Independent, lam=lams)
+    want = mj.cross_validate(problem, grid, refit=False, max_rounds=1000, standardize="within")
     found = MochaRegressor(regularizer="independent", lam=lams[::-1]).fit(X, y, groups=SCHOOL)
     np.testing.assert_allclose(found.cross_validation_.mean, want.mean, rtol=1e-9)
     assert found.regularizer_.lam == want.candidates.lam[want.best] == 0.01  # type: ignore[attr-defined]
@@ -275,8 +278,8 @@ def test_strength_by_cross_validation_is_that_of_the_functions():
 @pytest.mark.slow
 def test_strength_for_several_classes_is_that_of_the_functions(regularizer):
     lams, grade = [1.0, 0.1, 0.01, 0.001], np.digitize(Y + np.random.default_rng(1).normal(size=len(Y)), [-0.5, 0.8])
-    data = mj.pack_tasks(X, grade, SCHOOL, loss_scaling="task_mean", intercept=True, rows=96)
-    asked: dict[str, Any] = dict(refit=False, max_rounds=1000, scored_as=data)
+    data = mj.pack_tasks(X, grade, SCHOOL, loss_scaling="task_mean", intercept=10.0, rows=96)
+    asked: dict[str, Any] = dict(refit=False, max_rounds=1000, scored_as=data, standardize="pooled")
     want = mj.multiclass.cross_validate(
         data.pooled() if regularizer == "pooled" else data,
         lambda d: mj.Problem(d, mj.losses.Logistic(), R.Independent(1.0)),
@@ -302,7 +305,7 @@ def test_nobody_s_samples_are_kept(tmp_path):
     kept = []
     for count in (120, 1000):
         x, y, school = rows(count)
-        found = MochaClassifier(regularizer="independent").fit(x, y > 0.3, groups=school)
+        found = MochaClassifier(regularizer="independent", lam=0.01).fit(x, y > 0.3, groups=school)
         kept.append(pickle.dumps(found))
         np.testing.assert_array_equal(pickle.loads(kept[-1]).predict(x, groups=school), found.predict(x, groups=school))
         assert x[0].tobytes() not in kept[-1]
@@ -314,11 +317,11 @@ def test_nobody_s_samples_are_kept(tmp_path):
 @pytest.mark.slow
 def test_who_stops_early_says_so():
     with pytest.warns(ConvergenceWarning, match="MochaRegressor: stopped at max_rounds after 1 rounds") as caught:
-        MochaRegressor(max_iter=1).fit(X, Y, groups=SCHOOL)
+        MochaRegressor(max_iter=1, lam=0.01).fit(X, Y, groups=SCHOOL)
     assert len(caught) == 1
     late = r"MochaClassifier: classes 0 \(.*\), 1 \(.*\), 2 \(.*\) did not reach tol=0.0001 in max_rounds=1 rounds"
     with pytest.warns(ConvergenceWarning, match=late) as caught:
-        MochaClassifier(max_iter=1).fit(X, GRADE, groups=SCHOOL)
+        MochaClassifier(max_iter=1, lam=0.01).fit(X, GRADE, groups=SCHOOL)
     assert len(caught) == 1
 
 
@@ -326,6 +329,53 @@ def test_rows_are_padded_to_few_sizes():
     sizes = [room_for(n) for n in range(1, 2000)]
     assert all(n <= size <= max(1.5 * n, n + 1) for n, size in enumerate(sizes, 1))
     assert sorted(set(sizes)) == [1, 2, 3, *(k << i for i in range(1, 10) for k in (2, 3)), 2048]
+
+
+def test_no_level_has_to_be_paid_for():
+    """Labels far from 0 whose levels differ: by default better than a constant and than a ridge of every group."""
+    rng, m, d = np.random.default_rng(0), 12, 6
+    group = np.repeat(np.arange(m), 60)
+    x = rng.normal(size=(len(group), d)) * [1, 10, 0.1, 1, 1, 100] + 2.0 * rng.normal(size=(m, d))[group]
+    slope = rng.normal(size=d) / [1, 10, 0.1, 1, 1, 100] * (1.0 + 0.3 * rng.normal(size=(m, d)))
+    y = 29.0 + 11.0 * rng.normal(size=m)[group] + np.sum(slope[group] * x, axis=1) + 2.0 * rng.normal(size=len(group))
+    train = rng.random(len(group)) < 0.2
+    parts = [(train & (group == t), ~train & (group == t)) for t in range(m)]
+
+    def error(predict):
+        return np.mean([np.sqrt(np.mean((predict(t, a, b) - y[b]) ** 2)) for t, (a, b) in enumerate(parts)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the edges of the grid
+        found = MochaRegressor().fit(x[train], y[train], groups=group[train])
+    ours = error(lambda t, a, b: found.predict(x[b], groups=group[b]))
+    ridge = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-2, 4, 13)))
+    assert ours < error(lambda t, a, b: ridge.fit(x[a], y[a]).predict(x[b]))
+    assert ours < 0.9 * error(lambda t, a, b: y[a].mean())
+
+
+@pytest.mark.parametrize("regularizer", ["mean_covariance", "probabilistic", "independent"])
+@pytest.mark.extended
+def test_one_row_is_not_worse_than_none(regularizer):
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(8), 20)
+    x = rng.normal(size=(len(group), 3))
+    y = x @ [1.0, -2.0, 0.5] + rng.normal(size=8)[group] + 0.1 * rng.normal(size=len(group))
+    new, at = rng.normal(size=(50, 3)), np.full(50, 8)
+    truth = new @ [1.0, -2.0, 0.5] + 1.5
+    how: dict[str, Any] = dict(regularizer=regularizer, lam=0.01)
+    without = MochaRegressor(**how, unseen="mean").fit(x, y, groups=group)
+    with_one = MochaRegressor(**how).fit(np.r_[x, new[:1]], np.r_[y, truth[:1]], groups=np.r_[group, at[:1]])
+    one, none = (np.sqrt(np.mean((f.predict(new, groups=at) - truth) ** 2)) for f in (with_one, without))
+    assert one < 0.5 * none
+
+
+def test_groups_are_asked_for():
+    with pytest.raises(
+        ValueError, match=r"groups must be given: fit\(X, y, groups=...\), .*MochaRegressor\(groups=None\)"
+    ):
+        MochaRegressor().fit(X, Y)
+    with pytest.raises(ValueError, match="standardize must be None where intercept is False"):
+        MochaRegressor(intercept=False, standardize="within").fit(X, Y, groups=SCHOOL)
 
 
 def test_random_state_is_a_seed():

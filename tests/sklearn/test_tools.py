@@ -18,8 +18,10 @@ from mocha_jax import sklearn as of_mocha
 from tests.sklearn.tables import FEATURES, frame, rows
 
 X, Y, SCHOOL = rows()
-MochaRegressor = partial(of_mocha.MochaRegressor, regularizer="independent")  # quick, and one program for most
-MochaClassifier = partial(of_mocha.MochaClassifier, regularizer="independent")
+MochaRegressor = partial(
+    of_mocha.MochaRegressor, regularizer="independent", lam=0.01
+)  # quick, and one program for most
+MochaClassifier = partial(of_mocha.MochaClassifier, regularizer="independent", lam=0.01)
 FOLDS = KFold(5, shuffle=True, random_state=0)
 
 
@@ -65,6 +67,19 @@ def test_searches_find_the_strength():
     assert search.best_params_["mocharegressor__lam"] == 0.01
     assert search.best_score_ > 0.95
     assert search.predict(table).shape == y.shape
+
+
+@pytest.mark.extended
+def test_folds_of_whole_groups_have_the_mean_and_a_warning():
+    """`cv=3` cuts a table that is sorted by group into whole groups."""
+    table, y = frame()
+    order = np.argsort(table["school"].to_numpy(), kind="stable")
+    search = GridSearchCV(MochaRegressor(groups="school"), {"lam": [1.0, 0.01]}, cv=3)
+    with pytest.warns(
+        UserWarning, match=r"not seen in fit, predicted with the mean of all groups; .* KFold\(shuffle=True\)"
+    ):
+        search.fit(table.iloc[order], y[order])
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
 
 
 @pytest.mark.slow
