@@ -40,7 +40,7 @@ class Served:
     converged: bool
 
     def __repr__(self) -> str:
-        return f"Served({'converged' if self.converged else 'not converged'}: {self.report})"
+        return f"Served({'' if self.converged else 'not '}converged after {self.rounds} rounds: {self.report})"
 
 
 def serve(
