@@ -110,9 +110,7 @@ def finite(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -
     """An array of finite numbers of that shape, as NumPy's."""
     array = numbers(owner, name, value, shape)
     if not np.isfinite(array).all():
-        raise ValueError(
-            f"{owner}: {name} must be finite, but some are NaN or infinite, as after a solve that diverged."
-        )
+        raise ValueError(f"{owner}: {name} must be finite, but some are NaN or infinite, as where a solve diverged.")
     return array
 
 

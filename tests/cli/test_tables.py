@@ -168,6 +168,7 @@ def test_inspect_says_what_it_is(fitted, capsys):
         (["fit", "{}/none.csv", "--label", "score", "--group", "tree"], "none.csv"),
         (["fit", "{}/school.csv", "--label", "grade", "--group", "tree"], "'grade' is not among the 4 that are known"),
         (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--folds", "1"], "folds must be an integer >= 2"),
+        (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--folds", "1000000"], "there must be at most "),
         (["fit", "{}/school.csv", "--label", "tree", "--group", "size"], "has 3 classes, and fit knows two"),
         (["fit", "{}/school.csv", "--label", "score", "--group", "tree", "--lambdas", "-1"], "lam"),
         (["predict", "{}/school.csv", "{}/school.csv"], "no file of a model"),
