@@ -133,7 +133,7 @@ class LinearModel(WeightsModel):
         })  # fmt: skip
 
     def _num_classes(self) -> int | None:
-        """How many classes predictions stand for; None where they stand for themselves."""
+        """The number of classes that predictions stand for; None where they stand for themselves."""
         if self.thresholds is not None and "level" in self.decides:
             return self.thresholds.shape[1] + 1
         return 2 if "sign" in self.decides else None
