@@ -127,6 +127,19 @@ def _of_frame(frame: object, features: tuple[str, ...]) -> object:
     return frame if array is None or array.ndim != 2 else array
 
 
+def _of_objects(value: object) -> np.ndarray | None:
+    """An array of Python objects, as data frames have them for texts; None where it is no array at all."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever somebody's `__array__` raises
+        return None
+    if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
+        return None
+    if all(isinstance(each, str) for each in array.flat):
+        return array if any(each.endswith("\0") for each in array.flat) else array.astype(str)  # which drops a last \0
+    return None if any(np.ndim(each) for each in array.flat) else array
+
+
 def _labels(ys: list[object]) -> list[np.ndarray]:
     """Labels of every node, which may be names of classes."""
     found = [of_objects(y) if check.concrete(y) is None else None for y in ys]
@@ -178,7 +191,8 @@ def _in_order_of(table: Table, like: Names) -> Table:
         raise ValueError(f"{_OWNER}: to be like other data the tasks need names; pass groups, or mappings.")
     xs = table.xs
     if like.features is not None and table.names.features is not None:
-        if unknown := [name for name in table.names.features if name not in set(like.features)]:
+        known = set(like.features)
+        if unknown := [name for name in table.names.features if name not in known]:
             raise ValueError(f"{_OWNER}: features {listed(unknown)} are not among those of like; leave them out.")
         column = columns_in_order(f"{_OWNER}: xs", table.names.features, like.features)
         xs = [x[:, column] for x in xs]
