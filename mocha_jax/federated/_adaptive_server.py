@@ -131,7 +131,8 @@ class AdaptiveCentre(ServerSide):
         after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answered, real)
         bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(heard.ever | (counts == 0)), least)
         return AdaptiveHeld(
-            counts, (mixed, *kept), where(heard.any, weights.T, state.weights), where(heard.any, after.newest, state.slot),
+            counts, (mixed, *kept), where(heard.any, weights.T, state.weights),
+            where(heard.any, after.newest, state.slot),
             jnp.concatenate([after.model[None], state.models[:-1]]), bound, after,
         ), quality  # fmt: skip
 
