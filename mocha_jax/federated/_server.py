@@ -94,7 +94,7 @@ class Server:
 
     @property
     def judged(self) -> bool:
-        """Whether reports judge the model that was sent down, the one before their round, as certificates do."""
+        """Tell whether reports judge the model that was sent down, the one before their round, as certificates do."""
         return self._side.judges
 
     @on_purpose
