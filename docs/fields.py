@@ -13,7 +13,7 @@ def _default(value: Any) -> str | None:
     if value is None:
         return None
     node = ast.parse(str(value), mode="eval").body
-    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("static", "field"):
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("static", "tree", "field"):
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         return given.get("default")
     return str(value)
@@ -42,6 +42,8 @@ class Fields(griffe.Extension):
         for cls in reversed(family):
             for name, member in cls.members.items():
                 if member.is_alias or not member.is_attribute or member.annotation is None or name.startswith("_"):
+                    continue
+                if "property" in member.labels:
                     continue
                 if "class-attribute" in member.labels and "instance-attribute" not in member.labels:
                     continue  # ClassVar

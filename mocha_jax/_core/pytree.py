@@ -12,6 +12,7 @@ import abc
 import copy
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, Self, dataclass_transform
 
 import jax
@@ -20,6 +21,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.inner_functions import portable
+from mocha_jax._core.transfers import on_purpose
 
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
@@ -28,6 +30,9 @@ Tree = object
 
 
 _Values = tuple[object, ...]
+
+# Letters of a record that is shown, about, and entries of a vector whose values are.
+_LINE, _ENTRIES = 160, 8
 
 
 def static(**kwargs: Any) -> Any:
@@ -110,8 +115,7 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         return twin
 
     def __repr__(self) -> str:
-        inner = ", ".join(f"{k}={_short(v)}" for k, v in fields_of(self).items())
-        return f"{type(self).__name__}({inner})"
+        return summary(self, fields_of(self))
 
 
 Relation = Array | Pytree | None  # Omega as a regularizer keeps it: an array or a record; None where it is given
@@ -122,7 +126,41 @@ def fields_of(record: Pytree) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
 
 
-def _short(value: object) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype") and value.shape != ():
-        return f"{value.dtype}{list(value.shape)}"
+@on_purpose
+def summary(record: object, fields: Mapping[str, object]) -> str:
+    """A record in one line: numbers and short vectors by value, other arrays by type and shape.
+
+    Of a long line what is nested goes first, then the last fields.
+    """
+    name, parts = type(record).__name__, {k: short(v) for k, v in fields.items()}
+    for k, value in fields.items():
+        if isinstance(value, Pytree) and sum(map(len, parts.values())) > _LINE:
+            parts[k] = f"{type(value).__name__}(...)"
+    shown: list[str] = []
+    for k, text in parts.items():
+        if shown and sum(map(len, shown)) + len(k) + len(text) > _LINE:
+            shown.append(f"and {len(parts) - len(shown)} more")
+            break
+        shown.append(f"{k}={text}")
+    return f"{name}({', '.join(shown)})"
+
+
+def short(value: object) -> str:
+    """A value in a few words; of arrays in a dictionary or a list how many there are."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        few = np.ndim(value) < 2 and np.size(value) <= _ENTRIES  # type: ignore[arg-type]
+        known = check.concrete(value) if few else None
+        if known is None or known.dtype.kind not in "fiub":
+            return f"{value.dtype}{list(value.shape)}"
+        texts = [f"{one:.6g}" if known.dtype.kind == "f" else str(one) for one in known.ravel().tolist()]
+        return texts[0] if known.shape == () else f"[{', '.join(texts)}]"
+    if isinstance(value, Pytree):
+        return repr(value)
+    if isinstance(value, dict) and len(value) <= _ENTRIES:
+        return "{" + ", ".join(f"{k!r}: {short(v)}" for k, v in value.items()) + "}"
+    leaves = jax.tree.leaves(value)
+    if any(callable(leaf) for leaf in leaves):
+        return str(getattr(value, "__qualname__", f"{type(value).__name__}(...)"))
+    if any(hasattr(leaf, "shape") for leaf in leaves):
+        return f"{len(leaves)} arrays"
     return repr(value)

@@ -69,6 +69,19 @@ class TaskData(NodeArrays):
         self._check_names()
 
     @on_purpose
+    def __repr__(self) -> str:
+        task = check.concrete(self.task)
+        if task is None or task.ndim != 1 or task.dtype.kind not in "iu" or check.hidden(self.weight):
+            return super().__repr__()  # of several data sets, of derivatives, inside a transformation
+        sizes = np.bincount(task, np.asarray(self.sizes), self.num_tasks).astype(int)
+        tasks = "1 task" if len(sizes) == 1 else f"{len(sizes)} tasks"
+        nodes = "" if self.num_nodes == len(sizes) else f" on {self.num_nodes} nodes"
+        least, most = sizes.min(), sizes.max()
+        many = f"{most}" if least == most else f"{least} to {most}"
+        intercept = " and an intercept" if self.intercept else ""
+        return f"TaskData({tasks}{nodes} of {many} samples, {self.num_slopes} features{intercept}, {self.x.dtype})"
+
+    @on_purpose
     def replace(self, **changes: object) -> Self:
         """A copy with some fields changed; what is not given follows from them.
 

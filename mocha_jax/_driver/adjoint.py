@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Relation, static, tree
+from mocha_jax._core.pytree import Pytree, Relation, fields_of, static, summary, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
@@ -196,6 +196,10 @@ class Hypergradient(Pytree):
     residual: Array  # [] relative residual of the linear system
     steps: Array  # [] int32 that solving it took
     free: Array  # [] int32 dual variables that move with the problem
+
+    def __repr__(self) -> str:
+        last = {name: value for name, value in fields_of(self).items() if name not in ("gradient", "error")}
+        return summary(self, {**last, "gradient": self.gradient})
 
 
 @on_purpose

@@ -1,8 +1,8 @@
 """Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
 
 The file holds the arrays of `Progress` and `History`, what the records are, who wrote it, a digest of all that, and a
-fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key. How many rounds to
-run and when to stop are not part of it, so a finished solve can be continued.
+fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key; also of each.
+How many rounds to run and when to stop are not part of it, so a finished solve can be continued.
 
 Of arrays that processes share the file holds no rows, but the names and digests of `mocha_jax._driver.parts` that do:
 every process writes its own, then the first one writes the file, and with that they count.
@@ -10,6 +10,7 @@ every process writes its own, then the first one writes the file, and with that 
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable
@@ -23,12 +24,17 @@ from jax import Array
 
 from mocha_jax._core.devices import fetched, is_cut_by_rows, place
 from mocha_jax._core.processes import together
+from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.warnings import warn
-from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, plain, plain_dtype
+from mocha_jax._driver.config import RunConfig
+from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, once, plain, plain_dtype
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
 from mocha_jax._driver.parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
 from mocha_jax._driver.records import described
+
+# What a run is made of under other names, or what follows from the rest.
+_NOT_SAID = ("problem", "bucketing")
 
 
 class Saver:
@@ -38,12 +44,19 @@ class Saver:
     disk is full, costs a warning and not the solution: the file keeps what was saved before.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, key: Array, *config: object) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, key: Array, config: RunConfig, record_every: int, state: object
+    ) -> None:
         # Where a link points: two solves by two names are two solves of one file, and a link stays one.
         self._file = None if path is None else OwnedFile(_target(path))
         self._part = None if self._file is None else Part(self._file.path)
-        run = jax.random.key_data(key), *config
-        self._fingerprint = "" if path is None else fingerprint(*run, contents=by_rows)
+        self._fingerprint, self._of_each = "", dict[str, str]()
+        if path is not None:
+            contents, numbers = once(by_rows), jax.random.key_data(key)
+            self._fingerprint = fingerprint(numbers, config, record_every, state, contents=contents)
+            each = {**fields_of(config.problem), **fields_of(config), "key": numbers, "record_every": record_every}
+            each |= {"state to start from": state}
+            self._of_each = {k: fingerprint(v, contents=contents) for k, v in each.items() if k not in _NOT_SAID}
         self._writer = uuid.uuid4().hex
         self._shared = False  # whether processes share arrays, and hence the work
         self._digest: str | None = None  # of what we know to be in the file
@@ -110,6 +123,7 @@ class Saver:
                 f"on, or choose another path for this one."
             )
         own = {"format": FORMAT, "fingerprint": self._fingerprint, "writer": self._writer}
+        own["of_each"] = json.dumps(self._of_each)
         arrays |= {name: np.array(text) for name, text in own.items()}
         digest = digest_of(arrays)
         file.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
@@ -165,10 +179,18 @@ class Saver:
             raise CheckpointError(f"{path} is damaged: its digest does not match; delete it to start afresh.")
         if str(arrays.get("fingerprint")) != self._fingerprint:
             raise CheckpointError(
-                f"{path} belongs to another run: its data, loss, regularizer, algorithm, systems, cost, watch, "
-                f"key or record_every differ from this call's (nodes that `shard` adds to fill up the devices are data "
-                f"too); choose another path, or delete it to start afresh."
+                f"{path} belongs to another run: its {self._what_differs(arrays)} from this call's; choose another "
+                f"path, or delete it to start afresh."
             )
+
+    def _what_differs(self, arrays: Arrays) -> str:
+        """Name the parts of a run that are not those of the file, as far as it says."""
+        saved = json.loads(str(arrays.get("of_each", "{}")))
+        known = [name for name, one in self._of_each.items() if saved.get(name, one) != one]
+        *first, last = names = known or list(self._of_each)
+        those = f"{', '.join(first)} {'and' if known else 'or'} {last}" if first else last
+        shards = " (nodes that `shard` adds to fill up the devices are data too)" if "data" in names else ""
+        return f"{those}{shards} {'differ' if first else 'differs'}"
 
     def _together(self, work: Callable[[], Any]) -> list[Any]:
         """Work that all processes do where they share arrays, and one does else."""

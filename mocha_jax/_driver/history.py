@@ -11,7 +11,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of
+from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
@@ -155,6 +155,13 @@ class History(Pytree):
           >>> columns = mj.solve(problem, max_rounds=6, record_every=2, tol=None).history.to_dict()
           >>> columns["round"].tolist(), columns["gap"].shape
           ([2, 4, 6], (3,))
+
+          As JSON, which has lists and no arrays:
+
+          >>> import json
+          >>> text = json.dumps({name: column.tolist() for name, column in columns.items()})
+          >>> json.loads(text)["round"]
+          [2, 4, 6]
         """
         columns = {"round": self.round, **fields_of(self.quality), **fields_of(self)}
         return {
@@ -170,6 +177,16 @@ class History(Pytree):
         except ImportError as error:
             raise ImportError("to_frame: needs pandas (pip install pandas); to_dict needs nothing.") from error
         return pandas.DataFrame(self.to_dict())
+
+    def __repr__(self) -> str:
+        rounds, residuals = (check.concrete(a) for a in (self.round, self.quality.residual))
+        if rounds is None or residuals is None or rounds.ndim != 1 or not len(rounds):
+            return summary(self, {"round": self.round, "residual": self.quality.residual})
+        nodes = "" if self.nodes is None else ", also of every node"
+        return (
+            f"History({len(rounds)} records up to round {rounds[-1]}, residual {residuals[0]:.2g} to "
+            f"{residuals[-1]:.2g}{nodes}; see to_dict and to_frame)"
+        )
 
     def _of_quality(self, name: str) -> Array:
         if not hasattr(self.quality, name):

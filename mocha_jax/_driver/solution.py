@@ -11,7 +11,7 @@ from jax import Array
 
 from mocha_jax import networks
 from mocha_jax._algorithms.base import Kind
-from mocha_jax._core.pytree import Pytree, Relation, static, tree
+from mocha_jax._core.pytree import Pytree, Relation, static, summary, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._data.scaling import advice
@@ -41,6 +41,8 @@ class Status(enum.IntEnum):
     NON_FINITE = 2
     STOPPED = 3
     PRECISION = 4  # rounding may hide more than the tolerance, and more rounds would not help
+
+    __str__ = enum.Enum.__str__  # the name, not the number
 
 
 class Solution(Pytree, Generic[Kind]):
@@ -220,7 +222,7 @@ class Solution(Pytree, Generic[Kind]):
 
     def __repr__(self) -> str:
         if is_traced(self.code) or np.ndim(self.code):
-            return f"Solution({np.shape(self.weights)} weights)"
+            return summary(self, {"weights": self.weights, "code": self.code, "rounds": self.rounds})
         return f"Solution({self.message})"
 
 

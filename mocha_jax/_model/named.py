@@ -84,7 +84,7 @@ class NamedModel(ABC):
         return f"{type(self).__name__}({self._size()}{how})"
 
     def _size(self) -> str:
-        return f"{self.num_tasks} tasks, {self.num_features} features"
+        return f"{self.num_tasks} task{'' if self.num_tasks == 1 else 's'}, {self.num_features} features"
 
 
 def matched(names: Names, num_tasks: int, num_features: int, data: TaskData) -> tuple[np.ndarray, np.ndarray]:

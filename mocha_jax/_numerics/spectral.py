@@ -19,6 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import summary
 from mocha_jax._numerics import tall
 from mocha_jax._numerics.math import matmul, safe_ratio
 
@@ -149,6 +150,9 @@ class Contracted(NamedTuple):
     values: Array  # [r] its singular values
     of: Array  # [r] those of the matrix that it was made of, falling
     basis: tall.Basis  # for the next one
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
 
 def contract(

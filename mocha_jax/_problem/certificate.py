@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Relation
+from mocha_jax._core.pytree import Relation, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
@@ -70,6 +70,10 @@ class Certificate(Quality):
             relative_joint_gap=relative,
             residual=jnp.where(better, relative, self.residual),
         )
+
+    def __repr__(self) -> str:
+        names = ("primal", "dual", "gap", "relative_gap", "joint_gap", "relative_joint_gap")
+        return summary(self, {name: getattr(self, name) for name in names})
 
     def summary(self) -> Certificate:
         return self.replace(task_gaps=None)

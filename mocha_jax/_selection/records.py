@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Relation
+from mocha_jax._core.pytree import Pytree, Relation, summary
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax.regularizers import Regularizer
 
@@ -26,6 +26,10 @@ class Path(Pytree):
     relation: Relation  # Omega of each; None where it is given
     certificate: Certificate
     rounds: Array  # [c] int32
+
+    def __repr__(self) -> str:
+        shown = {"regularizer": self.regularizer, "relative_gap": self.certificate.relative_gap, "rounds": self.rounds}
+        return summary(self, {**shown, "weights": self.weights})
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -76,7 +80,11 @@ class CrossValidation(Generic[Answer]):
         return np.where(np.isnan(self.mean), np.nan, np.sqrt(_quotient(squares, count)))
 
     def __repr__(self) -> str:
-        return f"CrossValidation(best={self.best}, {self.metric}={np.array2string(self.mean, precision=4)})"
+        score, error = self.mean[self.best], self.standard_error[self.best]
+        return (
+            f"CrossValidation(best={self.best} of {len(self.mean)}, {self.regularizer}, {self.metric} {score:.4g} +- "
+            f"{error:.2g}, of all {np.nanmin(self.mean):.4g} to {np.nanmax(self.mean):.4g})"
+        )
 
 
 def of_candidates(task_scores: np.ndarray) -> np.ndarray:

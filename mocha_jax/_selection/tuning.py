@@ -18,7 +18,7 @@ from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Tree, fields_of
+from mocha_jax._core.pytree import Pytree, Tree, fields_of, short
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
@@ -59,7 +59,8 @@ class Tuned:
 
     def __repr__(self) -> str:
         gap = float(self.history.gap[self.best])
-        return f"Tuned(value={self.value:.6g}, hyperparameters={self.hyperparameters}, trained to a gap of {gap:.1e})"
+        best = short(self.hyperparameters)
+        return f"Tuned(value={self.value:.6g}, hyperparameters={best}, trained to a gap of {gap:.1e})"
 
 
 @on_purpose

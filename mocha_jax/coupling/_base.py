@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree
+from mocha_jax._core.pytree import Hyperparameter, Pytree, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import matmul, safe_ratio
 
@@ -38,6 +38,9 @@ class Parts(NamedTuple):
     scale: Array  # [m] or [1]
     mix: Array | None  # [m, b]; [1, 1]: so much of the sum of all rows; None: each row is its task's
     rows: Array  # [b, d]
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
     def together(self, v: Array) -> Array:
         own = self.scale[:, None] * v

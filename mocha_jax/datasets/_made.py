@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
@@ -26,6 +27,9 @@ class Federation(NamedTuple):
     data: TaskData
     weights: Array  # [m, d] true W
     covariance: Array  # [m, m] true relationship, unit diagonal up to sampling
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
 
 @on_purpose

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mocha_jax._core import check
+from mocha_jax._data.names import listed
 
 # The 80 symbols of LEAF's Shakespeare, in LEAF's order.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -22,6 +23,9 @@ class Users(NamedTuple):
     names: list[str]
     xs: list[np.ndarray]  # of every user ``[n_t, d]`` float32
     ys: list[np.ndarray]  # of every user ``[n_t]`` float32
+
+    def __repr__(self) -> str:
+        return f"Users({len(self.names)} of them: {listed(self.names)}; {sum(map(len, self.ys))} samples)"
 
 
 def leaf(

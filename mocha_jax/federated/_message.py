@@ -24,7 +24,7 @@ class Refused(ValueError):
     """A message that is not believed, in one sentence that names its sender."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Message:
     """The form of messages in both directions.
 
@@ -51,6 +51,9 @@ class Message:
 
     integers: ClassVar[tuple[str, ...]] = ("version", "task", "round", "life", "held")
     texts: ClassVar[tuple[str, ...]] = ("federation", "kind")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind} of round {self.round}, task {self.task}, {self.nbytes} bytes)"
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ from mocha_jax.federated._sending import Sending, like_coded
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """The outcome of a round.
 
@@ -41,6 +41,11 @@ class Report:
     heard: tuple[int, ...]
     refused: Mapping[int, str]
     quality: Any
+
+    def __repr__(self) -> str:
+        first = next(iter(self.refused.values()), "").rstrip(".")
+        refused = f", refused {len(self.refused)}: {first}" if self.refused else ""
+        return f"Report(round {self.round}, heard {len(self.heard)} nodes{refused}, {self.quality})"
 
 
 class Server:

@@ -21,7 +21,7 @@ from mocha_jax.flower._post import Post
 _log = logging.getLogger("flwr")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Served:
     """The outcome of the rounds of a server.
 
@@ -38,6 +38,9 @@ class Served:
     state: ServerState
     report: Report
     converged: bool
+
+    def __repr__(self) -> str:
+        return f"Served({'converged' if self.converged else 'not converged'}: {self.report})"
 
 
 def serve(

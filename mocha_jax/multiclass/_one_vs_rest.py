@@ -10,7 +10,7 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
-from mocha_jax._core.pytree import Pytree, Relation, static
+from mocha_jax._core.pytree import Pytree, Relation, static, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
@@ -79,6 +79,20 @@ class OneVsRest(Pytree):
 
     @property
     @on_purpose
+    def message(self) -> str:
+        """How far the models of all classes were trained, in a sentence."""
+        reached = "" if self.certificate is None else f" with residuals up to {np.max(self.certificate.residual):.2g}"
+        return f"each class against the rest, after up to {np.max(self.rounds)} rounds{reached}"
+
+    @on_purpose
+    def __repr__(self) -> str:
+        if check.hidden(self.rounds) or np.ndim(self.rounds) != 1:
+            return summary(self, {"weights": self.weights, "rounds": self.rounds})
+        classes, tasks, _ = self.weights.shape
+        return f"OneVsRest({classes} classes, {tasks} tasks, {self.message})"
+
+    @property
+    @on_purpose
     def model(self) -> MulticlassModel:
         """The weights with the names of tasks, features and classes: what predicts, without anybody's samples."""
         weights, gaps = np.asarray(self.weights), {}
@@ -88,14 +102,12 @@ class OneVsRest(Pytree):
                 "relative_joint_gap": self.certificate.relative_joint_gap,
             }
         known = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
-        rounds = int(np.max(self.rounds))
-        reached = "" if self.certificate is None else f" with residuals up to {np.max(self.certificate.residual):.2g}"
-        message = f"each class against the rest, after up to {rounds} rounds{reached}"
+        known["rounds"] = int(np.max(self.rounds))
         slopes, intercept = apart(weights, self)
         return MulticlassModel(
             slopes, intercept, self.names, self.logistic,
             None if self.calibration is None else np.asarray(self.calibration), "one_vs_rest",
-            {**how_trained(self.loss, self.regularizer), "message": message, "rounds": rounds, **known},
+            {**how_trained(self.loss, self.regularizer), "message": self.message, **known},
         )  # fmt: skip
 
     @property

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._core.pytree import Pytree, Tree, static, summary
 
 Params = Tree  # of arrays, as a model likes it
 
@@ -80,6 +80,9 @@ class Layer(NamedTuple):
 
     w: Array  # [inputs, outputs]; of a convolution [height, width, inputs, outputs]
     b: Array  # [outputs]
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
 
 def dense(key: Array, inputs: int, outputs: int) -> Layer:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import static
+from mocha_jax._core.pytree import static, summary
 from mocha_jax.networks._base import Layer, Network, dense, dropped
 
 # How a layer multiplies by its weights, and what it makes of the sum.
@@ -27,6 +27,9 @@ class Parts(NamedTuple):
     shared: Any  # a tree of arrays
     private: Any
 
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
+
 
 class LateralLayer(NamedTuple):
     """A client's layer with its connection from the server's network."""
@@ -36,6 +39,9 @@ class LateralLayer(NamedTuple):
     gate: Array  # [outputs]
     b: Array  # [inputs]
     c: Array  # [outputs]
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
     @classmethod
     def of(cls, own: Layer, side: Layer) -> LateralLayer:

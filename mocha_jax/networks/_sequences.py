@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import static
+from mocha_jax._core.pytree import static, summary
 from mocha_jax._numerics.recurrence import recurrence
 from mocha_jax.networks._base import Layer, Network, dense
 
@@ -20,6 +20,9 @@ class LSTMLayer(NamedTuple):
     w: Array  # [inputs, 4 h] from below
     u: Array  # [h, 4 h] from the position before
     b: Array  # [4 h]
+
+    def __repr__(self) -> str:
+        return summary(self, self._asdict())
 
 
 class LSTM(Network):

@@ -1,6 +1,8 @@
 """Servers: what the central node does between two rounds of a dual method.
 
 ==================  =============================================================================
+server              what it does
+==================  =============================================================================
 `DualServer`        Algorithm 1: W follows V, Omega follows W every so many rounds
 `AdaptiveServer`    the same, with nodes that take bolder steps and a server that weighs them
 `ProximalServer`    W and Omega together, close to where they were

@@ -88,9 +88,27 @@ def test_a_checkpoint_of_another_run_is_refused(problem, tmp_path, change):
             more = dict(algorithm=mj.Mocha(gamma=0.9))
         case "record_every":
             more = dict(record_every=2)
-    with pytest.raises(mj.CheckpointError, match="belongs to another run"):
+    differs = {"lam": "regularizer differs", "data": r"data \(nodes that `shard` .* too\) differs"}
+    with pytest.raises(
+        mj.CheckpointError, match=f"another run: its {differs.get(change, f'{change} differs')} from this"
+    ):
         mj.solve(other, **options(path, **more))
     assert path.read_bytes() == before
+
+
+def test_all_that_differs_from_a_checkpoint_is_named(problem, tmp_path):
+    path = tmp_path / "run.npz"
+    mj.solve(problem, **options(path, max_rounds=2))
+    other = problem.replace(loss=mj.losses.SmoothedHinge(1.0))
+    with pytest.raises(mj.CheckpointError, match="its loss, cost and record_every differ from this call's; choose"):
+        mj.solve(other, **options(path, record_every=2, cost=mj.costs.Cost(latency=1.0)))
+    with np.load(path) as file:  # as an earlier version wrote it
+        old = {name: file[name] for name in file.files if name not in ("digest", "of_each")}
+    np.savez(path, digest=np.array(parts.digest_of(old)), **old)
+    said = "loss, regularizer, algorithm, systems, cost, watch, key, record_every or state to start from"
+    with pytest.raises(mj.CheckpointError, match=f"its data, {said} .* differ from this call's"):
+        mj.solve(other, **options(path))
+    mj.solve(problem, **options(path, max_rounds=3))
 
 
 @pytest.mark.slow

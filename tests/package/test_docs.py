@@ -141,3 +141,30 @@ def test_the_page_of_papers_names_what_is_there():
         assert tests or re.search(r"\bnot\b|nobody|nothing", here), f"{item}: nothing shows it, and it is not said why"
         for name in re.findall(r"`experiments\.(\w+)`", " ".join(experiment)):
             assert (DOCS.parent / "experiments" / f"{name}.py").exists(), f"{item}: experiments.{name}"
+
+
+def docstrings():
+    """The module that rewrites docstrings for the site."""
+    pytest.importorskip("griffe")
+    return runpy.run_path(str(DOCS / "docstrings.py"))
+
+
+@pytest.mark.parametrize("room", ["losses", "regularizers", "servers"])
+def test_tables_of_docstrings_are_tables_of_the_site(room):
+    module = getattr(mj, room)
+    text = docstrings()["in_markdown"](module.__doc__, module.__name__, set(dir(module)))
+    assert "====" not in text
+    assert "may import" not in text
+    rows = [line for line in text.split("\n") if line.startswith("|")]
+    width = len(re.findall(r"(?<!\\)\|", rows[0]))
+    assert width > 2
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [width] * len(rows)
+    linked = re.findall(rf"\[`(\w+)`\]\[mocha_jax.{room}.(\w+)\]", text)
+    assert len(linked) == len(rows) - 2
+    assert all(name == place and hasattr(module, name) for name, place in linked)
+
+
+def test_a_cell_that_goes_on_in_the_next_row_is_one_cell():
+    text = "Rooms.\n\n=====  =======\nname   is\n=====  =======\n`a` 1  |x|_1 <\n       2\n`b`    y\n=====  =======\n\nMore.\n"
+    want = "Rooms.\n\n| name | is |\n| --- | --- |\n| [`a`][m.a] 1 | \\|x\\|\\_1 &lt; 2 |\n| `b` | y |\n\nMore.\n"
+    assert docstrings()["in_markdown"](text, "m", {"a"}) == want
