@@ -127,19 +127,6 @@ def _of_frame(frame: object, features: tuple[str, ...]) -> object:
     return frame if array is None or array.ndim != 2 else array
 
 
-def _of_objects(value: object) -> np.ndarray | None:
-    """An array of Python objects, as data frames have them for texts; None where it is no array at all."""
-    try:
-        array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
-        return None
-    if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
-        return None
-    if all(isinstance(each, str) for each in array.flat):
-        return array if any(each.endswith("\0") for each in array.flat) else array.astype(str)  # which drops a last \0
-    return None if any(np.ndim(each) for each in array.flat) else array
-
-
 def _labels(ys: list[object]) -> list[np.ndarray]:
     """Labels of every node, which may be names of classes."""
     found = [of_objects(y) if check.concrete(y) is None else None for y in ys]
