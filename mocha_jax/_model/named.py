@@ -115,7 +115,7 @@ def finite(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -
 
 
 def check_names(owner: str, names: object, **counts: int | None) -> None:
-    """So many names of tasks, features and classes as weights are of, or none; of what has no count any number."""
+    """Names of as many tasks, features and classes as weights are of, or none; of what has no count any number."""
     check.instance(owner, "names", names, Names, "that of pack_tasks(...)")
     for what, count in counts.items():
         known = getattr(names, what)
