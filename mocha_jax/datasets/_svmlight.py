@@ -148,8 +148,8 @@ def _read(path: str) -> _File:
 def _wrong(words: list[str]) -> str:
     """Say what is wrong with a line."""
 
-    def parse(kind: type[int] | type[float], text: str) -> None:
-        kind(text.replace("_", "no number"))
+    def parse(kind: type[int] | type[float], text: str) -> None:  # no number has an underscore
+        kind(text.replace("_", "?"))
 
     try:
         parse(float, words[0])
