@@ -124,11 +124,7 @@ def finite(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -
 
 
 def check_names(owner: str, names: object, **counts: int | None) -> None:
-<<<<<<< HEAD
     """Raise unless there are as many names as the weights have tasks, features and classes, or none."""
-=======
-    """Names of as many tasks, features and classes as weights are of, or none; of what has no count any number."""
->>>>>>> numbers
     check.instance(owner, "names", names, Names, "that of pack_tasks(...)")
     for what, count in counts.items():
         known = getattr(names, what)
