@@ -36,7 +36,7 @@ def of_objects(value: object) -> np.ndarray | None:
     if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
         return None
     if all(isinstance(each, str) for each in array.flat):
-        return array.astype(str)
+        return array if any(each.endswith("\0") for each in array.flat) else array.astype(str)  # which drops a last \0
     return None if any(np.ndim(each) for each in array.flat) else array
 
 

@@ -37,7 +37,13 @@ def folds(data: TaskData, key: Array, count: int, groups: ArrayLike | None) -> A
             raise ValueError(
                 f"TaskData.folds: groups must be integers [m, n] = {data.y.shape}, got {check.shown(given)}."
             )
-    bits, real = draws(key, *data.y.shape), np.asarray(data.weight) > 0
+    real = np.asarray(data.weight) > 0
+    most = int(np.bincount(np.asarray(data.task), real.sum(axis=1)).max())
+    if count > most:
+        raise ValueError(
+            f"TaskData.folds: there must be at most {most} folds, as many as the largest task has samples, got {count}."
+        )
+    bits = draws(key, *data.y.shape)
     return jnp.asarray(dealt(np.asarray(data.y), bits, real, count, groups))
 
 

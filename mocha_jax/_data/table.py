@@ -178,7 +178,8 @@ def _in_order_of(table: Table, like: Names) -> Table:
         raise ValueError(f"{_OWNER}: to be like other data the tasks need names; pass groups, or mappings.")
     xs = table.xs
     if like.features is not None and table.names.features is not None:
-        if unknown := [name for name in table.names.features if name not in set(like.features)]:
+        known = set(like.features)
+        if unknown := [name for name in table.names.features if name not in known]:
             raise ValueError(f"{_OWNER}: features {listed(unknown)} are not among those of like; leave them out.")
         column = columns_in_order(f"{_OWNER}: xs", table.names.features, like.features)
         xs = [x[:, column] for x in xs]

@@ -45,7 +45,7 @@ def by_rows(array: ArrayLike) -> bytes | memoryview:
 
 
 def once(contents: Contents) -> Contents:
-    """Read every array only once, however often it is part of something."""
+    """Hash every array only once, however often it is part of something."""
     seen: dict[int, tuple[ArrayLike, bytes | memoryview]] = {}  # arrays are kept, so that none takes another's number
 
     def read(array: ArrayLike) -> bytes | memoryview:

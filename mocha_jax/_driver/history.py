@@ -58,8 +58,8 @@ class History(Pytree):
     What the algorithm reports of its answers, its `quality`, can be read as if it were the history's own. Of a convex
     problem: ``history.primal dual gap relative_gap joint_primal joint_dual joint_gap relative_joint_gap gap_before``,
     see `Certificate`; ``joint_dual`` is the best bound up to there, and where the problem is not convex in W and Omega
-    together it is minus infinity and ``joint_gap`` infinite. Of networks: ``history.loss test_loss error diverged``,
-    see `Evaluation`.
+    together it is minus infinity and ``joint_gap`` infinite. Of networks: ``history.loss test_loss error sample_error
+    diverged``, see `Evaluation`.
     Of all: ``history.residual``, what `solve` compares with its tolerance.
     """
 
@@ -138,6 +138,11 @@ class History(Pytree):
     def error(self) -> Array:
         """The error of networks on held-out samples, of every record."""
         return self._of_quality("error")
+
+    @property
+    def sample_error(self) -> Array:
+        """The error of networks over all held-out samples, of every record."""
+        return self._of_quality("sample_error")
 
     @property
     def diverged(self) -> Array:

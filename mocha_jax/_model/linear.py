@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._model.file import write
-from mocha_jax._model.named import numbers
+from mocha_jax._model.named import check_names, finite, numbers
 from mocha_jax._model.weights import WeightsModel
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
@@ -55,10 +55,10 @@ class LinearModel(WeightsModel):
     trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        weights = numbers("LinearModel", "weights", self.weights, ("num_tasks", "d"))
+        weights = finite("LinearModel", "weights", self.weights, ("num_tasks", "d"))
         m = len(weights)
         object.__setattr__(self, "weights", weights)
-        intercept = numbers("LinearModel", "intercept", self.intercept, ("num_tasks",))
+        intercept = finite("LinearModel", "intercept", self.intercept, ("num_tasks",))
         if len(intercept) != m:
             raise ValueError(
                 f"LinearModel: weights has {m} rows and intercept {len(intercept)} numbers; give one a task."
@@ -68,7 +68,6 @@ class LinearModel(WeightsModel):
             object.__setattr__(
                 self, "thresholds", numbers("LinearModel", "thresholds", self.thresholds, (m, "levels - 1"))
             )
-        check.instance("LinearModel", "names", self.names, Names, "that of pack_tasks(...)")
         check.flag("LinearModel", logistic=self.logistic)
         check.instance("LinearModel", "trained", self.trained, Mapping, "{}")
         known = isinstance(self.decides, list | tuple)
@@ -79,6 +78,7 @@ class LinearModel(WeightsModel):
                 f"{check.shown(self.decides)}."
             )
         object.__setattr__(self, "decides", decides)
+        check_names("LinearModel", self.names, tasks=m, features=weights.shape[1], classes=self._num_classes())
 
     def predict(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
         r"""Predict labels ``[k]``: numbers, or names of classes where there are some.
@@ -133,6 +133,12 @@ class LinearModel(WeightsModel):
             "decides": self.decides[0] if same else self.decides, "logistic": self.logistic,
             "trained": dict(self.trained),
         })  # fmt: skip
+
+    def _num_classes(self) -> int | None:
+        """The number of classes that predictions stand for; None where they stand for themselves."""
+        if self.thresholds is not None and "level" in self.decides:
+            return self.thresholds.shape[1] + 1
+        return 2 if "sign" in self.decides else None
 
     def _classes(self, place: np.ndarray, codes: Sequence[float]) -> np.ndarray:
         """Labels by their place: names where there are some."""

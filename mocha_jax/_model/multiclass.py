@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._model.file import write
-from mocha_jax._model.named import numbers
+from mocha_jax._model.named import check_names, finite
 from mocha_jax._model.weights import WeightsModel
 
 # Ways to train it, which are the kinds of its files: a model for each class, or one for all pairs of classes.
@@ -55,25 +55,21 @@ class MulticlassModel(WeightsModel):
 
     def __post_init__(self) -> None:
         owner = "MulticlassModel"
-        weights = numbers(owner, "weights", self.weights, ("classes", "num_tasks", "d"))
-        intercept = numbers(owner, "intercept", self.intercept, ("classes", "num_tasks"))
+        weights = finite(owner, "weights", self.weights, ("classes", "num_tasks", "d"))
+        intercept = finite(owner, "intercept", self.intercept, ("classes", "num_tasks"))
         if intercept.shape != weights.shape[:2]:
             raise ValueError(
                 f"{owner}: intercept must be {list(weights.shape[:2])} numbers, one a class and task of weights, "
                 f"got {list(intercept.shape)}."
             )
-        check.instance(owner, "names", self.names, Names, "that of pack_tasks(...)")
-        for name, count in (("tasks", weights.shape[1]), ("features", weights.shape[2]), ("classes", len(weights))):
-            known = getattr(self.names, name)
-            if known is not None and len(known) != count:
-                raise ValueError(f"{owner}: names has {len(known)} {name}, but weights are of {count}.")
+        check_names(owner, self.names, tasks=weights.shape[1], features=weights.shape[2], classes=len(weights))
         check.flag(owner, logistic=self.logistic)
         check.one_of(owner, "method", self.method, METHODS)
         check.instance(owner, "trained", self.trained, Mapping, "{}")
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "intercept", intercept)
         if self.calibration is not None:
-            calibration = numbers(owner, "calibration", self.calibration, (len(weights), 2))
+            calibration = finite(owner, "calibration", self.calibration, (len(weights), 2))
             object.__setattr__(self, "calibration", calibration)
 
     @property

@@ -115,6 +115,23 @@ def numbers(owner: str, name: str, value: object, shape: tuple[int | str, ...]) 
     return array
 
 
+def finite(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:
+    """An array of finite numbers of that shape, as NumPy's."""
+    array = numbers(owner, name, value, shape)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{owner}: {name} must be finite, but some are NaN or infinite, as where a solve diverged.")
+    return array
+
+
+def check_names(owner: str, names: object, **counts: int | None) -> None:
+    """Raise unless there are as many names as the weights have tasks, features and classes, or none."""
+    check.instance(owner, "names", names, Names, "that of pack_tasks(...)")
+    for what, count in counts.items():
+        known = getattr(names, what)
+        if None not in (known, count) and len(known) != count:
+            raise ValueError(f"{owner}: names has {len(known)} {what}, but weights are of {count}.")
+
+
 def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
     """The name of the task of every sample."""
     if isinstance(task, str | int | float | np.generic):

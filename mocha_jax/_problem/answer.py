@@ -60,8 +60,8 @@ def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
     d = data.num_slopes
     says = np.asarray(data.to_tasks(jnp.sum(jnp.abs(data.x[..., :d]), axis=1))).any(axis=1)
     size = np.abs(weights[:, :d]).max(axis=1)
-    lost = ~says & (size <= 1e-3 * size[says].mean() if says.any() else False)
-    if not lost.any():
+    lost = ~says & (size <= 1e-3 * size.max(where=says, initial=0.0))
+    if not lost.any() or not says.any():
         return weights
     slopes = np.where(lost[:, None], weights[says, :d].mean(axis=0), weights[:, :d])
     return np.concatenate([slopes, weights[:, d:]], axis=1)

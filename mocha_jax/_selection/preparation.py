@@ -22,7 +22,7 @@ FREE_INTERCEPT = 10.0
 
 
 def usual(loss: Loss) -> str:
-    """How samples of tables are standardised where nobody says: so that no level of a group has to be paid for."""
+    """The usual way to standardise samples of tables, by which no level of a group has to be paid for."""
     return "within" if isinstance(loss, ResidualLoss) else "pooled"
 
 

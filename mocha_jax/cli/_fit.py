@@ -19,6 +19,7 @@ from jax.dtypes import canonicalize_dtype
 
 import mocha_jax as mj
 from mocha_jax._data.scaling import Standardize
+from mocha_jax._selection.preparation import FREE_INTERCEPT, usual
 from mocha_jax.cli import _options, _picture, _table
 from mocha_jax.datasets import Table
 from mocha_jax.datasets._csv import packed
@@ -83,7 +84,8 @@ def fit_table(options: argparse.Namespace) -> int:
         f"{options.table}: {int(data.sizes.sum())} rows, {data.num_tasks} groups, {data.num_slopes} features; "
         f"{'two classes' if binary else 'numbers'} to predict. {options.folds}-fold cross-validation within groups."
     )
-    prepare = _Preparation(options.standardize or ("pooled" if binary else "within"), not binary, samples.absent)
+    by = options.standardize or usual(mj.losses.Logistic() if binary else mj.losses.Squared())
+    prepare = _Preparation(by, not binary, samples.absent)
     searches: dict[str, _Search] = {}
     notes: list[str] = []
     for name in names:
@@ -177,7 +179,7 @@ def _read(options: argparse.Namespace) -> _Samples:
     dtype = canonicalize_dtype(np.float64)
     data = packed(
         table, options.label, options.group, columns, [name for name in columns if name not in numbers],
-        loss_scaling="task_mean", intercept=True, dtype=dtype,
+        loss_scaling="task_mean", intercept=FREE_INTERCEPT, dtype=dtype,
     )  # fmt: skip
     absent = None
     if missing:  # in the places of the samples

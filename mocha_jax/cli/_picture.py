@@ -32,5 +32,5 @@ def save(figure: Any, path: Path) -> None:
 
 
 def missing() -> str:
-    """What is said in its place."""
+    """A sentence in its place."""
     return "No picture: matplotlib is not installed (pip install 'mocha_jax[plots]')."

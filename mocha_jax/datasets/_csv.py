@@ -115,14 +115,14 @@ def _encoded(categories: object) -> tuple[str, ...]:
 def _spelled(table: Table, columns: list[str], categories: str | Sequence[str], encoded: Sequence[str]) -> list[str]:
     """The names of features, with one for every value of a column to encode."""
     names: list[str] = []
-    every = isinstance(categories, str) and categories == "encode"
+    every, known = isinstance(categories, str) and categories == "encode", set(table.columns)
     for name in columns:
         if not name:
             raise ValueError(
                 f"{table.path}, line 1: column {table.columns.index(name) + 1} has no name, as row numbers that pandas "
                 f"writes have none; pass features=[...], or write the file with index=False."
             )
-        if name in encoded or (every and name in table.columns and table.holds_texts(name)):
+        if name in encoded or (every and name in known and table.holds_texts(name)):
             texts = table.texts(name)
             if name not in encoded and (what := no_categories(texts)) is not None:
                 raise ValueError(

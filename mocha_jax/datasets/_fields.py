@@ -79,6 +79,13 @@ def is_number(text: str) -> bool:
     return numbers is not None and bool(np.isfinite(numbers[0]))
 
 
+def readings(name: str) -> Iterator[tuple[str, str]]:
+    """The columns and values that a name such as ``town=Oslo`` may mean, the longest name of a column first."""
+    at = len(name)
+    while (at := name.rfind("=", 0, at)) >= 0:
+        yield name[:at], name[at + 1 :]
+
+
 def _undecodable(path: Path) -> int:
     """The number of the first line that is no UTF-8."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
@@ -95,7 +102,8 @@ class _Columns:
 
     def __init__(self, names: tuple[str, ...], texts: Sequence[str]) -> None:
         self.names = names
-        self.texts = {j for j, c in enumerate(names) if any(t == c or t.startswith(f"{c}=") for t in texts)}
+        asked = {*texts, *(column for name in texts for column, _ in readings(name))}
+        self.texts = {j for j, name in enumerate(names) if name in asked}
         self.late: set[int] = set()  # that began as numbers; what is known of them is incomplete
         self.lines: list[np.ndarray] = []
         self.parts: list[list[np.ndarray]] = [[] for _ in names]
@@ -108,7 +116,7 @@ class _Columns:
             numbers: np.ndarray | None = None
             if isinstance(cells, np.ndarray):
                 numbers = cells
-            elif j not in self.texts | self.late and (numbers := as_numbers(cells)) is None:
+            elif not (j in self.texts or j in self.late) and (numbers := as_numbers(cells)) is None:
                 (self.late if self.parts[j] else self.texts).add(j)
             if j not in self.late:
                 self.parts[j].append(self._objects(j, cells) if numbers is None else numbers)
@@ -118,7 +126,7 @@ class _Columns:
         breaks = len(self.names) - 1  # without any a blank line is no row
         if not breaks or '"' in "".join(lines) or any(line.count(delimiter) != breaks for line in lines):
             return None
-        numbers = [j for j in range(len(self.names)) if j not in self.texts | self.late]
+        numbers = sorted({*range(len(self.names))} - self.texts - self.late)
         found: dict[int, np.ndarray] = {}
         if numbers:
             try:

@@ -1,4 +1,4 @@
-"""What the texts of a column stand for: categories, or something that is none."""
+"""Tell columns of categories from columns of texts that are none."""
 
 from __future__ import annotations
 

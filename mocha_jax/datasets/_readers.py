@@ -161,7 +161,9 @@ def _users_of(path: Path) -> Iterator[tuple[str, Any]]:
     """The users of a file, with what it says of them."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"leaf: {path} cannot be read, {error}.") from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"leaf: {path} is no JSON: {error}.") from error
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
@@ -174,6 +176,8 @@ def _users_of(path: Path) -> Iterator[tuple[str, Any]]:
         samples = data.get(name) if isinstance(name, str) else None
         if not isinstance(samples, dict) or not {"x", "y"} <= samples.keys():
             raise ValueError(f"leaf: {path}: user {name!r} has no x and y in user_data.")
+        if not all(isinstance(samples[key], list | str) for key in "xy"):
+            raise ValueError(f"leaf: {path}: user {name!r} has an x or y that is no list.")
         if not len(samples["x"]) == len(samples["y"]) == count:
             raise ValueError(
                 f"leaf: {path}: user {name!r} has {len(samples['x'])} samples and {len(samples['y'])} labels, where "
@@ -193,8 +197,9 @@ def _samples(owner: str, samples: dict[str, Any], codes: Codes) -> tuple[np.ndar
         numbered = _numbered(f"{owner}:", "".join(x), codes).reshape(len(x), -1)
         return numbered.astype(np.float32), _numbered(f"{owner}:", "".join(y), codes).astype(np.float32)
     try:
-        rows, labels = np.asarray(x, np.float32), np.asarray(y, np.float32)
-    except (TypeError, ValueError) as error:
+        with np.errstate(over="ignore"):  # what is too large is infinite, and refused below
+            rows, labels = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{owner} has samples that are neither texts nor lists of numbers of one length.") from error
     if (
         rows.ndim != 2

@@ -104,10 +104,12 @@ def _read(path: str) -> _File:
     y, value = array("d"), array("d")
     query, line, counts, index = array("q"), array("q"), array("q"), array("q")
     for number, text in lines_of(text_file("svmlight", path)):
-        words = text.partition("#")[0].split()
+        words = (content := text.partition("#")[0]).split()
         if not words:
             continue
         try:
+            if "_" in content:
+                raise ValueError  # to Python 1_000 is a number
             given = [word.split(":") for word in words[1:]]
             if given and given[0][0] == "qid":
                 query.append(int(given.pop(0)[1]))
@@ -145,16 +147,20 @@ def _read(path: str) -> _File:
 
 def _wrong(words: list[str]) -> str:
     """Say what is wrong with a line."""
+
+    def parse(kind: type[int] | type[float], text: str) -> None:  # no number has an underscore
+        kind(text.replace("_", "?"))
+
     try:
-        float(words[0])
+        parse(float, words[0])
     except ValueError:
         several = "; several labels of a sample are not read" if "," in words[0] else ""
         return f"{words[0]!r} is no label, which is a number{several}"
     for word in words[1:]:
         name, colon, value = word.partition(":")
         try:
-            int(name if name != "qid" or word != words[1] else value)
-            float(value)
+            parse(int, name if name != "qid" or word != words[1] else value)
+            parse(float, value)
         except ValueError:
             return f"{word!r} is no feature such as 3:0.5"
     return "holds a number that is too large"

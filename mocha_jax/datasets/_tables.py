@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Hashable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import duplicates, listed, places
-from mocha_jax.datasets._fields import as_numbers, columns_in, is_number, text_file
+from mocha_jax.datasets._fields import as_numbers, columns_in, is_number, readings, text_file
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +46,9 @@ class Table:
         """
         if not isinstance(name, str):
             raise ValueError(f"{self.path}: name must be that of a column, got {check.shown(name)}.")
-        return self.values[places(self.path, "column", [name], self.columns)[0]]
+        if name not in self._places:
+            places(self.path, "column", [name], self.columns)  # which says what there is
+        return self.values[self._places[name]]
 
     def numbers(self, names: Sequence[str] | None = None) -> np.ndarray:
         """The columns as samples ``[N, d]`` float64; what is missing or no number is refused by line and column.
@@ -58,7 +61,7 @@ class Table:
         x = np.empty((len(self), len(wanted)))
         levels: dict[str, dict[str, int]] = {}
         for j, name in enumerate(wanted):
-            if name in self.columns:
+            if name in self._places:
                 x[:, j] = self._numbers(name)
             elif (found := self._level(name)) is not None:
                 levels.setdefault(found[0], {})[found[1]] = j
@@ -88,6 +91,8 @@ class Table:
         texts = [text.strip() for text in column.tolist()]
         if "" in texts:
             self._refuse(texts.index(""), name, "is empty; fill it in, or leave the row out")
+        if (cut := next((row for row, text in enumerate(texts) if text.endswith("\0")), None)) is not None:
+            self._refuse(cut, name, f"{texts[cut]!r} ends with a null character, which an array drops; take it out")
         return texts
 
     def names(self, name: str, known: Sequence[Hashable] | None = None) -> np.ndarray:
@@ -122,6 +127,11 @@ class Table:
         column = self.column(name)
         return column.dtype.kind == "O" and not any(is_number(text) for text in set(column.tolist()))
 
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        """The place of every column."""
+        return {name: j for j, name in enumerate(self.columns)}
+
     def _refuse(self, row: int, column: str, what: str) -> NoReturn:
         raise ValueError(f"{self.path}, line {self.lines[row]}, column {column!r}: {what}.")
 
@@ -152,8 +162,7 @@ class Table:
 
     def _level(self, name: str) -> tuple[str, str] | None:
         """The column and the value that a name such as ``town=Oslo`` means."""
-        fits = [column for column in self.columns if name.startswith(f"{column}=")]
-        return None if not fits else (column := max(fits, key=len), name[len(column) + 1 :])
+        return next(((column, level) for column, level in readings(name) if column in self._places), None)
 
 
 def read_table(

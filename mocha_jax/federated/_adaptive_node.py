@@ -33,7 +33,7 @@ class AdaptiveDown(Pytree):
     curvature: Array  # [m]
     steps: Array  # [m] int32 how many to do; below 0 those of a full round
     weights: Array  # [m, p] of the points: where a node stood, what it found in its last answer, what it remembers
-    slot: Array  # [m] int32 which point it forgets for the one found
+    slot: Array  # [m] int32 which point it forgets for the one found; below 0: none
 
 
 class AdaptiveUp(Pytree):

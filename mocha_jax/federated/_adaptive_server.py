@@ -14,7 +14,7 @@ from mocha_jax._core.pytree import Pytree, Relation, Tree, tree
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.terms import DualTerms
 from mocha_jax.federated._adaptive_node import AdaptiveDown, AdaptiveNodes, AdaptiveUp
-from mocha_jax.federated._certifying import best_bound, certified, unknown
+from mocha_jax.federated._certifying import believed, best_bound, certified, unknown
 from mocha_jax.federated._dual_server import DualCentre
 from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
@@ -31,7 +31,7 @@ class AdaptiveHeld(Pytree):
     counts: Array  # [m] int32 samples of every node; 0 of one that has left
     terms: tuple[DualTerms, ...]  # of the points where nodes stand and those they remember
     weights: Array  # [m, p] of the points in the last answer of every node
-    slot: Array  # [m] int32 which point it forgets
+    slot: Array  # [m] int32 which point it forgets; below 0: none, for it found nothing
     models: Array  # [r, m, d] of the last rounds, the newest first
     bound: Array  # [] the best lower bound on the optimum so far
     rule: Any = tree()  # what the server of the library carries
@@ -88,7 +88,7 @@ class AdaptiveCentre(ServerSide):
         return jax.eval_shape(some)
 
     def doubts(self, state: AdaptiveHeld, up: AdaptiveUp, heard: Heard) -> Mapping[str, Array]:
-        return implausible_points(self.down(state), up, heard)
+        return implausible_points(state.rule.own, state.terms[0], self.down(state), up, heard)
 
     def norms(self, up: AdaptiveUp) -> Array:
         return jnp.sqrt(jnp.sum(up.vector**2, axis=1))
@@ -105,7 +105,8 @@ class AdaptiveCentre(ServerSide):
         standing = jax.tree.map(lambda a, b: where(heard.any, a, b), reported, state.terms[0])
         exact = heard.exact & ~anew
         before = jax.tree.map(lambda a, b: where(exact, a, b), reported, state.terms[0])
-        quality = certified(problem, server, rule, rule.own, before, heard, up, exact, state.bound)
+        least = believed(state.bound, heard)
+        quality = certified(problem, server, rule, rule.own, before, heard, up, exact, least)
         # A node that begins anew stands at the one point that it has.
         own = where(anew, up.vector, rule.own)
         memory = tuple(where(anew, own, point.v) for point in rule.memory)
@@ -128,9 +129,10 @@ class AdaptiveCentre(ServerSide):
         remembered = tuple(_known(where(p, points[1], old)) for p, old in zip(put, memory, strict=True))
         dual = server.dual.update_model(problem, rule.dual, round, unknown(mixed), mixture)
         after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answered, real)
-        bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(heard.ever | (counts == 0)), state.bound)
+        bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(heard.ever | (counts == 0)), least)
         return AdaptiveHeld(
-            counts, (mixed, *kept), where(heard.any, weights.T, state.weights), where(heard.any, slot, state.slot),
+            counts, (mixed, *kept), where(heard.any, weights.T, state.weights),
+            where(heard.any, after.newest, state.slot),
             jnp.concatenate([after.model[None], state.models[:-1]]), bound, after,
         ), quality  # fmt: skip
 

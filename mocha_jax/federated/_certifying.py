@@ -57,6 +57,11 @@ def certified(
     return as_far_as_known(problem, found, known, all_exact, bound)
 
 
+def believed(bound: Array, heard: Heard) -> Array:
+    """The best lower bound so far; none where a node has denied what it rests on."""
+    return jnp.where(jnp.any(heard.denied), -jnp.inf, bound)
+
+
 def best_bound(
     problem: Problem, relation: Relation, terms: DualTerms, v: Array, complete: Array, before: Array
 ) -> Array:

@@ -17,7 +17,7 @@ from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.terms import DualTerms
 from mocha_jax.federated._absent import absent
-from mocha_jax.federated._certifying import best_bound, certified, unknown
+from mocha_jax.federated._certifying import believed, best_bound, certified, unknown
 from mocha_jax.federated._dual_node import DualDown, DualNodes, DualUp
 from mocha_jax.federated._plausible import implausible
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
@@ -88,13 +88,14 @@ class DualCentre(ServerSide):
         counts = where(heard.any & (state.counts > 0), up.samples, state.counts)
         problem = self.problem_of(counts)
         server = self.algorithm.server_for(problem)
-        quality = certified(problem, server, state.rule, state.v, state.terms, heard, up, heard.exact, state.bound)
+        before = believed(state.bound, heard)
+        quality = certified(problem, server, state.rule, state.v, state.terms, heard, up, heard.exact, before)
         v, terms = jax.tree.map(partial(where, heard.any), (up.v, up.terms), (state.v, state.terms))
         share, none = jnp.where(heard.any, up.share, 0.0), jnp.zeros_like(up.share)
         update: Any = NodeUpdate(unknown(terms), v - state.v, share, Info(counts, none, heard.any))
         _, v, rule = server.aggregate(problem, state.rule, round, update.beta, update, v)
         complete = jnp.all(heard.ever | (counts == 0))
-        bound = best_bound(problem, server.relation(problem, rule), terms, v, complete, state.bound)
+        bound = best_bound(problem, server.relation(problem, rule), terms, v, complete, before)
         return DualHeld(counts, v, terms, bound, rule), quality
 
     def doubts(self, state: DualHeld, up: DualUp, heard: Heard) -> Mapping[str, Array]:

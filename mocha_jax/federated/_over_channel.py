@@ -197,6 +197,7 @@ def _arrived(
     heard = taken >= 0
     since = jnp.max(jnp.where(transit.round == taken[None, :], transit.held, -1), axis=0)
     now = heard & (taken == round)
-    known = Heard(heard, now, heard & (since == held), heard | (held > 0), jnp.where(heard, round - taken, 0))
+    late = jnp.where(heard, round - taken, 0)
+    known = Heard(heard, now, heard & (since == held), heard | (held > 0), late, jnp.zeros_like(heard))
     refused = jnp.sum(here, dtype=jnp.int32) - jnp.sum(heard, dtype=jnp.int32)
     return taken, known, refused

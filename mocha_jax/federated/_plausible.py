@@ -7,6 +7,7 @@ the samples are:
   that was sent and the duals after the round;
 - with the duals before the round that sum is the node's share of the gap, and if these are the ones of the answer that
   is held, all of it but the losses is here;
+- the adaptive server is told the slope from where a node stands to what it found, which has both vectors in it;
 - no step of the local work makes the subproblem (4) worse, so $\sum_i c_i\ell^*(-\beta_i) + \langle w, u\rangle +
   \tfrac q2\|u\|^2$ is at most what it was at u = 0, where the node went on from the answer that is held;
 - the vector is no longer than its error's bound allows: of that the samples' length and the duals are factors too.
@@ -14,10 +15,14 @@ the samples are:
 All up to rounding, in units of the terms of these sums. Of answers to an earlier round the model is no longer here, and
 of a node that had gone further than its last answer its start: then only what does not need them is looked at.
 
+Where terms of a gap do not fit the vector that is held, one of two answers is false, and it may be the earlier one
+(`DENIES`): what was concluded from that, the lower bound, is then forgotten.
+
 **What cannot be found out** is a node that lies consistently: one that works on other samples than its own, or makes
 some up, answers just as an honest one that has them. So does one that reports losses of samples which it did not work
-on, as long as the sums above allow that. A bound on the length of v, agreed on beforehand (`Server`, ``max_norm``),
-limits what such a node can do to the others.
+on, as long as the sums above allow that. Where the node's model is 0 no sum has the vector in it: a vector of zeros,
+with otherwise honest numbers, is then what a node answers whose samples cancel. A bound on the length of v, agreed on
+beforehand (`Server`, ``max_norm``), limits what such a node can do to the others.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._problem.terms import DualTerms
-from mocha_jax.federated._sides import Heard
+from mocha_jax.federated._sides import DENIES, Heard
 
 if TYPE_CHECKING:
     from mocha_jax.federated._adaptive_node import AdaptiveDown, AdaptiveUp
@@ -82,19 +87,21 @@ def implausible(v: Array, terms: DualTerms, down: DualDown, up: DualUp, heard: H
         "sent losses, conjugates and a vector that do not belong together, for they make a duality gap below 0": (
             heard.now & (after < -lost)
         ),
-        "sent terms of a gap that are not those of the vector that it began with": (
-            begun & known & (jnp.abs(up.gap - before) > 4.0 * (lost + held))
-        ),
+        DENIES: (begun & known & (jnp.abs(up.gap - before) > 4.0 * (lost + held))),
         "sent a vector that is worse for its subproblem than the one that it began with": (
             begun & (worse > 4.0 * (lost + held + of_squares))
         ),
     }
 
 
-def implausible_points(down: AdaptiveDown, up: AdaptiveUp, heard: Heard) -> dict[str, Array]:
+def implausible_points(
+    v: Array, terms: DualTerms, down: AdaptiveDown, up: AdaptiveUp, heard: Heard
+) -> dict[str, Array]:
     """Mark answers of the adaptive server's nodes that cannot be, as `implausible` does.
 
     Args:
+      v: the vectors of the points where nodes stand, as the server has mixed them ``[m, d]``.
+      terms: of these points, bounds.
       down: the message of this round.
       up: the answers.
       heard: which of them there are.
@@ -105,7 +112,13 @@ def implausible_points(down: AdaptiveDown, up: AdaptiveUp, heard: Heard) -> dict
     length, size = _norm(up.vector), 2.0 * _norm(down.start)
     unit = size * (2.0 + d / (2.0 + samples))
     lost = rounding * (jnp.abs(up.value) + up.found.size + size * length) + unit * up.found.error
+    drift = jnp.maximum(up.stands.error, terms.error)
+    held = rounding * (up.stands.size + size * _norm(v) + jnp.abs(up.gap)) + unit * drift
     after = up.value + up.found.conjugate + jnp.sum(down.start * up.vector, axis=1)
+    # Where a node stands the server knows, once it has told so; the slope towards what it found has both points in it.
+    before = up.value + up.stands.conjugate + jnp.sum(down.start * v, axis=1)
+    slope = up.found.conjugate - up.stands.conjugate + jnp.sum(down.start * (up.vector - v), axis=1)
+    begun = heard.now & heard.exact & (up.anew == 0) & (terms.size > 0)
     most = jnp.finfo(up.vector.dtype).max / (1e3 * len(up.vector))
     both = (up.stands, up.found)
     return {
@@ -123,6 +136,10 @@ def implausible_points(down: AdaptiveDown, up: AdaptiveUp, heard: Heard) -> dict
         "sent terms of a gap whose sum is below 0": up.gap < -lost,
         "sent losses, conjugates and a vector that do not belong together, for they make a duality gap below 0": (
             heard.now & (after < -lost)
+        ),
+        DENIES: (begun & (jnp.abs(up.gap - before) > 4.0 * (lost + held))),
+        "sent a slope that is not that from where it stood to the vector that it found": (
+            begun & (jnp.abs(up.slope[:, 0] - slope) > 4.0 * (lost + held))
         ),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax import Array
 from mocha_jax._core.pytree import Pytree, Tree, tree
 from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
 from mocha_jax.federated._sending import Coded, Sending, decoded
-from mocha_jax.federated._sides import Heard, ServerSide
+from mocha_jax.federated._sides import DENIES, Heard, ServerSide
 
 
 class ServerState(Pytree):
@@ -23,6 +23,7 @@ class ServerState(Pytree):
     life: Array  # [] int32 of this server
     held: Array  # [m] int32 the round of every node's last answer that it holds; 0: none
     counts: Array  # [m] int32 samples of every node, 1 before it has said so; 0: it takes no part
+    denied: Array  # [m] bool a later answer, which was refused, does not agree with the one that is held
     inner: Any = tree()  # of the algorithm
 
 
@@ -95,8 +96,16 @@ class Reception:
             )
         return record
 
-    def together(self, state: ServerState, taken: Mapping[int, tuple[Any, Up]]) -> tuple[Any, Heard, np.ndarray]:
-        """The records of answers in one, which of them there are, and the rounds that they answer."""
+    def together(
+        self, state: ServerState, taken: Mapping[int, tuple[Any, Up]], denied: Sequence[int] = ()
+    ) -> tuple[Any, Heard, np.ndarray]:
+        """The records of answers in one, which of them there are, and the rounds that they answer.
+
+        Args:
+          state: of the server.
+          taken: the answers.
+          denied: tasks whose nodes deny what is held of them.
+        """
         m, now, held = len(state.held), int(state.round) + 1, np.asarray(state.held)
         record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.like)
         answers = np.full((3, m), -1, np.int32)  # heard, round, held
@@ -109,16 +118,19 @@ class Reception:
             answers[:, task] = 1, up.round, up.held
         came: Any = answers[0] > 0
         late: Any = np.where(came, now - answers[1], 0).astype(np.int32)
-        heard = Heard(came, answers[1] == now, came & (answers[2] == held), came | (held > 0), late)
+        doubted: Any = ~came & (np.asarray(state.denied) | np.isin(np.arange(m), denied))
+        ever = came | ((held > 0) & ~doubted)
+        heard = Heard(came, answers[1] == now, came & (answers[2] == held), ever, late, doubted)
         return record, heard, answers[1]
 
-    def doubtful(self, state: ServerState, record: Any, heard: Heard) -> dict[int, str]:
-        """Reasons why answers cannot be, by their tasks."""
+    def doubtful(self, state: ServerState, record: Any, heard: Heard) -> tuple[dict[int, str], list[int]]:
+        """Reasons why answers cannot be, by their tasks, and the tasks whose earlier answers may be the false ones."""
         marks, norms = jax.device_get(_doubts(self.side, state.inner, record, heard))
         if self.max_norm is not None:
             marks[f"sent an answer whose norm is more than {self.max_norm:g}"] = norms > self.max_norm
         came = np.flatnonzero(heard.any)
-        return {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
+        why = {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
+        return why, [task for task in why if DENIES in marks and marks[DENIES][task]]
 
 
 @jax.jit

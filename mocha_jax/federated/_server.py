@@ -99,7 +99,7 @@ class Server:
 
     @property
     def judged(self) -> bool:
-        """Whether reports judge the model that was sent down, the one before their round, as certificates do."""
+        """Tell whether reports judge the model that was sent down, the one before their round, as certificates do."""
         return self._side.judges
 
     @on_purpose
@@ -113,8 +113,8 @@ class Server:
         check.integer("Server", 0, life=life)
         nobody, each = jnp.zeros((self.num_tasks,), jnp.int32), jnp.ones((self.num_tasks,), jnp.int32)
         return ServerState(
-            jnp.zeros((), jnp.int32), jnp.asarray(life, jnp.int32), nobody, each, _init(self._side, each)
-        )
+            jnp.zeros((), jnp.int32), jnp.asarray(life, jnp.int32), nobody, each, nobody > 0, _init(self._side, each)
+        )  # fmt: skip
 
     @on_purpose
     def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
@@ -156,7 +156,8 @@ class Server:
         Args:
           state: the state before.
           ups: answers by task. Those that cannot be believed are left out, whatever they are, and `Report.refused` says
-            why.
+            why. Where one does not agree with the answer that is held of its node, either may be the false one: the
+            lower bound is forgotten, and unknown until the node is believed again.
 
         Returns:
           The state after, and what happened.
@@ -171,10 +172,11 @@ class Server:
             except Refused as why:
                 refused[sender] = str(why)
         record, heard, rounds = door.together(state, taken)
-        if doubtful := door.doubtful(state, record, heard):
+        doubtful, denied = door.doubtful(state, record, heard)
+        if doubtful:
             refused |= {task: f"Server: the node of task {task} {why}." for task, why in doubtful.items()}
             taken = {task: answer for task, answer in taken.items() if task not in doubtful}
-            record, heard, rounds = door.together(state, taken)
+            record, heard, rounds = door.together(state, taken, denied)
         now = int(state.round) + 1
         state, quality = _combine(self._side, state, record, heard, rounds)
         return state, Report(now, tuple(sorted(taken)), refused, quality)
@@ -230,9 +232,11 @@ class Server:
     def _with_count(self, state: ServerState, task: int, count: int) -> ServerState:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
+        denied = state.denied.at[task].set(False)
         # The model changes: answers to messages that are under way are none to the next ones.
         round = state.round + jnp.ones_like(state.round)
-        return state.replace(round=round, counts=counts, held=held, inner=_resume(self._side, state.inner, counts))
+        inner = _resume(self._side, state.inner, counts)
+        return state.replace(round=round, counts=counts, held=held, denied=denied, inner=inner)
 
     def _task(self, what: str, task: object) -> int:
         found = whole(task)
@@ -261,4 +265,4 @@ def _combine(side: ServerSide, state: ServerState, up: Any, heard: Heard, rounds
     inner, quality = side.combine(state.inner, round, up, heard)
     held = jnp.where(heard.any, rounds, state.held)
     counts = jnp.where(heard.any, up.samples, state.counts)
-    return ServerState(round, state.life, held, counts, inner), quality
+    return ServerState(round, state.life, held, counts, heard.denied, inner), quality

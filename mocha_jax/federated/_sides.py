@@ -90,8 +90,13 @@ class Heard(Pytree):
     any: Array  # [m] bool an answer came
     now: Array  # [m] bool and it is to this round's message
     exact: Array  # [m] bool and the node had gone no further than the server knew
-    ever: Array  # [m] bool an answer of the node is held, this one or an earlier one
+    ever: Array  # [m] bool an answer of the node is held, this one or an earlier one that it has not denied
     late: Array  # [m] int32 rounds since the message that is answered
+    denied: Array  # [m] bool the node has denied the answer that is held, and none has come since
+
+
+# The doubt about an answer that is one about the earlier answer of the node, too: either of them is false.
+DENIES = "sent terms of a gap that are not those of the vector that it began with"
 
 
 class ServerSide(Pytree):

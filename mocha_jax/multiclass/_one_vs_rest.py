@@ -80,7 +80,7 @@ class OneVsRest(Pytree):
     @property
     @on_purpose
     def message(self) -> str:
-        """The rounds and the accuracy of all classes, in a sentence."""
+        """Say in a sentence how far the models of all classes were trained."""
         reached = "" if self.certificate is None else f" with residuals up to {np.max(self.certificate.residual):.2g}"
         return f"each class against the rest, after up to {np.max(self.rounds)} rounds{reached}"
 

@@ -151,12 +151,12 @@ class Estimator(BaseEstimator):
 
     @property
     def _by_argument(self) -> bool:
-        """Whether groups are no column of X."""
+        """Tell whether groups are no column of X."""
         return self.groups is None or self.groups == ARGUMENT
 
     @property
     def _unseen(self) -> str:
-        """What models know it as."""
+        """The word for it that models know."""
         return "mean" if self.unseen == WARN else self.unseen
 
     def _warn_of_unseen(self, groups: list[Hashable]) -> None:
@@ -225,7 +225,7 @@ class Estimator(BaseEstimator):
         return data.replace(weight=jnp.asarray(own, data.dtype))
 
     def _by(self, loss: Loss) -> str | None:
-        """How samples are standardised."""
+        """The way in which samples are standardised."""
         if not self.intercept:
             return None
         return usual(loss) if self.standardize == USUAL else self.standardize
@@ -257,7 +257,7 @@ class Estimator(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         if names is None or self._by_argument:
             return None if names is None else tuple(names.tolist())
-        where = names == self.groups if isinstance(self.groups, str) else self.groups
+        where: Any = names == self.groups if isinstance(self.groups, str) else self.groups
         return tuple(np.delete(names, where).tolist())
 
     def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:

@@ -98,13 +98,13 @@ def constructors():
     return {
         "Names": Call(mj.Names, {name: Arg(("a", "b"), optional(differing)) for name in ("tasks", "features", "classes")}),
         "LinearModel": Call(mj.LinearModel, {
-            "weights": Arg(np.ones((3, 2)), reals(3, None)), "intercept": Arg(np.zeros(3), reals(3)),
+            "weights": Arg(np.ones((3, 2)), reals(3, None, finite=True)), "intercept": Arg(np.zeros(3), reals(3, finite=True)),
             "names": Arg(mj.Names(), instance(mj.Names)), "decides": Arg((), lambda v: not len(v) or len(v) == 3 and set(v) <= {"value", "sign", "level"}),
             "logistic": Arg(False, flag),
         }),
         "MulticlassModel": Call(mj.MulticlassModel, {
-            "weights": Arg(np.ones((2, 3, 2)), reals(2, 3, None, least=1)), "intercept": Arg(np.zeros((2, 3)), reals(2, 3)),
-            "names": Arg(mj.Names(), instance(mj.Names)), "logistic": Arg(False, flag), "calibration": Arg(np.ones((2, 2)), optional(reals(2, 2))),
+            "weights": Arg(np.ones((2, 3, 2)), reals(2, 3, None, least=1, finite=True)), "intercept": Arg(np.zeros((2, 3)), reals(2, 3, finite=True)),
+            "names": Arg(mj.Names(), instance(mj.Names)), "logistic": Arg(False, flag), "calibration": Arg(np.ones((2, 2)), optional(reals(2, 2, finite=True))),
             "method": Arg("one_vs_rest", word("one_vs_rest", "by_pair")),
         }),
         "NetworkModel": Call(mj.NetworkModel, {

@@ -53,6 +53,7 @@ def place(tmp_path, monkeypatch):
 def refused(capsys, *arguments, code=2):
     """Run a command that must end in one sentence; that sentence."""
     before = contents(".")
+    found: str | int | None
     try:
         found = main(arguments)
     except SystemExit as stop:

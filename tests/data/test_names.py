@@ -163,6 +163,11 @@ def test_bad_names_get_one_clear_sentence(name):
     assert "\n" not in str(error.value)
 
 
+def test_names_that_end_with_a_null_character_are_names_of_their_own():
+    data = mj.pack_tasks(np.ones((3, 1)), np.arange(3.0), np.array(["A\0", "A", "A\0"], object))
+    assert (data.names.tasks, data.sizes.tolist()) == (("A", "A\0"), [1, 2])
+
+
 def test_names_follow_the_tasks():
     data = mj.pack_tasks(frame(), "score", "tree")
     assert data.pooled().names == mj.Names(features=("a", "b"))

@@ -13,7 +13,11 @@ from tests.selection.problems import regression
 R = mj.regularizers
 
 
-@given(sizes=st.lists(st.integers(1, 17), min_size=3, max_size=3), count=st.integers(2, 5), seed=st.integers(0, 9))
+@given(
+    sizes=st.lists(st.integers(1, 17), min_size=3, max_size=3).filter(lambda sizes: max(sizes) >= 5),
+    count=st.integers(2, 5),
+    seed=st.integers(0, 9),
+)
 @pytest.mark.slow
 def test_folds_deal_every_sample_once_and_evenly(sizes, count, seed):
     rng = np.random.default_rng(seed)
@@ -45,6 +49,18 @@ def test_groups_stay_together_and_are_dealt_evenly(key):
         data.folds(key, 5, np.zeros(3, int))
     with pytest.raises(ValueError, match="count"):
         data.folds(key, 1)
+
+
+def test_there_are_no_more_folds_than_the_largest_task_has_samples(key):
+    xs = [np.ones((n, 1)) for n in (2, 1, 3)]
+    data = mj.pack_tasks(xs, [np.ones(len(x)) for x in xs], task=[0, 1, 1]).pad(rows=9)
+    assert set(np.asarray(data.folds(key, 4)).ravel().tolist()) == {-1, 0, 1, 2, 3}
+    problem = mj.Problem(data, mj.losses.Squared(), R.Independent(1.0))
+    message = "there must be at most 4 folds, as many as the largest task has samples, got 1000000"
+    with pytest.raises(ValueError, match=message):
+        data.folds(key, 10**6)
+    with pytest.raises(ValueError, match=message):
+        mj.cross_validate(problem, mj.grid(R.Independent, lam=[1.0]), folds=10**6, metric="rmse")
 
 
 @pytest.mark.slow

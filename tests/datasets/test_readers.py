@@ -91,6 +91,11 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "other widths": ({"user_data": {"A": GOOD, "B": {"x": [[0.0], [1.0]], "y": [0, 1]}}}, "user 'B' has samples of length 1, where those of 'A' have 2"),
     "a strange symbol": ({"user_data": {"A": GOOD, "B": {"x": ["ab", "é!"], "y": "ab"}}}, "part.json: user 'B': has a 'é' at place 2, which the alphabet of 80"),
     "texts of all lengths": ({"user_data": {"A": GOOD, "B": {"x": ["ab", "a"], "y": "ab"}}}, "part.json: user 'B' has texts of different lengths"),
+    "x null": ({"user_data": {"A": GOOD, "B": {"x": None, "y": [0, 1]}}}, "part.json: user 'B' has an x or y that is no list"),
+    "y a number": ({"user_data": {"A": GOOD, "B": {"x": GOOD["x"], "y": 2}}}, "part.json: user 'B' has an x or y that is no list"),
+    "a huge integer": ({"user_data": {"A": GOOD, "B": {"x": [[0.0, int("9" * 400)], [1.0, 2.0]], "y": [0, 1]}}}, "user 'B' has samples that are neither"),
+    "a huge number": ({"user_data": {"A": GOOD, "B": {"x": [[0.0, 1e300], [1.0, 2.0]], "y": [0, 1]}}}, "'B' has samples that are no lists of numbers"),
+    "deep": ("[" * 100_000, "part.json is no JSON: maximum recursion depth"),
     "long labels": ({"user_data": {"A": GOOD, "B": {"x": ["ab", "ab"], "y": ["a", "bc"]}}}, "a label that is no single symbol"),
 }  # fmt: skip
 
@@ -105,6 +110,12 @@ def test_a_broken_file_is_named_with_its_user(name, tmp_path):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")) as error:
         mj.datasets.leaf(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_among_the_files_is_named(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(ValueError, match="leaf: .*a.json cannot be read, .*Is a directory"):
+        mj.datasets.leaf(tmp_path)
 
 
 def test_what_is_not_there_is_said(tmp_path):

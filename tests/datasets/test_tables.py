@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import mocha_jax as mj
+from mocha_jax._data import table as of_frames
 from mocha_jax.datasets import _fields
 
 SCHOOL = """school,hours,town,score
@@ -181,6 +182,7 @@ def test_pandas_reads_the_same(tmp_path):
 BROKEN = {
     "a word": ("x,t,y\n1,u,2\n1,u,n/a\n", "school.csv, line 3, column 'y': 'n/a' is no number; impute it, or leave the row out."),
     "an empty field": ("x,t,y\n1,u,2\n,u,3\n", "school.csv, line 3, column 'x': is empty; fill it in, or leave the row out."),
+    "a null character": ("x,t,y\n1,A,2\n1,A\0,3\n", r"school.csv, line 3, column 't': 'A\x00' ends with a null character"),
     "only empty fields": ("x,t,y\n,u,2\n,u,3\n", "school.csv, line 2, column 'x': is empty; fill it in"),
     "no group": ("x,t,y\n1,u,2\n2,,3\n", "school.csv, line 3, column 't': is empty; fill it in"),
     "NaN": ("x,t,y\n1,u,2\nnan,u,3\n", "school.csv, line 3, column 'x': nan is no finite number"),
@@ -211,6 +213,39 @@ def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path, monkeypatch, n
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         mj.datasets.csv(write(tmp_path, text), "y", "t")
     assert "\n" not in str(error.value)
+
+
+class Counted(str):
+    """A name that counts how often it is compared or hashed."""
+
+    looked_at = 0
+
+    def __eq__(self, other):
+        Counted.looked_at += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self):
+        Counted.looked_at += 1
+        return str.__hash__(self)
+
+
+def test_many_columns_are_looked_up_once_each():
+    count, rows = 300, np.ones((2, 300))
+    names = [Counted(f"c{j}") for j in range(count)] + [Counted("town")]
+    table = mj.datasets.Table("a.csv", tuple(names), (*rows.T, np.array(["Oslo", "Bergen"], object)), np.array([2, 3]))
+    Counted.looked_at = 0
+    assert table.numbers([*names[:-1], "town=Oslo", "town=Bergen"])[:, -2:].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert Counted.looked_at < 10 * count
+    like = mj.Names(tasks=("u",), features=tuple(names[:-1]))
+    frame = of_frames.Table([rows], [np.ones(2)], ["task 'u'"], None, like)
+    Counted.looked_at = 0
+    assert of_frames._in_order_of(frame, like).names is like
+    assert Counted.looked_at < 10 * count
+
+
+def test_the_longest_column_that_a_level_may_be_of_is_meant(tmp_path):
+    table = mj.datasets.read_table(write(tmp_path, "a,a=b,n\nb=c,c,1\nb=c,d,2\n"))
+    assert table.numbers(["a=b=c", "a=b=d"]).tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
 def test_files_that_are_no_text_are_named(tmp_path):

@@ -97,6 +97,17 @@ def test_the_server_begins_again_from_nothing(federation):
     assert federation.at_optimum()
 
 
+@pytest.mark.extended
+def test_a_new_server_over_used_nodes_knows_a_bound_from_its_second_round_on(key):
+    """As the page on Flower says; of nodes that are new, too, it knows one in the first."""
+    federation = World("proximal", key)
+    assert np.isfinite(float(federation.rounds(1).quality.bound))
+    before = float(federation.rounds(4).quality.bound)
+    federation.state = federation.server.init(life=1)
+    assert float(federation.rounds(1).quality.bound) == -np.inf
+    assert before * (1 - 1e-9) <= float(federation.rounds(1).quality.bound) <= federation.best * (1 + 1e-9)
+
+
 @pytest.mark.slow
 def test_a_server_of_another_life_is_told_whole_vectors(key):
     federation = World("safe", key)

@@ -1,5 +1,8 @@
 """Every score in float32, JAX's default, beside scikit-learn's in float64, on tasks of one to very many samples."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -62,14 +65,14 @@ def gain(y, z, k=None):
 
 
 def agreement(y, z):
-    decided = np.digitize(z, LEVELS.thresholds)
+    decided = np.digitize(z, [-1.0, 0.0, 1.0])
     if len({*y, *decided}) == 1:
         return np.nan
     return theirs.cohen_kappa_score(y.astype(int), decided, weights="quadratic")
 
 
 # Ours, of which samples, and theirs of labels and predictions.
-SCORES = {
+SCORES: dict[str, tuple[Any, Any, Any]] = {
     "error_rate": (ours.error_rate, signs, lambda y, z: np.mean(z * y <= 0)),
     "balanced_error": (ours.balanced_error, signs, both_classes(lambda y, z: 1 - theirs.balanced_accuracy_score(y, np.sign(z)))),
     "f1": (ours.f1, signs, any_of(lambda y, z: theirs.f1_score(y, np.sign(z)))),
@@ -77,13 +80,13 @@ SCORES = {
     "auc": (ours.auc, signs, both_classes(theirs.roc_auc_score)),
     "average_precision": (ours.average_precision, signs, any_of(theirs.average_precision_score)),
     "ndcg": (ours.ndcg, grades, any_of(gain)),
-    "ndcg of 50": (lambda *a, **k: ours.ndcg(*a, top=50, **k), grades, any_of(lambda y, z: gain(y, z, 50))),
+    "ndcg of 50": (partial(ours.ndcg, top=50), grades, any_of(lambda y, z: gain(y, z, 50))),
     "rmse": (ours.rmse, far_from_zero, theirs.root_mean_squared_error),
     "absolute_error": (ours.absolute_error, far_from_zero, theirs.mean_absolute_error),
-    "mean_loss": (lambda *a, **k: ours.mean_loss(*a, mj.losses.Squared(), **k), far_from_zero, lambda y, z: 0.5 * theirs.mean_squared_error(y, z)),
+    "mean_loss": (partial(ours.mean_loss, loss=mj.losses.Squared()), far_from_zero, lambda y, z: 0.5 * theirs.mean_squared_error(y, z)),
     "r2": (ours.r2, far_from_zero, varied(lambda y, z: theirs.r2_score(y, z))),
     "explained_variance": (ours.explained_variance, far_from_zero, varied(lambda y, z: theirs.explained_variance_score(y, z))),
-    "quadratic_kappa": (lambda *a, **k: ours.quadratic_kappa(*a, LEVELS, **k), levels, agreement),
+    "quadratic_kappa": (partial(ours.quadratic_kappa, loss=LEVELS), levels, agreement),
     "poisson_deviance": (ours.poisson_deviance, counts, lambda y, z: theirs.mean_poisson_deviance(y, np.exp(z))),
 }  # fmt: skip
 SIZES = [(1, 2, 7, 60, 1000), pytest.param((30, 200_000), marks=pytest.mark.extended)]
@@ -114,7 +117,7 @@ def test_scores_of_several_classes_are_scikit_learns(sizes):
         data = mj.pack_tasks(zs, [y.astype(np.float32) for y in ys]).pad(rows=max(sizes) + 1)
         w = np.eye(3, dtype=np.float32)[:, None]
         errors, losses = (score(w, data, per_task=True) for score in (several.error_rate, several.log_loss))
-        table, scores = (score(w, data, per_task=True) for score in (several.confusion, several.class_scores))
+        table, scores = several.confusion(w, data, per_task=True), several.class_scores(w, data, per_task=True)
     for t, (z, y, guess) in enumerate(zip(zs, ys, guesses, strict=True)):
         p = expit(z.astype(float))
         p /= p.sum(axis=1, keepdims=True)

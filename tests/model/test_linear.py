@@ -255,7 +255,29 @@ BAD = {
     "unseen": (lambda m: m.predict(np.ones((1, 4)), "fir", unseen="guess"), "unseen must be"),
     "decides": (lambda m: mj.LinearModel(np.eye(2), np.zeros(2), decides=("value",)), "for each of the 2 tasks"),
     "intercept": (lambda m: mj.LinearModel(np.eye(2), np.zeros(3)), "weights has 2 rows and intercept 3 numbers"),
+    "tasks": (lambda m: named(tasks=("a", "b", "c")), "LinearModel: names has 3 tasks, but weights are of 2"),
+    "features": (lambda m: named(features=("a",)), "names has 1 features, but weights are of 3"),
+    "classes": (lambda m: named(("sign",) * 2, classes=("a", "b", "c")), "names has 3 classes, but weights are of 2"),
+    "NaN": (lambda m: mj.LinearModel(np.full((2, 2), np.nan), np.zeros(2)), "weights must be finite, but some are NaN"),
+    "infinity": (lambda m: mj.LinearModel(np.eye(2), np.array([0.0, np.inf])), "intercept must be finite"),
 }
+
+
+def named(decides=(), **names):
+    return mj.LinearModel(np.ones((2, 3)), np.zeros(2), mj.Names(**names), decides)
+
+
+@pytest.mark.parametrize("change", [{"tasks": ["a", "b"]}, {"features": ["a"]}, {"weights": np.full((5, 4), np.nan)}])
+def test_a_file_whose_parts_do_not_fit_is_refused(change, tmp_path):
+    path = tmp_path / "model.npz"
+    SOLVED[0].model.save(path)
+    arrays = dict(np.load(path))
+    about = json.loads(arrays.pop("about").tobytes())
+    for name, value in change.items():
+        (arrays if name in arrays else about)[name] = value
+    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+    with pytest.raises(ValueError, match=r"model.npz lacks a part of a model, or it is damaged: LinearModel: "):
+        mj.load_model(path)
 
 
 @pytest.mark.parametrize("name", BAD)

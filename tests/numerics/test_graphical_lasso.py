@@ -54,6 +54,22 @@ def test_variables_of_whatever_scale_are_solved():
             np.testing.assert_allclose(np.asarray(found.precision) * size, precision * size, rtol=tol, atol=tol)
 
 
+@pytest.mark.extended
+def test_tasks_of_whatever_scale_have_the_best_precision():
+    rng = np.random.default_rng(0)
+    xs, common = [rng.normal(size=(20, 10)) for _ in range(5)], rng.normal(size=10)
+    ys = [
+        scale * (x @ (common + 0.5 * rng.normal(size=10)) + 0.3 * rng.normal(size=20))
+        for scale, x in zip(np.geomspace(0.03, 30.0, 5), xs, strict=True)
+    ]
+    data = mj.pack_tasks(xs, ys, dtype="float32")
+    regularizer = mj.regularizers.SparsePrecision(0.1, 10.0, 0.1, 1e-3)
+    solution = mj.solve(mj.Problem(data, mj.losses.Squared(), regularizer), tol=1e-4, max_rounds=1500)
+    assert solution.status == mj.Status.CONVERGED
+    best = regularizer.value(solution.weights, regularizer.update_relation(solution.omega, solution.weights))
+    assert regularizer.value(solution.weights, solution.omega) <= best + 1e-5 * abs(best)
+
+
 def test_a_penalty_on_the_diagonal_too_against_a_convex_solver():
     s, alpha = samples(5, 4), 0.15
     theta = cp.Variable((5, 5), PSD=True)

@@ -128,9 +128,12 @@ def test_the_area_under_a_curve_is_maximised_by_any_name(key):
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate")
 @pytest.mark.slow
 def test_a_fold_without_samples_leaves_a_standard_error(key):
-    problem = mj.Problem(regression((3,)), mj.losses.Squared(), mj.regularizers.Independent(1.0))
+    problem, pairs = (
+        mj.Problem(regression((6,)), mj.losses.Squared(), mj.regularizers.Independent(1.0)),
+        np.arange(6)[None] // 2,
+    )
     grid = mj.grid(mj.regularizers.Independent, lam=[10.0, 1.0])
-    found = mj.cross_validate(problem, grid, key=key, metric="rmse", refit=False)
+    found = mj.cross_validate(problem, grid, key=key, groups=pairs, metric="rmse", refit=False)
     flat = found.scores[0]
     assert np.isnan(flat).any(1).sum() == 2
     np.testing.assert_allclose(found.standard_error, np.nanstd(flat, 0, ddof=1) / np.sqrt(3))
