@@ -18,7 +18,7 @@ POSITIVE = number(above=0)
 
 @functools.cache
 def fitted(kind):
-    return kind(regularizer="independent").fit(X, LABELS[kind], GROUPS)
+    return kind(regularizer="independent", lam=0.1, unseen="error").fit(X, LABELS[kind], GROUPS)
 
 
 def one_each(value):
@@ -53,12 +53,13 @@ def estimators():
                 "regularizer": Arg("independent", either(word("independent", "pooled", "mean"), instance(mj.regularizers.Regularizer)), ("lam",)),
                 "lam": Arg(0.5, optional(either(POSITIVE, word("cv")))),
                 "loss": Arg(LOSSES[kind][0], optional(either(word(*LOSSES[kind]), of_the_loss))),
-                "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(True, flag), "unseen": Arg("error", word("error", "mean")),
+                "loss_scaling": Arg("sum", word("sum", "task_mean")), "intercept": Arg(True, flag), "unseen": Arg("error", word("error", "mean", "warn")),
+                "standardize": Arg("usual", optional(word("usual", "pooled", "task", "within", "centred"))),
                 "tol": Arg(1e-3, number(0, shapes=[()])), "max_iter": Arg(5, count(1)), "random_state": Arg(0, optional(count(0))),
             }),
             f"{name}.fit": Call(
-                lambda groups, kind=kind: kind(regularizer="independent").fit(X, LABELS[kind], groups).coef_,
-                {"groups": Arg(GROUPS, optional(one_each))},
+                lambda groups, kind=kind: kind(regularizer="independent", lam=0.1).fit(X, LABELS[kind], groups).coef_,
+                {"groups": Arg(GROUPS, one_each)},
             ),
             f"{name}.predict": Call(lambda groups, kind=kind: fitted(kind).predict(X, groups), asked),
             f"{name}.score": Call(lambda groups, kind=kind: fitted(kind).score(X, LABELS[kind], groups=groups), asked),

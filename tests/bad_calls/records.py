@@ -123,6 +123,12 @@ def constructors():
         "coupling.LowRank": Call(c.LowRank, {
             "base": Arg(0.5, any_numbers), "factor": Arg(np.ones((3, 2)), reals(None, None)),
         }),
+        "coupling.AboutMean": Call(c.AboutMean, {
+            "common": Arg(0.5, any_numbers), "deviations": Arg(c.LowRank(0.5, np.ones((3, 2))), instance(c.LowRank)),
+        }),
+        "regularizers.MeanCovariance": Call(r.MeanCovariance, {
+            "lam0": Arg(0.5, POSITIVE), "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)),
+        }),
         "regularizers.Independent": Call(r.Independent, {"lam": Arg(0.5, POSITIVE)}),
         "regularizers.MeanRegularized": Call(r.MeanRegularized, {"lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE)}),
         "regularizers.Graph": Call(r.Graph, {
@@ -297,7 +303,7 @@ def in_use():
         "losses.SmoothedHinge": one, "losses.EpsilonInsensitive": one, "losses.Huber": one, "losses.Quantile": one,
         "regularizers.Independent": some, "regularizers.MeanRegularized": one, "regularizers.Graph": one,
         "regularizers.Clustered": one, "regularizers.Probabilistic": one, "regularizers.SparsePrecision": one,
-        "regularizers.TraceNorm": one, "regularizers.JointSparse": one,
+        "regularizers.TraceNorm": one, "regularizers.JointSparse": one, "regularizers.MeanCovariance": one,
         "systems.Dropout": None, "systems.Sampled": one, "systems.DayNight": some, "systems.PartialEpochs": some,
         "systems.UniformBudget": some, "systems.Deadline": some, "systems.Controller": some, "systems.Outages": some, "systems.Trace": None,
     }  # fmt: skip
