@@ -28,7 +28,7 @@ from mocha_jax.datasets._kinds import decimal_commas, no_categories
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
 # Three that have names of their own on the command line; the others are called as they are in Python.
-_ALIASES = {"global": "pooled", "local": "independent", "related": "probabilistic"}
+_ALIASES = {"global": "pooled", "local": "independent", "related": "mean_covariance"}
 _MODELS = (*_ALIASES, *(name for name in NAMED if name not in _ALIASES.values()))
 _COMPARED = ("global", "local", "mean", "related")
 
