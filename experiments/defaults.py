@@ -76,6 +76,7 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         for count in options.rows:
+            jax.clear_caches()  # a process holds only so many programs
             for trial in range(options.trials):
                 part = split(np.random.default_rng([trial, count]), count)
                 if part is None:
