@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,10 @@ def _numbers(owner: str, x: np.ndarray, features: tuple[str, ...] | None) -> np.
             if unknown[row]:
                 raise ValueError(f"{owner}: {column} has no value in row {row}; impute it, or leave the row out.")
             if x.dtype.kind in "Mm" or not _fits(value):
+                dated = x.dtype.kind in "Mm" or isinstance(value, date | timedelta)
+                how = "make numbers of it, such as days," if dated else "encode it, e.g. one column for each value,"
                 raise ValueError(
-                    f"{owner}: {column} holds what is no number, e.g. {_plain(value)!r}; encode it, e.g. with one "
-                    f"column for each of its values, or leave it out."
+                    f"{owner}: {column} holds what is no number, e.g. {_plain(value)!r}; {how} or leave it out."
                 )
     return x.astype(float)
 

@@ -144,6 +144,7 @@ def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
                 f"{owner}: task must be a name, or one for each of the {count} samples; got {check.shown(task)}."
             )
     plain = [each.item() if isinstance(each, np.generic) else each for each in given]
-    if not all(isinstance(each, Hashable) and (each is None or not is_missing(each)) for each in plain):
-        raise ValueError(f"{owner}: task must be names, got {check.shown(task)}.")
+    for i, each in enumerate(plain):
+        if not isinstance(each, Hashable) or (each is not None and is_missing(each)):
+            raise ValueError(f"{owner}: task must be names, but that of sample {i} is {each!r}.")
     return plain

@@ -177,9 +177,9 @@ def _contents(
             dtypes = [jnp.dtype(dtype) for dtype, _ in found.values()]
             arrays = [native(file[f"leaf {i}"], dtype) for i, dtype in enumerate(dtypes)]
     except Exception as error:  # whatever readers of zip, npy and JSON make of garbage
-        raise ValueError(f"{owner}: {source} is nothing that federated.save wrote, or it is damaged.") from error
+        raise ValueError(f"{owner}: {source} is nothing that save or to_bytes wrote, or it is damaged.") from error
     if not known:
-        raise ValueError(f"{owner}: {source} is nothing that federated.save wrote.")
+        raise ValueError(f"{owner}: {source} is nothing that save or to_bytes wrote.")
     if version > _VERSION:
         raise ValueError(f"{owner}: {source} is of version {version}, and this library reads up to {_VERSION}.")
     if any(_form(array) != form for array, form in zip(arrays, found.values(), strict=True)):

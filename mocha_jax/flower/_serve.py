@@ -137,8 +137,8 @@ class Rounds:
             ) from error
         if int(state.round) >= self.last:
             raise ValueError(
-                f"serve: {path} is of round {int(state.round)}, and the last one with max_rounds="
-                f"{self.plan.max_rounds} is {self.last}; raise it or take the file away."
+                f"serve: the run of {path} has ended, after {int(state.round)} rounds; raise max_rounds, now "
+                f"{self.plan.max_rounds}, to go on, or take the file away to begin anew."
             )
         _log.info("The rounds go on after round %d, from %s.", int(state.round), path)
         return state

@@ -99,7 +99,7 @@ BAD = {
     "texts of one task's frame": (lambda d: mj.pack_tasks([Frame({"a": X[:, 0], "town": WHO.astype(object)})], [Y]), "column 'town' holds what is no number, e.g. 'oak'"),
     "texts in a mapping": (lambda d: mj.pack_tasks({"p": Frame({"town": WHO})}, {"p": Y}), "column 'town' holds what is no number, e.g. 'oak'"),
     "texts only": (lambda d: mj.pack_tasks(Frame({"town": WHO}), Y, WHO), "column 'town' holds what is no number, e.g. 'oak'"),
-    "dates only": (lambda d: mj.pack_tasks(Frame({"day": np.array(["2020-01-01"] * 6, "datetime64[D]")}), Y, WHO), "column 'day' holds what is no number"),
+    "dates only": (lambda d: mj.pack_tasks(Frame({"day": np.array(["2020-01-01"] * 6, "datetime64[D]")}), Y, WHO), "column 'day' holds what is no number, .*; make numbers of it, such as days, or leave"),
     "dates as numbers": (lambda d: mj.pack_tasks(Dates({"day": X[:, 0]}), Y, WHO), "column 'day' holds dates or times"),
     "a value is missing": (lambda d: mj.pack_tasks(Frame({"a": X[:, 0], "b": np.array([1, 2, NAType(), 4, 5, 6], object)}), Y, WHO), "column 'b' has no value in row 2"),
     "none of a value": (lambda d: mj.pack_tasks(Frame({"a": X[:, 0], "b": np.array([1, 2, None, 4, 5, 6], object)}), Y, WHO), "group 'oak': x is NaN or infinite in row 2 of the table"),

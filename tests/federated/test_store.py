@@ -110,7 +110,7 @@ def test_bytes_that_are_no_message_are_refused():
     assert equal(dict(F.from_bytes(F.to_bytes(low), F.Down).arrays), dict(low.arrays))
     blob = F.to_bytes(down)
     for end in (0, 1, 10, len(blob) // 2, len(blob) - 1):
-        refused("nothing that federated.save wrote", F.from_bytes, blob[:end], F.Down)
+        refused("nothing that save or to_bytes wrote", F.from_bytes, blob[:end], F.Down)
     for at in range(30, len(blob), 97):  # of one bit that is another the sums of the archive know, or it is no matter
         spoilt = bytearray(blob)
         spoilt[at] ^= 1
@@ -178,7 +178,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     blob = F.to_bytes(record)
     for end in (0, 1, 10, len(blob) // 2, len(blob) - 30, len(blob) - 1):
         (tmp_path / "cut").write_bytes(blob[:end])
-        refused("nothing that federated.save wrote", F.load, tmp_path / "cut", record)
+        refused("nothing that save or to_bytes wrote", F.load, tmp_path / "cut", record)
     spoilt = bytearray(blob)
     spoilt[blob.index(np.arange(30.0).tobytes()) + 100] ^= 1  # one bit of a number
     refused("damaged", F.from_bytes, bytes(spoilt), record)

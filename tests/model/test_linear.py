@@ -144,7 +144,7 @@ def test_predict_takes_the_tables_that_pack_tasks_takes():
     table.loc[4, ["wet", "tree"]] = pandas.NA
     with pytest.raises(ValueError, match="predict: column 'wet' has no value in row 4"):
         model.predict(table, "p")
-    with pytest.raises(ValueError, match="predict: task must be names"):
+    with pytest.raises(ValueError, match="predict: task must be names, but that of sample 4 is <NA>"):
         model.predict(table.assign(wet=1.0), "tree")
 
 
