@@ -124,7 +124,7 @@ def constructors():
             "base": Arg(0.5, any_numbers), "factor": Arg(np.ones((3, 2)), reals(None, None)),
         }),
         "coupling.AboutMean": Call(c.AboutMean, {
-            "common": Arg(0.5, any_numbers), "deviations": Arg(c.LowRank(0.5, np.ones((3, 2))), instance(c.LowRank)),
+            "common": Arg(0.5, any_numbers), "deviations": Arg(c.LowRank(jnp.float32(0.5), jnp.ones((3, 2))), instance(c.LowRank)),
         }),
         "regularizers.MeanCovariance": Call(r.MeanCovariance, {
             "lam0": Arg(0.5, POSITIVE), "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)),
