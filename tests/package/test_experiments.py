@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the
 def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from experiments import (
+        defaults,
         fedavg_rounds,
         heads,
         images,
@@ -34,7 +35,7 @@ def experiments(monkeypatch):
 
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
-        roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads,
+        roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
     )  # fmt: skip
 
 
@@ -275,6 +276,7 @@ STUDIES = {
     "kernels": ["--trials", "2", "--models", "SVC, local"],
     "mixed": ["--trials", "1", "--rounds", "20"],
     "heads": ["--trials", "1", "--rounds", "4", "--hidden", "8"],
+    "defaults": ["--trials", "1", "--rows", "5", "--only", "one model"],
 }
 
 
@@ -294,7 +296,7 @@ def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, mon
     assert "trial 0" not in again
     assert first.endswith(again[again.index("\n|") :])
     rows = experiments.rows.read(tmp_path / "trials.csv", study.Row)
-    assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5}[name]
+    assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5, "defaults": 4}[name]
 
 
 @pytest.mark.slow
