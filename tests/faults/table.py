@@ -57,7 +57,7 @@ FAULTS = (
     ),
     Fault(
         "an older bound counts although it is worse", "_problem/certificate.py",
-        "better = bound > self.joint_dual", "better = bound < self.joint_dual", ("problem", "driver", "servers"),
+        "better = by_bound < self.joint_gap", "better = by_bound > self.joint_gap", ("problem", "driver", "servers"),
     ),
     Fault(
         "drop-outs are the other nodes", "systems/_availability.py",
