@@ -75,7 +75,7 @@ FAULTS = (
     ),
     Fault(
         "a solve goes on beyond its tolerance", "_driver/chunk.py",
-        "record.quality.finite & ~(record.residual <= tol)", "record.quality.finite & ~(record.residual <= 0.0 * tol)",
+        "ended = (record.residual <= tol)", "ended = (record.residual <= 0.0 * tol)",
         ("driver",),
     ),
     Fault(
