@@ -35,7 +35,7 @@ def verdict(some):
     return counts, bad
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_sample_of_bad_calls_ends_well():
     counts, bad = verdict([case for case in cases() if cheap(case[0])][::480])
     assert sum(counts.values()) > 50

@@ -56,7 +56,7 @@ def fitted(folder):
     return folder
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_fit_compares_and_saves(fitted, capsys):
     assert fit(fitted, "passed.csv", "--model", str(fitted / "passed.npz"), "--standardize", "task") == 0
     out = capsys.readouterr().out
@@ -92,7 +92,7 @@ def words(text):
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests are running away from the repository")
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_picture_of_the_docs_has_the_words_of_a_run(folder, capsys):
     (block,) = re.findall(r"^```text\n\$ (.*?)\n(.*?)^```\n", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert block[0].split()[:2] == ["mocha-jax", "fit"]
@@ -101,7 +101,7 @@ def test_the_picture_of_the_docs_has_the_words_of_a_run(folder, capsys):
     assert words(out) == words(block[1])
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_model_knows_the_table(fitted):
     model = mj.load_model(fitted / "school.npz")
     assert {k: model.trained[k] for k in ("label", "group")} == {"label": "score", "group": "tree"}
@@ -113,7 +113,7 @@ def test_the_model_knows_the_table(fitted):
     assert text["trained"]["lambda"] in (1.0, 0.01, 0.0001)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_predict_writes_a_table_in_any_order_of_columns(fitted, capsys):
     new = write(fitted / "new.csv", [[1000.0, "elm", 2.0], [0.0, "oak", 1.0]], ["size", "tree", "hours"])
     assert main(["predict", str(fitted / "school.npz"), str(new)]) == 0
@@ -127,7 +127,7 @@ def test_predict_writes_a_table_in_any_order_of_columns(fitted, capsys):
     assert len((fitted / "out.csv").read_text().splitlines()) == 3
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_unknown_groups_are_an_error_or_the_mean(fitted, capsys):
     new = write(fitted / "yew.csv", [["yew", 2.0, 0.0]], ["tree", "hours", "size"])
     with pytest.raises(SystemExit) as stop:
@@ -142,7 +142,7 @@ def test_unknown_groups_are_an_error_or_the_mean(fitted, capsys):
     assert float(capsys.readouterr().out.splitlines()[1].split(",")[1]) == pytest.approx(mean)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_compare_scores_models_on_a_table(fitted, capsys):
     paths = [str(fitted / "global.npz"), str(fitted / "school.npz")]
     assert main(["compare", *paths, str(fitted / "school.csv")]) == 0
@@ -157,7 +157,7 @@ def test_compare_scores_models_on_a_table(fitted, capsys):
     assert "100 %" in line or "100" in line  # of the groups are better than by one model for all
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_inspect_says_what_it_is(fitted, capsys):
     assert main(["inspect", str(fitted / "school.npz"), "--task", "elm"]) == 0
     out = capsys.readouterr().out

@@ -87,7 +87,7 @@ def rounds_held(folder):
         return int(checkpoint["history_0"][-1]) if len(checkpoint["history_0"]) else 0
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_two_processes_with_nodes_of_their_own(tmp_path):
     counts = [5, 7]
     finish(start(tmp_path, "killed", counts, kill="part", victim=1), tmp_path, killed=1)

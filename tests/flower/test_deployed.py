@@ -83,7 +83,7 @@ def is_the_simulation(local, path, log):
     np.testing.assert_allclose(model.trained["relative_joint_gap"], history.relative_joint_gap[-1], rtol=0.05)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_two_nodes_are_the_simulation(local, tmp_path):
     here = local(2)
     run = here.submit(tol=TOL, round_seconds=120.0, max_rounds=3)

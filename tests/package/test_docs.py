@@ -34,7 +34,9 @@ LONG = {
 
 
 @pytest.mark.parametrize(
-    ("folder", "long"), [(".", False), ("extending", False), pytest.param(".", True, marks=pytest.mark.slow)],
+    ("folder", "long"),
+    [(".", False), pytest.param("extending", False, marks=pytest.mark.slow),
+     pytest.param(".", True, marks=pytest.mark.slow)],
     ids=[".", "extending", "long"],
 )  # fmt: skip
 @pytest.mark.extended
