@@ -251,7 +251,7 @@ def _data(
     (m, d), (x_key, label_key) = weights.shape, jax.random.split(key)
     x = jax.random.normal(x_key, (m, largest, d), weights.dtype) / d**0.5
     y = labels(label_key, matmul(x, weights[:, :, None])[:, :, 0], noise)
-    real = jnp.arange(largest) < sizes[:, None]
+    real = jnp.arange(largest)[None] < sizes[:, None]
     data = TaskData(
         x=x * real[:, :, None].astype(x.dtype), y=y, weight=real.astype(x.dtype),
         task=jnp.arange(m, dtype=jnp.int32), num_tasks=m, loss_scaling=loss_scaling,
