@@ -11,8 +11,8 @@ import uuid
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write bytes to a file, which then is the new one or, whatever goes wrong, the old one.
 
-    They go to a new file beside it, whose name nobody else uses and which takes its place once it is on the disk. A
-    link is followed: what it points to is replaced, not the link. A device or a pipe is written into.
+    They go to a new file beside it with a unique name, which takes its place once it is on the disk. A link
+    is followed: its target is replaced, not the link. A device or a pipe is written into.
 
     Args:
       path: of the file, in a folder that exists.

@@ -32,7 +32,7 @@ def of_objects(value: object) -> np.ndarray | None:
     """An array of Python objects, as data frames have them for texts; None where it is no array at all."""
     try:
         array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
+    except Exception:  # any error of a foreign `__array__`
         return None
     if array.dtype != object or np.ma.is_masked(value) or not array.ndim:
         return None

@@ -64,7 +64,7 @@ def load_model(
         raise ValueError(f"this library knows no models of the kind {kind!r}")
     except _Missing as error:
         raise ValueError(str(error)) from None
-    except Exception as error:  # whatever constructors make of a text and arrays that somebody changed
+    except Exception as error:  # any error that constructors raise for a text or arrays that were damaged
         reason = str(error).rstrip(".")
         raise ValueError(f"load_model: {path} lacks a part of a model, or it is damaged: {reason}.") from error
 

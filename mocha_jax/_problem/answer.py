@@ -53,8 +53,8 @@ def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -
 def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
     """The weights, and the mean of the others' slopes for tasks whose samples say nothing of slopes.
 
-    What is left of a single sample, its own mean taken away, is 0. Whether the regularizer has a slope for it all the
-    same is seen in its weights; without one it would predict its one label for all samples.
+    A single sample minus its own mean is 0, and tells nothing of slopes. A regularizer that couples tasks may give this
+    task slopes all the same: they are kept. Where they are 0 too, the task would predict its one label for any sample.
     """
     if data.scaling is None or data.scaling.by == "pooled" or check.hidden(data.x) or len(weights) < 2:
         return weights

@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return found
     except ValueError as error:
         parser.error(str(error))
-    except BrokenPipeError:  # whoever reads has enough
-        with contextlib.suppress(OSError, ValueError):  # else the interpreter writes what is left, and complains
+    except BrokenPipeError:  # the reader of the output has ended
+        with contextlib.suppress(OSError, ValueError):  # else the interpreter flushes the buffer at exit, and fails
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

@@ -160,8 +160,8 @@ class Estimator(BaseEstimator):
         return "mean" if self.unseen == WARN else self.unseen
 
     def _warn_of_unseen(self, groups: list[Hashable]) -> None:
-        new = dict.fromkeys(name for name in groups if name not in set(self.model_.tasks))
-        if new and self.model_.num_tasks > 1:
+        known = set(self.model_.tasks)
+        if (new := dict.fromkeys(name for name in groups if name not in known)) and len(known) > 1:
             warn(
                 f"{self._owner}: {listed(tuple(new))} not seen in fit, predicted with the mean of all groups; folds "
                 f"that divide the rows of every group are KFold(shuffle=True), those of whole groups GroupKFold, and "
