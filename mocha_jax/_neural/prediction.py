@@ -142,12 +142,17 @@ class Scores(Pytree):
     error: Array
     samples: Array  # how many labels: one a sample, where a likelihood does not say otherwise
 
-    def mean(self, values: Array, by_samples: bool = False) -> Array:
-        """Over tasks with samples, each of weight 1 or of their number; NaN without any."""
-        there = self.samples > 0
-        weight = self.samples if by_samples else there.astype(values.dtype)
+    def mean(self, values: Array) -> Array:
+        """Over tasks with samples, all alike; NaN without any."""
+        return self._averaged(values, (self.samples > 0).astype(values.dtype))
+
+    def mean_over_samples(self, values: Array) -> Array:
+        """Over tasks, each by the number of its samples; NaN without any."""
+        return self._averaged(values, self.samples)
+
+    def _averaged(self, values: Array, weight: Array) -> Array:
         total = jnp.sum(weight)
-        return jnp.where(total > 0, safe_ratio(jnp.sum(jnp.where(there, weight * values, 0.0)), total), jnp.nan)
+        return jnp.where(total > 0, safe_ratio(jnp.sum(jnp.where(weight > 0, weight * values, 0.0)), total), jnp.nan)
 
 
 Judge = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -221,7 +226,7 @@ def own_network(problem: Prediction) -> Array | None:
 
 def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Evaluation:
     """The means over tasks and over samples, and what the training says of itself."""
-    error, of_samples = scores.mean(scores.error), scores.mean(scores.error, by_samples=True)
+    error, of_samples = scores.mean(scores.error), scores.mean_over_samples(scores.error)
     return Evaluation(error, loss, scores.mean(scores.loss), error, of_samples, diverged, alive)
 
 
