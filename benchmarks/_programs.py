@@ -15,6 +15,7 @@ class Resources(NamedTuple):
     registers: int  # of a thread
     spilled: int  # bytes of a thread that are stored to memory and loaded again
     kernel: str  # its name begins so
+    differing: int  # additions over threads in which each thread's own product is not rounded, but that of others is
 
 
 def resources(dump: str, kernels: str | tuple[str, ...], architecture: str) -> list[Resources]:
@@ -27,11 +28,17 @@ def resources(dump: str, kernels: str | tuple[str, ...], architecture: str) -> l
                 said = assembled(path, architecture)
                 taken = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
                 registers, spilled = (max(map(int, each)) for each in taken)
-                found.append(Resources(registers, spilled, kernel))
+                found.append(Resources(registers, spilled, kernel, differing(code)))
     for path in Path(dump).glob("*.*"):
         if path.is_file():
             path.unlink()
     return found
+
+
+def differing(code: str) -> int:
+    """How often a product is contracted with the number of another thread: the two would have different sums."""
+    others = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)", code))
+    return sum(other in others for other in re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+)", code))
 
 
 def assembled(code: Path, architecture: str) -> str:

@@ -12,7 +12,7 @@ each is installed by itself, as `.ci/run` does. Nothing is run and no time is me
 `--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
 1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
 
-The exit status counts what is wrong: does not compile, spills, has loops where the kernel is expected, or a kernel by
+The exit status counts what is wrong: does not compile, spills, has threads that add up differently, loops where the kernel is expected, or a kernel by
 Triton with a JAX in which that is deprecated.
 """
 
@@ -74,7 +74,7 @@ SLICES = {"TPU v5e": {4: "v5e:2x2", 256: "v5e:16x16"}, "TPU v5p": {4: "v5p:2x2x1
 MACHINES = tuple(CARDS if GPU else SLICES)
 TRITON = "__gpu$xla.gpu.triton"  # not with JAX 0.11 or newer
 KERNELS = (TRITON, "mosaic_gpu_v2") if GPU else ("tpu_custom_call",)
-NAMES = EPOCH, WEIGHING = "epoch_on_gpu", "weigh_on_gpu"  # how those of GPUs begin
+NAMES = EPOCH, WEIGHING, SMALL = "epoch_on_gpu", "weigh_on_gpu", "small_work_on_gpu"  # how those of GPUs begin
 LOSSES = {
     "hinge": mj.losses.Hinge(),
     "smoothed hinge": mj.losses.SmoothedHinge(0.5),
@@ -118,6 +118,8 @@ def cases(short: bool) -> Iterator[Case]:
     """A usual run, then one thing varied at a time."""
     yield Case()
     yield Case("adaptive", "logistic", devices=4)
+    yield Case("adaptive", shape=(30, 40, 20))  # fewer nodes than a program of the weighing has threads
+    yield Case("proximal", shape=(30, 40, 10))
     if not short:
         yield from (Case(name) for name in ALGORITHMS if name != Case.algorithm)
         yield from (Case(name, devices=4) for name in ("Algorithm 1", "proximal"))
@@ -250,11 +252,13 @@ def judged(machine: str, row: dict[str, Any]) -> dict[str, Any]:
     if not found:
         return row | {"wrong": row["wrong"] or "no code of the kernel was found"}
     for taken in found:
-        which = "weighing_" if taken.kernel == WEIGHING else ""
+        which = {WEIGHING: "weighing_", SMALL: "small_"}.get(taken.kernel, "")
         for what in ("registers", "spilled"):
             row = row | {which + what: max(row.get(which + what, 0), getattr(taken, what))}
     if any(taken.spilled for taken in found):
         return row | {"wrong": row["wrong"] or "spills"}
+    if any(taken.differing for taken in found):
+        return row | {"wrong": row["wrong"] or "threads of a node with different sums"}
     most, allowed = max(taken.registers for taken in found), REGISTERS_LONG if row.get("d", 0) > LONG else REGISTERS
     return row | {"wrong": row["wrong"] or (f"{most} registers" if most > allowed else "")}
 

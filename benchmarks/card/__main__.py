@@ -14,8 +14,8 @@ b kernels: every kernel of the local epoch and the weighing, against the loops a
   is killed and goes on.
 c passes: the shapes of `benchmarks.kernel`; lanes, rows in flight, warps and nodes of the kernels varied.
 d rounds: of Algorithm 1, (14), the adaptive server, FedAvg; measured, predicted from the compiled program, kernels
-  counted by the profiler and in the program; with JAX's flags and with small graphs.
-e scale: `benchmarks.scale` to 10^7 tasks, on the CPU to 10^6. f many: small models by the million, and scikit-learn.
+  counted by the profiler and in the program; with JAX's flags, with small graphs, with products by cuBLAS.
+e scale: `benchmarks.scale` to 10^7 tasks, on the CPU 10^5. f many: small models by the million, and scikit-learn.
 g averaging: `benchmarks.fedavg_round`, more models, torch. h first: `benchmarks.compile_time`.
 i slides: `experiments.fedavg_rounds`, cells that are missing in its tables.
 

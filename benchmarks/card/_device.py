@@ -30,7 +30,7 @@ def copies(full: bool) -> Copy:
     """Copy an array of random numbers that no cache holds."""
     x = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2**28 if full else 2**20,)))
     plain, added = (jax.jit(work) for work in (jnp.copy, lambda x: x + 1.0))
-    return Copy(timed(lambda: plain(x)), timed(lambda: added(x)), 2 * x.nbytes)
+    return Copy(timed(lambda: plain(x), queued=8), timed(lambda: added(x), queued=8), 2 * x.nbytes)
 
 
 def machine() -> tuple[Machine, str]:

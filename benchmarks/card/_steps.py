@@ -28,17 +28,17 @@ def _truth(name: str, what: str) -> Step:
 
 
 STEPS = (
-    Step("a", "facts", 15, "card, driver, versions; bandwidth of a copy, a product, the start of a kernel"),
+    Step("a", "facts", 20, "card, driver, versions; bandwidth of a copy, a product, the start of a kernel"),
     _truth("kernels", "every kernel against the loops and against NumPy in float64, to the bit twice"),
     _truth("products", "no product in TF32 where a certificate rests on it"),
     _truth("certificates", "200 random solves, judged by NumPy"),
     _truth("derivatives", "through a solve, a sample, against differences"),
     _truth("resumed", "a solve that is killed and goes on ends where another one ends"),
-    Step("c", "passes", 60, "a pass by kernel and by loops, share of the copy's bandwidth, variants of the kernels"),
-    Step("d", "rounds", 85, "a round of four algorithms: measured, predicted, kernels counted; two sets of flags"),
+    Step("c", "passes", 50, "a pass by kernel and by loops, share of the copy's bandwidth, variants of the kernels"),
+    Step("d", "rounds", 80, "a round of four algorithms: measured, predicted, kernels counted; two sets of flags"),
     Step("e", "scale", 50, "10^5, 10^6, 10^7 tasks, (14) to a joint gap of 1e-2, and on this machine's CPU"),
-    Step("f", "many", 35, "10^5 and 10^6 ridge, logistic and SVM models at once, and scikit-learn on all cores"),
-    Step("g", "averaging", 50, "a round of federated averaging, the shortest loop, torch; accuracy"),
-    Step("h", "first", 55, "time to the first result, with a cache of compiled programs and without", own_cache=True),
+    Step("f", "many", 50, "10^5 and 10^6 ridge, logistic and SVM models at once, and scikit-learn on all cores"),
+    Step("g", "averaging", 90, "a round of federated averaging, the shortest loop, torch; accuracy"),
+    Step("h", "first", 50, "time to the first result, with a cache of compiled programs and without", own_cache=True),
     Step("i", "slides", 15, "cells of the slides' tables of the CNN, the cheapest first, as long as there is time"),
 )

@@ -2,7 +2,8 @@
 
 The predicted time of a pass by a kernel is that of its bytes, each read or written once, at the bandwidth of a copy
 that is measured in the same process: samples, 20 bytes for each row, weights and changes. Programs are compiled first,
-several at once, and timed when nothing else is compiled.
+several at once, and timed when nothing else is compiled. A program also draws the order of the rows; what the kernel
+takes alone is told by the profiler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks import kernel as bench
 from benchmarks.card._device import copies
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._kernels import Kernel, kernels
-from benchmarks.card._timing import gist, in_threads, on_cpu, timed
+from benchmarks.card._timing import gist, in_threads, on_cpu, profiled, timed
 from mocha_jax._node.layout import TimeMajor
 
 Shape = tuple[int, int, int]
@@ -133,7 +134,7 @@ def _time(
     """Time a program; of a kernel also its share of the copy's bandwidth, and what the loops take."""
     sets = _sets(job.shape, job.samples)
     passes = bench.passes_over(sets)
-    taken = timed(lambda: program(sets), within=0.8)
+    taken = timed(lambda: program(sets), within=0.8, queued=4)
     us, (m, n, d) = 1e6 * taken.seconds / passes, job.shape
     of_x = np.prod(job.shape, dtype=float) * jnp.dtype(job.samples).itemsize
     if job.by == "loops":
@@ -144,8 +145,15 @@ def _time(
     note = f"{of_x / copy / us * 1e6:.0%} of the copy"
     if job[:3] in loops:
         note += f", loops x {loops[job[:3]] / us:.1f}"
+    more: dict[str, Any] = {}
+    if not on_cpu() and here.left() > 3.0:
+        ran = profiled(lambda: program(sets))
+        alone = 1e6 * ran.of("epoch") / passes
+        more = {"alone": alone, "longest": ran.longest()}
+        if alone > 0.0:
+            note += f"; the kernel alone {alone:.1f} us, {of_x / copy / alone * 1e6:.0%}"
     here.figure(job.what, us, "us", predicted=floor, spread=taken.spread, note=note, sets=len(sets),
-                share=of_x / copy / us * 1e6)  # fmt: skip
+                share=of_x / copy / us * 1e6, **more)  # fmt: skip
 
 
 if __name__ == "__main__":

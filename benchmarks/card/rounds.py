@@ -11,9 +11,7 @@ XLA reads its flags once in a process, so every set of flags has a process of it
 from __future__ import annotations
 
 import os
-from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,14 +23,18 @@ from benchmarks._model import seconds
 from benchmarks._prediction import tasks
 from benchmarks._work import steps
 from benchmarks.card._device import machine
-from benchmarks.card._inside import Inside, scratch, step
-from benchmarks.card._timing import gist, in_threads, on_cpu, timed
+from benchmarks.card._inside import Inside, step
+from benchmarks.card._timing import gist, in_threads, on_cpu, profiled, timed
 from mocha_jax._data.placement import row_by_row
 
 Shape = tuple[int, int, int]
 FULL: list[Shape] = [(1000, 64, 64), (10_000, 128, 64), (100_000, 16, 32)]
 TINY: list[Shape] = [(6, 4, 8)]
-FLAGS = {"JAX's flags": "", "small graphs": "--xla_gpu_graph_min_graph_size=1"}
+FLAGS = {
+    "JAX's flags": "",
+    "small graphs": "--xla_gpu_graph_min_graph_size=1",
+    "products by cuBLAS": "--xla_gpu_enable_triton_gemm=false",
+}
 _ASKED = 100  # clients of FedAvg in a round
 
 MEAN = mj.regularizers.MeanRegularized(0.1, 0.1)
@@ -44,12 +46,12 @@ DUAL: dict[str, tuple[Any, Any]] = {
 
 
 def measure(here: Inside) -> None:
-    """A process for each shape and set of flags."""
-    usual = os.environ.get("XLA_FLAGS", "")
+    """A process for each shape; other flags are tried with the first one."""
+    usual, shapes = os.environ.get("XLA_FLAGS", ""), FULL if here.full else TINY
     parts = {
         f"{', '.join(map(str, shape))}; {name}": {"XLA_FLAGS": f"{usual} {flags}".strip()} if flags else {}
         for name, flags in FLAGS.items()
-        for shape in (FULL if here.full else TINY)
+        for shape in (shapes[:1] if flags else shapes)
     }
     here.apart("benchmarks.card.rounds", parts, part)
 
@@ -63,7 +65,7 @@ def part(here: Inside, name: str) -> None:
         here.note(f"{where}: {how}")
     data = jax.jit(tasks, static_argnums=(0, 1, 2))(m, n, d)
     data = data.replace(x=row_by_row(data.x))
-    names = (*DUAL, "FedAvg") if here.full or not FLAGS[flags] else ("Algorithm 1",)
+    names = ("Algorithm 1",) if FLAGS[flags] and not here.full else (*DUAL,) if FLAGS[flags] else (*DUAL, "FedAvg")
     jobs = [partial(compiled, name, data, here.full) for name in names]
     programs = list(in_threads(jobs, lambda: 0.6 * here.left()))
     ready: list[tuple[str, Program]] = []
@@ -141,34 +143,21 @@ def _predicted(here: Inside, what: str, program: Program, sheet: Machine) -> tup
 def _count(here: Inside, what: str, program: Program) -> None:
     """Kernels in one run, as CUDA reports them, beside those of the compiled program."""
     try:
-        with scratch() as folder:
-            options = jax.profiler.ProfileOptions()
-            options.host_tracer_level = options.python_tracer_level = 0
-            with jax.profiler.trace(folder, profiler_options=options):
-                jax.block_until_ready(program.call(*program.given))
-            counts = kernels_in(Path(folder))
+        ran = profiled(lambda: program.call(*program.given))
         inside = None if program.name == "FedAvg" else sum(s.times for s in steps(program.call.as_text()))
     except Exception as error:
         here.note(f"{what}: kernels were not counted ({gist(error)})")
         return
-    found, rounds = sum(counts.values()), program.rounds
-    here.detail(what=what, kernels=found / rounds, most=dict(counts.most_common(20)))
+    found, rounds = sum(ran.times.values()), program.rounds
+    here.detail(what=what, kernels=found / rounds, longest=ran.longest(30))
     if found:
         predicted = None if inside is None else inside / rounds
         here.figure(f"{what}: kernels", found / rounds, "a round", predicted=predicted)
+        taken = 1e6 * sum(ran.seconds.values()) / rounds
+        first = ", ".join(f"{name[:40]} {us / rounds:.1f}" for name, (_, us) in ran.longest(3).items())
+        here.figure(f"{what}: in kernels", taken, "us a round", note=first)
     elif not on_cpu():
         here.note(f"{what}: the profiler reports no kernels")
-
-
-def kernels_in(folder: Path) -> Counter[str]:
-    """Names and numbers of what ran on streams of a GPU, from the file that JAX's profiler leaves."""
-    counts: Counter[str] = Counter()
-    for path in folder.rglob("*.xplane.pb"):
-        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-            for line in plane.lines if "/device:GPU" in plane.name else ():
-                if line.name.startswith("Stream"):
-                    counts.update(event.name for event in line.events)
-    return counts
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ threads, the lanes, share a node, and each of them holds some features side by s
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any, cast
 
 import jax
@@ -56,22 +57,36 @@ def parameters(numbers: int = 0) -> Any:
     )
 
 
-def layout(lanes: int, vector: int) -> Any:
-    """Lay a matrix ``[nodes, features]`` over warps, threads and registers, of ``THREADS / lanes`` nodes or a multiple.
+def layout(lanes: int, vector: int, nodes: int = 0) -> Any:
+    """Lay a matrix ``[nodes, features]`` over warps, threads and registers.
+
+    What threads are left when all nodes have theirs work on the same as others.
 
     Args:
-      lanes: threads that share a node, a power of two from 2 to 128.
+      lanes: threads that share a node, a power of two from 1 to 128.
       vector: features that a thread holds side by side, a power of two.
+      nodes: a power of two; default as many as all threads take. The matrix has so many, or a multiple.
     """
-    inside = min(lanes, _WARP)  # lanes of one warp
-    across, rows = lanes // inside, _WARP // inside
-    of_warp = (rows, inside * vector) if rows > 1 else (inside * vector,)
-    tiling = plgpu.Tiling(((THREADS // lanes, lanes * vector), of_warp, (vector,)))
-    last = -2 - len(of_warp)
-    warps = (last - 1, last) if rows == 1 else (last - 1,)
-    sizes = (THREADS // _WARP // across, across)
-    warp_dims = tuple(dim for dim, size in zip(warps, sizes, strict=False) if size > 1)
-    return plgpu.Layout.TILED(tiling, warp_dims=warp_dims, lane_dims=(-3, -2)[-len(of_warp) :], vector_dim=-1)
+    nodes, width = nodes or THREADS // lanes, lanes * vector
+    warps, lanes = max(lanes // _WARP, 1), min(lanes, _WARP)  # that share a node
+    of_warp = min(_WARP // lanes, nodes)
+    sizes = nodes // of_warp, warps, of_warp, lanes, vector
+    tiling = plgpu.Tiling(((nodes, width), (of_warp, lanes * vector), (vector,))).canonicalize()
+    # Where these sizes are among the dimensions, from the last one on; some of size 1 are not.
+    dimensions = list(tiling.tile_shape((nodes, width))[2:])
+    places, there = {}, dimensions.copy()
+    for k in reversed(range(len(sizes))):
+        if there and there[-1] == sizes[k]:
+            places[k] = len(there) - len(dimensions) - 1
+            there.pop()
+
+    def over(threads: int, *which: int) -> tuple[Any, ...]:
+        copies = threads // prod(sizes[k] for k in which)
+        return *[plgpu.Replicated(copies)] * (copies > 1), *(places[k] for k in which if sizes[k] > 1)
+
+    return plgpu.Layout.TILED(
+        tiling, warp_dims=over(THREADS // _WARP, 0, 1), lane_dims=over(_WARP, 2, 3), vector_dim=-1
+    )
 
 
 def load(ref: Any, layout: Any) -> Array:
@@ -97,3 +112,20 @@ def spread(part: Array, shape: tuple[int, int], axis: int, layout: Any) -> Array
 def zeros(shape: tuple[int, ...], layout: Any) -> Array:
     """Return an array that a loop may carry, which a constant may not be."""
     return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
+
+
+def total(numbers: Array, axis: int, of_a_thread: int) -> Array:
+    """Add up products over threads, to the same bits in all of them.
+
+    Threads that share a sum give each other what they have. Of one product a thread has the compiler makes a single
+    operation with the first addition, in which it is not rounded, as that of the other thread is: so both would go on
+    with another sum, and what they do together, a rotation say, would not be one. A maximum in between prevents it.
+
+    Args:
+      numbers: ``[nodes, features]``, products.
+      axis: to add up over.
+      of_a_thread: how many of a sum a thread has itself.
+    """
+    if of_a_thread == 1:
+        numbers = jnp.maximum(numbers, float(jnp.finfo(numbers.dtype).min))
+    return jnp.sum(numbers, axis=axis)

@@ -17,14 +17,15 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
+from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.answer import how_trained
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
 from mocha_jax.networks import Params
 
-# Samples that are predicted at once: a network's activations of all test samples may not fit into memory.
-_ROWS = 512
+# Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.
+_ROWS, _AT_ONCE = 512, 2048
 
 
 class Prediction(Federated):
@@ -196,7 +197,12 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
         return jnp.sum(loss), jnp.sum(error), jnp.sum(count, dtype=jnp.int32)
 
     client = jnp.zeros(m, jnp.int32) if whose is None else whose
-    loss, error, count = lax.map(one, (client, data.x, data.y, data.weight))
+    given = client, data.x, data.y, data.weight
+
+    def nodes(first: Array | int, width: int) -> Any:
+        return jax.vmap(one)(tuple(nodes_of(a, first, width) for a in given))
+
+    loss, error, count = in_blocks(nodes, m, rows, _AT_ONCE)
     loss, error, number = (data.to_tasks(a) for a in (loss, error, count.astype(data.dtype)))
     loss, error = (jnp.where(number > 0, safe_ratio(a, number), jnp.nan) for a in (loss, error))
     return Scores(loss, error, number)

@@ -18,7 +18,6 @@ JAX 0.12.0.1) and find no layout where one node has all four warps (d = 561): so
 from __future__ import annotations
 
 from functools import partial, reduce
-from math import prod
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
+from mocha_jax._core import mosaic
 from mocha_jax._core.mosaic import BEFORE_HOPPER, THREADS, generation, load, store
 from mocha_jax._node.kernel import Result, per_node, step
 from mocha_jax.losses import Loss
@@ -149,29 +149,6 @@ def epoch(
     )
 
 
-def _layout(tile: Program) -> Any:
-    """A tile over warps, threads and registers; what threads are left work on the same as others."""
-    warps, lanes = max(tile.lanes // _WARP, 1), min(tile.lanes, _WARP)  # that share a node
-    nodes = min(_WARP // lanes, tile.nodes)  # of a warp
-    sizes = tile.nodes // nodes, warps, nodes, lanes, tile.vector
-    whole = tile.nodes, tile.width
-    tiling = plgpu.Tiling((whole, (nodes, lanes * tile.vector), (tile.vector,))).canonicalize()
-    # Where these sizes are among the dimensions, from the last one on; some of size 1 are not.
-    places, there = {}, list(tiling.tile_shape(whole)[2:])
-    for k in reversed(range(len(sizes))):
-        if there and there[-1] == sizes[k]:
-            places[k] = len(there) - len(tiling.tile_shape(whole)[2:]) - 1
-            there.pop()
-
-    def over(threads: int, *which: int) -> tuple[Any, ...]:
-        copies = threads // prod(sizes[k] for k in which)
-        return *[plgpu.Replicated(copies)] * (copies > 1), *(places[k] for k in which if sizes[k] > 1)
-
-    return plgpu.Layout.TILED(
-        tiling, warp_dims=over(THREADS // _WARP, 0, 1), lane_dims=over(_WARP, 2, 3), vector_dim=-1
-    )
-
-
 def _kernel(
     structure: jax.tree_util.PyTreeDef, earlier: int, tile: Program, depth: int, order: Ref, x: Ref, *refs: Ref
 ) -> None:
@@ -188,7 +165,7 @@ def _kernel(
     n, m, d = x.shape
     first = jnp.minimum(lax.axis_index("tile") * tile.nodes, m - tile.nodes)
     nodes, starts = pl.ds(first, tile.nodes), tile.starts(d)
-    matrix = _layout(tile)
+    matrix = mosaic.layout(tile.lanes, tile.vector, tile.nodes)
     row, shape = matrix.reduce(1), (tile.nodes, tile.width)
     overlap = len(starts) * tile.width - d  # features of the last piece that the one before has too
 
@@ -202,7 +179,7 @@ def _kernel(
         *others, last = products
         if overlap:
             last = jnp.where(new, last, 0)
-        return jnp.sum(reduce(add, others, last), axis=1)
+        return mosaic.total(reduce(add, others, last), 1, len(starts) * tile.vector)
 
     def place(k: Array | int) -> Array:
         return order[jnp.minimum(k, n - 1)]

@@ -25,13 +25,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
+from mocha_jax._core import mosaic
 from mocha_jax._core.mosaic import THREADS, generation, load, store
 from mocha_jax._numerics.tall import Basis, least_share
 
 if TYPE_CHECKING:
     from jax import Ref
 
-_WARP = 32  # threads
 _OLDEST = 9  # generation of cards, Hopper
 _VECTOR = 4  # numbers that a thread reads at once; rows in shared memory are that much longer, against bank conflicts
 _WIDTHS = 2**4, 2**6  # columns: with more a thread's registers would not hold its part
@@ -90,14 +90,6 @@ def small_work(
     return [a.reshape(shape)[(slice(d),) * len(shape)] for a, shape in zip(found, shapes, strict=False)]
 
 
-def _layout(half: int, most: int) -> Any:
-    """A matrix of so many rows, twice as wide: neighbouring threads share a row, with so many numbers side by side."""
-    lanes = THREADS // half
-    vector = min(2 * half // lanes, most)
-    tiling = plgpu.Tiling(((half, lanes * vector), (_WARP // lanes, lanes * vector), (vector,)))
-    return plgpu.Layout.TILED(tiling, warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1)
-
-
 def _kernel(
     d: int, rule: Rule | None, structure: jax.tree_util.PyTreeDef, least: float, least_share: float, given: Ref,
     *refs: Ref,
@@ -108,7 +100,8 @@ def _kernel(
     usual, params = jax.tree.unflatten(structure, [ref[0] for ref in numbers])
     n = given.shape[1]
     half = n // 2
-    pairs, layout = _layout(half, _VECTOR), _layout(half, 1)  # columns of the latter need not be side by side in memory
+    lanes = THREADS // half  # of the latter layout columns need not be side by side in memory
+    pairs, layout = (mosaic.layout(lanes, min(n // lanes, most)) for most in (_VECTOR, 1))
     flat = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
     eps, one, zero = float(jnp.finfo(given.dtype).eps), jnp.ones((), given.dtype), jnp.zeros((), given.dtype)
     parts, whole = (pl.ds(0, half), pl.ds(half, half)), pl.ds(0, n)
@@ -123,7 +116,7 @@ def _kernel(
         return jnp.where((step * on_row + first == on_column) & (on_column >= begin), one, zero)
 
     def dot(a: Array, b: Array) -> Array:
-        return jnp.sum(a * b, axis=1)
+        return mosaic.total(a * b, 1, n // lanes)
 
     def over_all(numbers: Array) -> Array:
         """The largest of some numbers, one a row, that are at least 0."""

@@ -126,7 +126,7 @@ def _kernel(
             return tuple(each + vector(j, some) * factor for j, each in enumerate(sums))
 
         sums = by_features(add, (mosaic.zeros((nodes, size), layout),) * count)
-        return [numbers(stiffness) * jnp.sum(each, axis=1) for each in sums]
+        return [numbers(stiffness) * mosaic.total(each, 1, size // plan.lanes) for each in sums]
 
     def added_up(rows: Ref, some: Any) -> Array:
         """The sum of some rows, one or at least a tile of them."""
@@ -197,7 +197,7 @@ def _kernel(
         store(h_out.at[tile, some], after)
         # Those that an earlier tile has count there.
         new = jnp.where(line >= program * nodes - first, after, 0.0) if m % nodes else after
-        store(sums_out.at[program, some], jnp.sum(new, axis=0))
+        store(sums_out.at[program, some], mosaic.total(new, 0, 1))
         return _
 
     by_features(go, np.int32(0))

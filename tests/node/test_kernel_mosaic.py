@@ -219,3 +219,15 @@ def test_every_feature_is_in_a_piece(m):
             assert tile.nodes * tile.lanes <= 128
             assert {start % tile.vector for start in (*starts, d)} == {0}
             assert {f for start in starts for f in range(start, start + tile.width)} == set(range(d))
+
+
+@pytest.mark.parametrize("lanes", [2**k for k in range(8)])
+def test_layouts_are_as_mosaic_wants_them(lanes):
+    """Which it tells when it lowers for a card, not when a kernel is interpreted."""
+    for vector in (1, 2, 4, 8):
+        for nodes in sorted({1, 128 // lanes}):
+            layout = mosaic.layout(lanes, vector, nodes)
+            whole = layout.to_mgpu()
+            rows, columns = (np.prod(layout.reduce(axis).to_mgpu().base_tile_shape) for axis in (1, 0))
+            assert whole.base_tile_shape == (rows, columns) == (nodes, lanes * vector)
+            assert whole.replication_factor == 128 // (nodes * lanes) if nodes * lanes <= 128 else True
