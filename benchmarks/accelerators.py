@@ -12,8 +12,8 @@ each is installed by itself, as `.ci/run` does. Nothing is run and no time is me
 `--predict` prints instead what a round of some algorithms is predicted to take (`_model.py`), for 10^3 to 10^9 tasks on
 1 to 256 devices; where neither compiler is installed, how far off such predictions are on this CPU, as measured.
 
-The exit status counts what is wrong: does not compile, spills, has threads that add up differently, loops where the kernel is expected, or a kernel by
-Triton with a JAX in which that is deprecated.
+The exit status counts what is wrong: does not compile, spills, has threads that add up differently, loops where the
+kernel is expected, or a kernel by Triton with a JAX in which that is deprecated.
 """
 
 from __future__ import annotations
