@@ -241,7 +241,7 @@ def appended(data: TaskData, other: TaskData) -> Scaling | None:
 
 def unevenness(data: TaskData) -> float:
     """By how much the standard deviations of features differ, the largest over the smallest; of some of the tasks."""
-    if not data.x.is_fully_addressable:  # other processes would have to look too
+    if check.hidden(data.x):  # other processes would have to look too
         return 1.0
     nodes = max(_LOOKED_AT // max(data.x[0].size, 1), 1)
     some = (a if nodes >= data.num_nodes else a[:nodes] for a in (data.x, data.weight))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mocha_jax._core import check
 from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.linear import LinearModel
@@ -55,7 +56,7 @@ def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
     What is left of a single sample, its own mean taken away, is 0. Whether the regularizer has a slope for it all the
     same is seen in its weights; without one it would predict its one label for all samples.
     """
-    if data.scaling is None or data.scaling.by == "pooled" or not data.x.is_fully_addressable or len(weights) < 2:
+    if data.scaling is None or data.scaling.by == "pooled" or check.hidden(data.x) or len(weights) < 2:
         return weights
     d = data.num_slopes
     says = np.asarray(data.to_tasks(jnp.sum(jnp.abs(data.x[..., :d]), axis=1))).any(axis=1)
