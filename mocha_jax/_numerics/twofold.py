@@ -173,12 +173,16 @@ def _as_rounded(
 
 
 def total(a: Array) -> Array:
-    """The sum of all entries by halves: its error is that of log2(n) additions, not of n."""
-    a = a.ravel()
+    """The sum over the first axis by halves: its error is that of `halvings` additions, not of n."""
     while len(a) > 1:
         half = len(a) // 2
         a = jnp.concatenate([a[:half] + a[half : 2 * half], a[2 * half :]])
     return a[0]
+
+
+def halvings(count: int) -> float:
+    """Count the roundings of a term in `total` of so many, at most."""
+    return float(math.ceil(math.log2(max(count, 1))))
 
 
 def additions(count: int) -> float:

@@ -137,8 +137,10 @@ class Problem(Federated):
         return dataclasses.replace(sharding, split_tasks=not coupling.dense and m % sharding.devices == 0)
 
     def aim(self, tol: float) -> float:
-        # Some roundings of the objective may be hidden from a recorded gap; most of a tiny tolerance is not for them.
-        return max(tol - 32.0 * float(jnp.finfo(self.data.dtype).eps), 0.5 * tol)
+        # Some roundings of the objective may be hidden from a recorded gap, hundreds where a round more pays for them;
+        # most of a tiny tolerance is not for them.
+        eps = float(jnp.finfo(self.data.dtype).eps)
+        return max(tol - min(max(0.1 * tol, 32.0 * eps), 1024.0 * eps), 0.5 * tol)
 
     @property
     def rounding_level(self) -> float:

@@ -24,7 +24,7 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.tall import Basis
-from mocha_jax._numerics.twofold import additions
+from mocha_jax._numerics.twofold import additions, halvings, total
 from mocha_jax.coupling import AboutMean, LowRank, as_matrix
 from mocha_jax.coupling._about_mean import apart
 from mocha_jax.regularizers._base import Nearby, Regularizer, rounded, twice_rounded
@@ -237,6 +237,6 @@ class _Apart:
         self.mean, self.aside = apart(rows)
         m, size = len(rows), jnp.mean(jnp.abs(self.aside), axis=0, keepdims=True)
         # What was taken from all is a number, exactly; how far it is from their mean shows in the deviations' own.
-        far = jnp.abs(jnp.mean(self.aside, axis=0, keepdims=True)) + rounded(size, 4.0 + additions(m))
+        far = jnp.abs(total(self.aside)[None]) / m + rounded(size, 4.0 + halvings(m))
         far = far + rounded(rounded(jnp.mean(jnp.abs(rows), axis=0, keepdims=True), additions(m)), 4.0)
         self.lost, self.lost_of_mean = rounded(self.aside, 4.0) + far, rounded(self.mean, 2.0) + far

@@ -235,7 +235,7 @@ def fenchel_young_bound(
       of_error: $R^*$ of any matrix with such entries, at most.
       more: roundings of the terms besides those of their singular values.
     """
-    inner, size = total(v * w), jnp.sum(jnp.abs(v * w))
+    inner, size = total((v * w).ravel()), jnp.sum(jnp.abs(v * w))
     lost = rounded(jnp.abs(value) + jnp.abs(conjugate) + size, _roundings(v) + more)
     moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error + jnp.sum(jnp.abs(w) * error)
     return jnp.maximum(value + conjugate - inner, 0.0) + lost + moved

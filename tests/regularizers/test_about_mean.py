@@ -146,6 +146,27 @@ def test_a_large_mean_hides_nothing():
     assert gap <= bound <= 1.1 * gap + 1e-3
 
 
+@pytest.mark.extended
+def test_the_default_tolerance_is_within_reach_of_float32():
+    """Of a hundred small problems none ends early because its proof loses more digits than were left for it."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 5, 3, 3)).astype(np.float32)
+    y = np.sign(rng.normal(size=(100, 5, 3))).astype(np.float32)
+    strengths = (3 * 10.0 ** rng.uniform(-3, -1, (2, 100))).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def solve(x, y, lam0, lam):
+        data = mj.TaskData(x, y, jnp.ones_like(y), jnp.arange(5), num_tasks=5)
+        problem = mj.Problem(data, mj.losses.SmoothedHinge(0.07), R.MeanCovariance(lam0, lam))
+        solution = mj.solve(problem, max_rounds=400)
+        return solution.code, solution.certificate.residual - solution.history.residual
+
+    codes, lost = solve(x, y, *strengths)
+    assert (np.asarray(codes) == mj.Status.CONVERGED).all()
+    assert np.median(lost) < 60 * np.finfo(np.float32).eps
+
+
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="MeanCovariance: lam0 must be finite and > 0"):
         R.MeanCovariance(0.0, 1.0)
