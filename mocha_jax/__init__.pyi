@@ -24,6 +24,7 @@ from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha
 from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
+from mocha_jax._algorithms.newton import Newton as Newton
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree

@@ -8,21 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import Algorithm, Draws, State
+from mocha_jax._algorithms.base import Algorithm, Draws
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaState
+from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.ascent import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
-from mocha_jax._problem.certificate import (
-    Certificate,
-    certify,
-    fenchel_young,
-)
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.proof import proven
-from mocha_jax.coupling import Coupling
 from mocha_jax.servers._base import NodeUpdate, Server, gain_of_updating, keep_relation
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._schedule import Schedule, checked, is_due
@@ -161,17 +155,15 @@ class MiniBatchSdca(_Batched, DualMethod):
         return NodeUpdate(beta, dv, safe_ratio(done, full.astype(dtype)), info)
 
 
-class SgdState(State):
+class SgdState(PrimalState):
     """All that mini-batch SGD carries from round to round."""
 
-    w: Array  # [num_tasks, d] the model
-    relation: Relation  # as the regularizer keeps it; None where Omega is given
-    coupling: Coupling
-    gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
-    change: Array  # [] by how much replacing it lowered the objective, infinite before that
+    @property
+    def duals(self) -> None:
+        return None
 
 
-class MiniBatchSgd(_Batched):
+class MiniBatchSgd(_Batched, PrimalMethod):
     r"""Mini-batch stochastic subgradient descent on the primal (E.3).
 
     In round h, with batches $B_k$ of the $n_k$ samples of node k, for every task of which a node answers,
@@ -229,13 +221,7 @@ class MiniBatchSgd(_Batched):
         return self._state(problem, jnp.zeros((), jnp.int32), w, relation, jnp.inf, jnp.inf)
 
     def resume(self, state: SgdState, problem: Problem) -> SgdState:
-        self.expect(problem)
-        data = problem.data
-        if not isinstance(state, SgdState) or state.w.shape != (data.num_tasks, data.num_features):
-            raise ValueError(
-                f"MiniBatchSgd: the state is not one of SGD with weights {(data.num_tasks, data.num_features)}; it "
-                f"belongs to another algorithm or to other data."
-            )
+        state, data = self.kept(state, problem, SgdState), problem.data
         relation = keep_relation(problem, state.relation)
         w = state.w.astype(data.dtype)
         change = gain_of_updating(problem, w, relation)
@@ -284,27 +270,3 @@ class MiniBatchSgd(_Batched):
         w, before = state.w, self.certify(state, problem).gap
         relation = problem.regularizer.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
         return self._state(problem, state.round, w, relation, before, gain_of_updating(problem, w, state.relation))
-
-    def certify(self, state: SgdState, problem: Problem) -> Certificate:
-        data, w = problem.data, state.w
-        beta = self._duals(problem, w)
-        v = data.dual_vectors(beta)
-        offset = problem.regularizer.offset(state.relation, data.num_features)
-        value = problem.regularizer.penalty(w, state.relation)
-        slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
-        return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
-
-    def prove(self, state: SgdState, problem: Problem) -> Certificate:
-        beta = self._duals(problem, state.w)
-        return proven(problem, beta, state.w, state.relation, state.change, state.gap_before)
-
-    def _duals(self, problem: Problem, w: Array) -> Array:
-        """The slopes of the losses at these weights, which are feasible duals ``[m, n]``."""
-        data, loss = problem.data, problem.node_loss
-        return loss.project(-loss.derivative(data.predictions(w), data.y), data.y)
-
-    def weights(self, state: SgdState) -> Array:
-        return state.w
-
-    def relation(self, state: SgdState, problem: Problem) -> Relation:
-        return state.relation

@@ -200,7 +200,7 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
     given = client, data.x, data.y, data.weight
 
     def nodes(first: Array | int, width: int) -> Any:
-        return jax.vmap(one)(tuple(nodes_of(a, first, width) for a in given))
+        return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), given))
 
     loss, error, count = in_blocks(nodes, m, rows, _AT_ONCE)
     loss, error, number = (data.to_tasks(a) for a in (loss, error, count.astype(data.dtype)))

@@ -103,7 +103,7 @@ class Problem(Federated):
     regularizer: Regularizer
 
     convex = True
-    solvers = "Mocha, Cocoa, MiniBatchSdca and MiniBatchSgd"
+    solvers = "Mocha, Newton, Cocoa, MiniBatchSdca and MiniBatchSgd"
 
     @property
     def criterion_name(self) -> str:

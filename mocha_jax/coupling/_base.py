@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.lax.linalg import cholesky, triangular_solve
+from jax.scipy.sparse.linalg import cg
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, summary
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._numerics.math import matmul, safe_ratio
+from mocha_jax._numerics.math import EXACT, matmul, safe_ratio
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
+
+# Of a Newton step by conjugate gradients: the residual at which it ends, a power of the rounding unit; and at most so
+# many products.
+_CG_POWER, _CG_STEPS = 0.75, 200
 
 
 class Operator(Pytree):
@@ -79,6 +87,17 @@ class Coupling(Operator):
     @abstractmethod
     def gradient(self, w: Array) -> Array:
         r"""A subgradient of R at W: $AW$ with $A = \bar M^{-1}$, on the range of $\bar M$."""
+
+    def newton_step(self, hessian: Array, short: Array) -> Array:
+        r"""D with $(I + \bar M H)D = C$, ``[m, d]``: where losses as curved as H balance R.
+
+        Default: conjugate gradients on $(H + \bar M^{-1})D = \bar M^{-1}C$, each task's own part solved exactly.
+
+        Args:
+          hessian: of every task's losses, positive semi-definite ``[m, d, d]``.
+          short: C ``[m, d]``, in the range of $\bar M$.
+        """
+        return by_conjugate_gradients(self.gradient, 1.0 / self.diagonal(), hessian, short)
 
     def quadratic_majorizer(self) -> Coupling:
         r"""A linear one, B, with $R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle$."""
@@ -172,3 +191,22 @@ def _correlation(covariance: Array) -> Array:
     scale = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0.0))
     related = safe_ratio(covariance, scale[:, None] * scale[None, :])
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))
+
+
+def by_conjugate_gradients(gradient: Callable[[Array], Array], own: Array, hessian: Array, short: Array) -> Array:
+    r"""Solve $(H + A)D = AC$ from `gradient`, which applies A, and numbers near its diagonal ``[m]``."""
+    near = cholesky(hessian + own[:, None, None] * jnp.eye(short.shape[1], dtype=short.dtype)[None])
+
+    def curved(d: Array) -> Array:
+        return jnp.einsum("mde,me->md", hessian, d, precision=EXACT) + gradient(d)
+
+    eps = float(jnp.finfo(short.dtype).eps)
+    return cg(curved, gradient(short), M=partial(solved, near), tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+
+
+def solved(factor: Array, right: Array) -> Array:
+    """Solve small systems ``[m, d, d]``, by their Cholesky factors, of right sides ``[m, d]`` or ``[m, d, k]``."""
+    columns = right if right.ndim == factor.ndim else right[..., None]
+    for transposed in (False, True):
+        columns = triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transposed)
+    return columns.reshape(right.shape)

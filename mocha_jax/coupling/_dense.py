@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax.coupling._base import Coupling, Parts
+from mocha_jax.coupling._base import Coupling, Parts, by_conjugate_gradients
 
 
 class Dense(Coupling):
@@ -47,6 +49,11 @@ class Dense(Coupling):
         seen = jnp.sum(v * matmul(self.matrix, v) + (m + 64.0) * unit * jnp.abs(v) * matmul(size, jnp.abs(v)))
         unseen = jnp.max(jnp.sum(size, axis=1)) * jnp.sum(v**2) * lost / (1.0 - lost)
         return jnp.where(lost < 1.0, 0.5 * (jnp.maximum(seen, 0.0) + unseen), jnp.inf)
+
+    def newton_step(self, hessian: Array, short: Array) -> Array:
+        precision = jnp.linalg.inv(self.matrix)
+        precision = 0.5 * (precision + precision.T)
+        return by_conjugate_gradients(partial(matmul, precision), jnp.diagonal(precision), hessian, short)
 
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix

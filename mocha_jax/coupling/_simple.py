@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.lax.linalg import cholesky
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
-from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.coupling._base import Coupling, Parts
+from mocha_jax._numerics.math import EXACT, safe_ratio
+from mocha_jax.coupling._base import Coupling, Parts, solved
 
 
 class Diagonal(Coupling):
@@ -30,6 +32,9 @@ class Diagonal(Coupling):
 
     def gradient(self, w: Array) -> Array:
         return w / self.scale[:, None]
+
+    def newton_step(self, hessian: Array, short: Array) -> Array:
+        return solved(_own(self.scale, hessian), short)
 
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
@@ -116,6 +121,19 @@ class Exchangeable(Coupling):
     def gradient(self, w: Array) -> Array:
         return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
 
+    def newton_step(self, hessian: Array, short: Array) -> Array:
+        r"""One system for what all tasks share.
+
+        With $K_t = (I + aH_t)^{-1}$ and o the number off the diagonal, $D_t = K_t(C_t + c)$, where
+        $(I + o\sum_t K_tH_t)\,c = -o\sum_t K_tH_tC_t$.
+        """
+        own = _own(jnp.reshape(self.within, 1), hessian)
+        bent = jnp.einsum("mde,me->md", hessian, short, precision=EXACT)
+        both = self._off * jnp.sum(solved(own, jnp.concatenate([hessian, bent[:, :, None]], axis=2)), axis=0)
+        eye = jnp.eye(short.shape[1], dtype=short.dtype)
+        common = -jax.scipy.linalg.solve(eye + both[:, :-1], both[:, -1], assume_a="pos")
+        return solved(own, short + common[None])
+
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
 
@@ -129,3 +147,8 @@ class Exchangeable(Coupling):
     def spectral_bound(self, nodes: Array) -> Array:
         # Exact with equally many nodes per task, an upper bound otherwise.
         return (jnp.max(nodes) * self.within + jnp.sum(nodes) * self._off) / (self.within + self._off)
+
+
+def _own(scale: Array, hessian: Array) -> Array:
+    r"""The Cholesky factors of $I + s_tH_t$, ``[m, d, d]``, of numbers ``[m]`` or ``[1]``."""
+    return cholesky(scale[:, None, None] * hessian + jnp.eye(hessian.shape[1], dtype=hessian.dtype)[None])

@@ -25,6 +25,7 @@ ALGORITHMS = MOCHAS | {
     "cocoa": mj.Cocoa(0.2),
     "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
     "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),
+    "newton": mj.Newton(),
 }
 NETWORKS = {
     "fedavg": mj.FedAvg(networks.MODEL, optax.sgd(0.1, momentum=0.9), local_epochs=2, batch_size=4),
@@ -41,13 +42,17 @@ each_mocha = pytest.mark.parametrize("name", MOCHAS)
 SYSTEMS = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.3, 1.0)
 
 
-def make_problem(lam=0.1, **kwargs):
-    return mj.Problem(zoo.data(**kwargs), mj.losses.Hinge(), mj.regularizers.MeanRegularized(lam, 0.5 * lam))
+LOSSES = {"newton": mj.losses.Logistic()}  # others have a hinge
+
+
+def make_problem(lam=0.1, name=None, **kwargs):
+    loss = LOSSES.get(name, mj.losses.Hinge())
+    return mj.Problem(zoo.data(**kwargs), loss, mj.regularizers.MeanRegularized(lam, 0.5 * lam))
 
 
 def problem_of(name, **kwargs):
     """Return the problem that the algorithm of that name is tried on."""
-    return networks.make_problem(**kwargs) if name in NETWORKS else make_problem(**kwargs)
+    return networks.make_problem(**kwargs) if name in NETWORKS else make_problem(name=name, **kwargs)
 
 
 def one_step(algorithm, problem, state, key):
@@ -186,7 +191,7 @@ def test_one_trace_for_all_hyperparameters(name, key):
 @each_algorithm
 @pytest.mark.thin(2)
 def test_gap_is_never_negative_and_bounds_the_suboptimality(name, key):
-    problem = make_problem(loss_scaling="task_mean")
+    problem = make_problem(name=name, loss_scaling="task_mean")
     best = mj.solve(
         problem,
         mj.Mocha(local_epochs=5.0, sigma_prime="per_task"),

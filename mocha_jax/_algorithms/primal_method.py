@@ -1,0 +1,77 @@
+"""Methods that move the weights themselves: a dual point is what the losses' slopes say of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TypeVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._core.pytree import Relation
+from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
+from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.proof import proven
+from mocha_jax.coupling import Coupling
+
+
+class PrimalState(State):
+    """Weights and what couples them; a subclass says whether it keeps their dual point."""
+
+    w: Array  # [num_tasks, d] the model
+    relation: Relation  # as the regularizer keeps it; None where Omega is given
+    coupling: Coupling
+    gap_before: Array  # [] gap just before Omega was last replaced, infinite before that
+    change: Array  # [] by how much replacing it lowered the objective, infinite before that
+
+    @property
+    @abstractmethod
+    def duals(self) -> Array | None:
+        """See `State`."""
+
+
+Moved = TypeVar("Moved", bound=PrimalState)
+
+
+class PrimalMethod(Algorithm[Problem]):
+    r"""Weights at the server. Their certificate uses the dual point $\beta = -\ell'(z)$."""
+
+    def kept(self, state: object, problem: Problem, kind: type[Moved]) -> Moved:
+        """Return a state of this kind, if its weights are those of such a problem."""
+        self.expect(problem)
+        shape = problem.data.num_tasks, problem.data.num_features
+        if not isinstance(state, kind) or state.w.shape != shape:
+            raise ValueError(
+                f"{type(self).__name__}: the state is not one of its own with weights {shape}; it belongs to another "
+                f"algorithm or to other data."
+            )
+        return state
+
+    def certify(self, state: PrimalState, problem: Problem) -> Certificate:
+        w, beta = state.w, self.dual_point(problem, state.w)
+        v = problem.data.dual_vectors(beta)
+        offset = problem.regularizer.offset(state.relation, problem.data.num_features)
+        value = problem.regularizer.penalty(w, state.relation)
+        slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
+        return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
+
+    def prove(self, state: PrimalState, problem: Problem) -> Certificate:
+        beta = self.dual_point(problem, state.w)
+        return proven(problem, beta, state.w, state.relation, state.change, state.gap_before)
+
+    def dual_point(self, problem: Problem, w: Array) -> Array:
+        """Return the slopes of the losses at these weights, which are feasible duals ``[m, n]``."""
+        return slopes_at(problem, problem.data.predictions(w))
+
+    def weights(self, state: PrimalState) -> Array:
+        return state.w
+
+    def relation(self, state: PrimalState, problem: Problem) -> Relation:
+        return state.relation
+
+
+def slopes_at(problem: Problem, z: Array) -> Array:
+    r"""Return $-\ell'(z)$ of predictions ``[m, n]``, feasible duals."""
+    loss, y = problem.node_loss, problem.data.y
+    return loss.project(jnp.negative(loss.derivative(z, y)), y)

@@ -1,0 +1,170 @@
+"""Newton's method on all weights, against NumPy, SciPy and other methods."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import mocha_jax as mj
+from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, as_matrix
+from tests import zoo
+
+M, D = 6, 3
+REGULARIZERS = zoo.regularizers(M)
+SMOOTH = {name: loss for name, loss in zoo.LOSSES.items() if loss.smoothness is not None}
+
+
+def problem(loss, regularizer="mean", **kwargs):
+    data = zoo.data(m=M, d=D, regression=not loss.binary, loss_scaling="task_mean", **kwargs)
+    return mj.Problem(data, loss, REGULARIZERS[regularizer])
+
+
+def optimum(p):
+    """The least objective, by SciPy from the library's own objective and JAX's derivatives of it."""
+    shape = p.data.num_tasks, p.data.num_features
+    value = jax.jit(jax.value_and_grad(lambda w: mj.objective(p, w.reshape(shape))))
+    found = scipy.optimize.minimize(value, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B",
+                                    options={"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-11})  # fmt: skip
+    return found.fun
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_one_round_solves_least_squares(regularizer, key):
+    p = problem(mj.losses.Squared(), regularizer)
+    state, _ = mj.run(p, mj.Newton(), key, num_rounds=1)
+    a = np.linalg.inv(as_matrix(p.regularizer.coupling(M)))
+    x, y, c = (np.asarray(v) for v in (p.data.x, p.data.y, p.data.weight))
+    system = np.kron(a, np.eye(D))
+    for t in range(M):
+        system[t * D : t * D + D, t * D : t * D + D] += (x[t] * c[t][:, None]).T @ x[t]
+    expected = np.linalg.solve(system, np.concatenate([x[t].T @ (c[t] * y[t]) for t in range(M)]))
+    np.testing.assert_allclose(np.ravel(state.w), expected, rtol=1e-8, atol=1e-10)
+    assert mj.solve(p, mj.Newton(), tol=1e-6, record_every=1).rounds == 1
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.thin(3)
+def test_it_ends_at_the_optimum(name):
+    p = problem(SMOOTH[name])
+    solution = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1, max_rounds=200)
+    assert solution.status == mj.Status.CONVERGED
+    best = optimum(p)
+    assert best * (1 - 1e-9) <= solution.primal <= best * (1 + 1e-8)
+    assert solution.primal - solution.gap <= best * (1 + 1e-12)
+
+
+def test_a_handful_of_rounds_where_ascent_takes_many():
+    p = problem(mj.losses.Logistic()).replace(regularizer=mj.regularizers.MeanRegularized(0.01, 0.0001))
+    newton = mj.solve(p, mj.Newton(), tol=1e-8, record_every=1)
+    assert newton.status == mj.Status.CONVERGED
+    assert newton.rounds <= 10
+    assert mj.solve(p, tol=1e-8, record_every=1, max_rounds=1000).rounds > 4 * newton.rounds
+
+
+@pytest.mark.parametrize("systems", [
+    mj.systems.Dropout(0.4), mj.systems.PartialEpochs(0.2, 1.0), mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
+], ids=["silent", "no time", "both"])  # fmt: skip
+def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
+    p = problem(mj.losses.Logistic(), "graph")
+    plain = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1)
+    other = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1, systems=systems, max_rounds=300)
+    assert other.status == mj.Status.CONVERGED
+    assert plain.rounds < other.rounds <= 60
+    np.testing.assert_allclose(other.weights, plain.weights, atol=1e-4)
+
+
+def test_weights_that_are_worse_are_taken_back(key):
+    """With labels far apart a step of a smoothed hinge goes too far: no base is worse than the one before."""
+    p = problem(mj.losses.SmoothedHinge(0.05)).replace(regularizer=mj.regularizers.MeanRegularized(1e-3, 1e-4))
+    state, worse, at = mj.Newton().init(p), 0, []
+    step = jax.jit(mj.Newton().step)
+    for r in range(40):
+        work = mj.systems.Full().work(key, p.data, mj.Newton().request(p, r))
+        state, _ = step(key, state, p, work)
+        worse += int(state.share < 1.0)
+        at.append(float(mj.objective(p, state.base)))
+    assert worse > 3
+    assert (np.diff(at) <= 1e-12).all()
+    assert at[-1] < 0.5 * at[0]
+
+
+def test_a_task_on_several_nodes_is_one_task():
+    xs, ys = zoo.ragged(m=4, d=D)
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    dealt = mj.pack_tasks(xs, ys, loss_scaling="task_mean", rows=5)
+    assert dealt.num_nodes > 4
+    one, several = (
+        mj.solve(
+            mj.Problem(d, mj.losses.Logistic(), mj.regularizers.MeanRegularized(0.1, 0.02)), mj.Newton(), tol=1e-10
+        )
+        for d in (data, dealt)
+    )
+    np.testing.assert_allclose(several.weights, one.weights, atol=1e-6)
+
+
+def test_what_a_message_holds_is_counted():
+    p = problem(mj.losses.Logistic())
+    request = mj.Newton().request(p)
+    assert request.down == D
+    assert request.up == 1 + D + D * (D + 1) / 2  # the losses, the gradient, the Hessian
+    _, history = mj.run(p, mj.Newton(), jax.random.key(0), num_rounds=2)
+    assert history.bytes_up[-1] == 2 * 4 * M * float(request.up)
+
+
+def test_its_optimum_has_derivatives():
+    p = problem(mj.losses.Logistic())
+
+    def length(lam):
+        there = p.replace(regularizer=mj.regularizers.MeanRegularized(lam, 0.05))
+        return (mj.solve(there, mj.Newton(), tol=1e-12).weights ** 2).sum()
+
+    ours = jax.grad(length)(0.2)
+    np.testing.assert_allclose(ours, (length(0.2 + 1e-4) - length(0.2 - 1e-4)) / 2e-4, rtol=1e-4)
+
+
+def test_float32_reaches_the_default_tolerance(key):
+    data = mj.datasets.federation(key, 20, 10).data
+    p = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(1e-2, 1e-4))
+    solution = mj.solve(p, mj.Newton(), record_every=1)
+    assert solution.status == mj.Status.CONVERGED
+    assert solution.rounds <= 12
+
+
+COUPLINGS: dict[str, Any] = {
+    "diagonal": Diagonal(jnp.linspace(0.1, 10.0, M)),
+    "alike": Exchangeable(jnp.asarray(0.3), jnp.asarray(50.0), M),
+    "dense": Dense(zoo.random_spd(M)),
+    "low rank": LowRank(jnp.asarray(0.2), jnp.asarray(np.random.default_rng(0).normal(size=(M, 2)))),
+}
+
+
+@pytest.mark.parametrize("name", COUPLINGS)
+def test_the_step_of_a_coupling_is_that_of_its_matrix(name):
+    rng, coupling = np.random.default_rng(1), COUPLINGS[name]
+    roots = rng.normal(size=(M, D, D)) * np.logspace(-2, 1, M)[:, None, None]
+    hessian, short = roots @ roots.swapaxes(1, 2), rng.normal(size=(M, D))
+    matrix = as_matrix(coupling)
+    blocks = np.zeros((M * D, M * D))
+    for t in range(M):
+        blocks[t * D : t * D + D, t * D : t * D + D] = hessian[t]
+    expected = np.linalg.solve(np.eye(M * D) + np.kron(matrix, np.eye(D)) @ blocks, short.ravel())
+    found = coupling.newton_step(jnp.asarray(hessian), jnp.asarray(short))
+    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda: mj.Problem(zoo.data(), mj.losses.Hinge(), mj.regularizers.Independent(0.1)), "Hinge has no second derivative"),
+    (lambda: mj.Problem(zoo.data(), mj.losses.Logistic(), mj.regularizers.Probabilistic(0.1)), "learns the relationship"),
+])  # fmt: skip
+def test_what_it_is_not_for_is_said(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        mj.solve(wrong(), mj.Newton())
+
+
+def test_a_state_of_other_data_is_refused():
+    p = problem(mj.losses.Logistic())
+    with pytest.raises(ValueError, match="belongs to another algorithm"):
+        mj.solve(p, mj.Newton(), state=mj.Mocha().init(p))
