@@ -13,6 +13,7 @@ Where there are no locks (Windows, some network file systems) two solves can hav
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import uuid
@@ -40,6 +41,8 @@ class OwnedFile:
 
     def claim(self) -> None:
         """Make sure that nobody else writes the file there is; without one, `replace` will see."""
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # to be replaced were its end
+            raise OSError(errno.EINVAL, "a device or a pipe, not a file", str(self.path))
         self._clean()
         while os.path.exists(self.path):
             try:

@@ -23,6 +23,9 @@ Record = TypeVar("Record")
 Way = TypeVar("Way", bound=Message)
 Place = str | os.PathLike[str] | IO[bytes]
 
+# How an archive of this kind begins, and where and how its end begins.
+_FIRST, _LAST, _END = b"PK\x03\x04", slice(-22, -18), b"PK\x05\x06"
+
 _FORMAT, _VERSION = "mocha_jax federated", 1
 
 
@@ -168,6 +171,8 @@ def _contents(
     """Return what is said of the arrays, their forms by name, and the arrays, which are of these forms."""
     known, version = False, 0
     try:
+        if bytes(data[:4]) != _FIRST or bytes(data[_LAST]) != _END:
+            raise ValueError("something stands before it or after it")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             if any(part.compress_type for part in file.zip.infolist()):
                 raise ValueError("unpacked it might be of any size")

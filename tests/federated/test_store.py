@@ -102,6 +102,23 @@ def test_messages_travel_as_bytes_and_files(tmp_path):
         assert not report.refused, report.refused
 
 
+@pytest.mark.parametrize("more", [lambda blob: blob + b"\n", lambda blob: b"\n" + blob, lambda blob: blob[:-1]])
+def test_bytes_around_a_blob_are_refused(more):
+    record = {"w": jnp.arange(3.0)}
+    blob = mj.federated.to_bytes(record)
+    np.testing.assert_array_equal(mj.federated.from_bytes(blob, record)["w"], record["w"])
+    with pytest.raises(ValueError, match="or it is damaged"):
+        mj.federated.from_bytes(more(blob), record)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="cannot be written: a device or a pipe"):
+        mj.federated.save(tmp_path / "pipe", {"w": jnp.arange(3.0)})
+    assert [(p.name, p.is_fifo()) for p in tmp_path.iterdir()] == [("pipe", True)]
+
+
 def test_bytes_that_are_no_message_are_refused():
     server = world.server_of(*WAYS["dual"], dtype=np.float32)
     state = server.init()
