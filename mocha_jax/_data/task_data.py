@@ -230,7 +230,7 @@ class TaskData(NodeArrays):
 
         Args:
           key: a JAX random key. The draw of a sample depends on its node and row only.
-          count: how many parts, >= 2.
+          count: how many parts, from 2 to the samples of the largest task.
           groups: ``[m, n]`` integers; samples of a node with the same number stay together, e.g. of one
             recording. Labels are then not balanced.
 

@@ -65,7 +65,7 @@ def cross_validate(
       algorithm: default `Mocha()`.
       key: a JAX random key; default ``jax.random.key(0)``. The folds depend on it, on nodes and rows only: with
         the same key all models of the same data are compared on the same folds.
-      folds: parts of each node's samples, of which each is held out once.
+      folds: parts of each node's samples, of which each is held out once; at most the samples of the largest task.
       trials: how often to do that, each time with other parts.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
       metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, ``"mean_loss"``, ``"absolute_error"``, ``"quadratic_kappa"``, or

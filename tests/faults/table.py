@@ -1,4 +1,4 @@
-"""Thirty ways to break the library by a line: each is a mistake that somebody could make."""
+"""Some thirty ways to break the library by a line: each is a mistake that somebody could make."""
 
 from typing import NamedTuple
 
@@ -150,5 +150,13 @@ FAULTS = (
         "the proximal server forgets who did not answer", "servers/_proximal.py",
         "model, step = found.weights, since.share[:, None] * (found.weights - state.center)",
         "model, step = found.weights, found.weights - state.center", ("servers",),
+    ),
+    Fault(
+        "a Newton step forgets what tasks share", "coupling/_simple.py",
+        "return solved(own, short + common[None])", "return solved(own, short)", ("algorithms",),
+    ),
+    Fault(
+        "Newton keeps weights that are worse", "_algorithms/newton.py",
+        "hessian), change + penalty - before <= lost", "hessian), change + penalty - before <= jnp.inf", ("algorithms",),
     ),
 )  # fmt: skip
