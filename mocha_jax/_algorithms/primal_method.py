@@ -49,11 +49,14 @@ class PrimalMethod(Algorithm[Problem]):
         return state
 
     def certify(self, state: PrimalState, problem: Problem) -> Certificate:
-        w, beta = state.w, self.dual_point(problem, state.w)
+        w, beta, regularizer = state.w, self.dual_point(problem, state.w), problem.regularizer
         v = problem.data.dual_vectors(beta)
-        offset = problem.regularizer.offset(state.relation, problem.data.num_features)
-        value = problem.regularizer.penalty(w, state.relation)
-        slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
+        offset = regularizer.offset(state.relation, problem.data.num_features)
+        value = regularizer.penalty(w, state.relation)
+        if regularizer.learned:
+            slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
+        else:  # R is quadratic, and this is the same without a difference of large numbers
+            slack = regularizer.value(w - state.coupling.apply(v))
         return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
 
     def prove(self, state: PrimalState, problem: Problem) -> Certificate:
