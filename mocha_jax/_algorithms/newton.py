@@ -76,8 +76,7 @@ class Newton(PrimalMethod):
     so, the step is taken back and tried a quarter as long.
 
     A message up has d (d + 3) / 2 + 1 numbers, one down d, and a round of a node takes some n d^2 operations: it is for
-    few features. What a federation pays for it `costs` tells; on one machine it is far ahead for d up to about a
-    hundred.
+    few features. What a federation pays for it `costs` tells; on one machine it is ahead for some tens of them.
 
     A node with no time for all of its samples sends its gradient, and the server goes on with its last Hessian. One
     that has never sent any is taken to be as curved as its loss can be.
