@@ -32,6 +32,7 @@ def optimum(p):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.thin(2)
 def test_one_round_solves_least_squares(regularizer, key):
     p = problem(mj.losses.Squared(), regularizer)
     state, _ = mj.run(p, mj.Newton(), key, num_rounds=1)
@@ -46,7 +47,7 @@ def test_one_round_solves_least_squares(regularizer, key):
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-@pytest.mark.thin(3)
+@pytest.mark.thin(2)
 def test_it_ends_at_the_optimum(name):
     p = problem(SMOOTH[name])
     solution = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1, max_rounds=200)
@@ -56,6 +57,7 @@ def test_it_ends_at_the_optimum(name):
     assert solution.primal - solution.gap <= best * (1 + 1e-12)
 
 
+@pytest.mark.extended
 def test_a_handful_of_rounds_where_ascent_takes_many():
     p = problem(mj.losses.Logistic()).replace(regularizer=mj.regularizers.MeanRegularized(0.01, 0.0001))
     newton = mj.solve(p, mj.Newton(), tol=1e-8, record_every=1)
@@ -64,9 +66,14 @@ def test_a_handful_of_rounds_where_ascent_takes_many():
     assert mj.solve(p, tol=1e-8, record_every=1, max_rounds=1000).rounds > 4 * newton.rounds
 
 
-@pytest.mark.parametrize("systems", [
-    mj.systems.Dropout(0.4), mj.systems.PartialEpochs(0.2, 1.0), mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
-], ids=["silent", "no time", "both"])  # fmt: skip
+@pytest.mark.parametrize(
+    "systems",
+    [
+        pytest.param(mj.systems.Dropout(0.4), marks=pytest.mark.extended, id="silent"),
+        pytest.param(mj.systems.PartialEpochs(0.2, 1.0), marks=pytest.mark.extended, id="no time"),
+        pytest.param(mj.systems.Dropout(0.2) & mj.systems.PartialEpochs(0.2, 1.0), id="both"),
+    ],
+)
 def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
     p = problem(mj.losses.Logistic(), "graph")
     plain = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1)
@@ -91,6 +98,7 @@ def test_weights_that_are_worse_are_taken_back(key):
     assert at[-1] < 0.5 * at[0]
 
 
+@pytest.mark.extended
 def test_a_task_on_several_nodes_is_one_task():
     xs, ys = zoo.ragged(m=4, d=D)
     data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
@@ -114,6 +122,7 @@ def test_what_a_message_holds_is_counted():
     assert history.bytes_up[-1] == 2 * 4 * M * float(request.up)
 
 
+@pytest.mark.extended
 def test_its_optimum_has_derivatives():
     p = problem(mj.losses.Logistic())
 
@@ -125,6 +134,7 @@ def test_its_optimum_has_derivatives():
     np.testing.assert_allclose(ours, (length(0.2 + 1e-4) - length(0.2 - 1e-4)) / 2e-4, rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_float32_reaches_the_default_tolerance(key):
     data = mj.datasets.federation(key, 20, 10).data
     p = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(1e-2, 1e-4))

@@ -93,6 +93,7 @@ def test_a_record_that_could_not_be_told_is_told_again(problem, tmp_path):
     assert seen == [2, 4, 6, *range(6, 25, 2)]
 
 
+@pytest.mark.extended
 def test_tensorboard_gets_every_number_of_every_record(problem):
     writer = Writer()
     solution = mj.solve(problem, **options(callback=TensorBoard(writer, "mocha")))

@@ -205,6 +205,7 @@ LYING = {
     "way",
     ["points", pytest.param("given", marks=pytest.mark.extended), pytest.param("learned", marks=pytest.mark.extended)],
 )
+@pytest.mark.extended
 def test_no_bound_rests_on_a_lie_that_is_noticed(way, key):
     algorithm, regularizer, lies = LYING[way]
     xs, ys = world.tables()

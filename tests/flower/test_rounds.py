@@ -234,6 +234,7 @@ def test_what_is_not_known_is_called_so(tmp_path, said):
     assert any(line.startswith("round 2: gap unknown, bound unknown, heard 3 of 4") for line in said())
 
 
+@pytest.mark.extended
 def test_refused_answers_are_said_and_do_no_harm(tmp_path, best, said):
     grid = loop(tmp_path)
     answer, count = grid.nodes[101], itertools.count()

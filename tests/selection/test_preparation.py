@@ -53,6 +53,7 @@ LABELS = {  # what to score of a residual loss, by what its labels are
 
 @pytest.mark.parametrize(("labels", "how"), [("classes", "within"), ("grades", "task"), ("counts", "pooled")])
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_scores_are_of_the_labels_as_they_are(labels, how, key):
     """Every score within cross-validation is that of the model outside of it, whatever was standardised."""
     rng, (make, names) = np.random.default_rng(0), LABELS[labels]

@@ -331,6 +331,7 @@ def test_rows_are_padded_to_few_sizes():
     assert sorted(set(sizes)) == [1, 2, 3, *(k << i for i in range(1, 10) for k in (2, 3)), 2048]
 
 
+@pytest.mark.extended
 def test_no_level_has_to_be_paid_for():
     """Labels far from 0 whose levels differ: by default better than a constant and than a ridge of every group."""
     rng, m, d = np.random.default_rng(0), 12, 6
