@@ -35,7 +35,7 @@ STEPS = (
     _truth("derivatives", "through a solve, a sample, against differences"),
     _truth("resumed", "a solve that is killed and goes on ends where another one ends"),
     Step("c", "passes", 50, "a pass by kernel and by loops, share of the copy's bandwidth, variants of the kernels"),
-    Step("d", "rounds", 80, "a round of four algorithms: measured, predicted, kernels counted; two sets of flags"),
+    Step("d", "rounds", 80, "a round of four algorithms: measured, predicted, kernels counted; three sets of flags"),
     Step("e", "scale", 50, "10^5, 10^6, 10^7 tasks, (14) to a joint gap of 1e-2, and on this machine's CPU"),
     Step("f", "many", 50, "10^5 and 10^6 ridge, logistic and SVM models at once, and scikit-learn on all cores"),
     Step("g", "averaging", 90, "a round of federated averaging, the shortest loop, torch; accuracy"),

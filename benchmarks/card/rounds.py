@@ -65,7 +65,9 @@ def part(here: Inside, name: str) -> None:
         here.note(f"{where}: {how}")
     data = jax.jit(tasks, static_argnums=(0, 1, 2))(m, n, d)
     data = data.replace(x=row_by_row(data.x))
-    names = ("Algorithm 1",) if FLAGS[flags] and not here.full else (*DUAL,) if FLAGS[flags] else (*DUAL, "FedAvg")
+    names = (*DUAL, "FedAvg")
+    if FLAGS[flags]:
+        names = tuple(DUAL) if here.full else ("Algorithm 1",)
     jobs = [partial(compiled, name, data, here.full) for name in names]
     programs = list(in_threads(jobs, lambda: 0.6 * here.left()))
     ready: list[tuple[str, Program]] = []

@@ -1,13 +1,7 @@
 r"""Newton's method on the weights of all tasks: nodes send gradients and Hessians, the server couples them.
 
-The server keeps of every node the second-order model of its losses at the weights $p_k$ where it last answered,
-
-$$
-f_k(w) \approx f_k(p_k) + g_k^\top (w - p_k) + \tfrac12 (w - p_k)^\top H_k (w - p_k),
-$$
-
-and a round's weights minimise the sum of all models plus R. Of nodes that always answer that is Newton's method; with
-nodes that are silent now and then it is the incremental one of Rodomanov and Kropotov (2016).
+The server keeps a second-order model of each node's losses and minimises the sum of all models plus R. While all nodes
+answer that is Newton's method; with silent ones it is the incremental one of Rodomanov and Kropotov (2016).
 """
 
 from __future__ import annotations
@@ -33,21 +27,21 @@ _ROUNDINGS = 64.0
 
 
 class Models(Pytree):
-    """Models of the losses of every node, at the base."""
+    """Second-order models of every node's losses around the base."""
 
-    told: Array  # [m] int32 1 where the node has said so itself, else 0
+    told: Array  # [m] int32 1 where the value is the node's own answer, 0 where a model predicted it
     value: Array  # [m]
     gradient: Array  # [m, d]
     hessian: Array  # [m, d, d]
 
     def after(self, moved: Array) -> tuple[Array, Array]:
-        """Values ``[m]`` and gradients ``[m, d]`` at other weights, which are so far from there ``[m, d]``."""
+        """Values ``[m]`` and gradients ``[m, d]`` that the models predict at the base plus `moved` ``[m, d]``."""
         bent = jnp.einsum("mde,me->md", self.hessian, moved, precision=EXACT)
         return self.value + jnp.sum(moved * (self.gradient + 0.5 * bent), axis=1), self.gradient + bent
 
 
 class NewtonState(PrimalState):
-    """All that Newton's method carries from round to round. ``w`` is what the nodes get next."""
+    """The state of Newton's method between two rounds. The server sends ``w`` to the nodes in the next one."""
 
     beta: Array  # [m, n] the dual point of w
     z: Array  # [m, n] predictions by w
@@ -64,22 +58,28 @@ class NewtonState(PrimalState):
 class Newton(PrimalMethod):
     r"""Newton's method on all weights at once, for smooth losses and a given relationship.
 
-    A round: every node sends the gradient and the Hessian of its losses at the weights it got; the server keeps them as
-    a model of the node, see above, and its next weights solve
+    In a round every node k sends the gradient and the Hessian of its losses at the weights p that it received. The
+    server keeps them as a model,
+
+    $$
+    f_k(w) \approx f_k(p) + g_k^\top (w - p) + \tfrac12 (w - p)^\top H_k (w - p),
+    $$
+
+    and its next weights minimise the sum of all models plus R. They solve
 
     $$
     (I + \bar M H)(W^+ - W) = \bar M V - W, \qquad v_t = -\nabla f_t(w_t),
     $$
 
-    by one small system per task and, for tasks near their mean, one for what they share. With the squared loss one
-    round is exact; with others a handful are. Where the objective has got worse, as far as nodes have answered to say
-    so, the step is taken back and tried a quarter as long.
+    by one small system per task and, for tasks near their mean, one for what they share. The squared loss takes one
+    round, others a handful. Where the objective of the nodes that answer has increased, the server takes the step back
+    and tries a quarter of it.
 
-    A message up has d (d + 3) / 2 + 1 numbers, one down d, and a round of a node takes some n d^2 operations: it is for
-    few features. What a federation pays for it `costs` tells; on one machine it is ahead for some tens of them.
+    A node sends d (d + 3) / 2 + 1 numbers, receives d, and computes some n d^2 operations a round, so the method is for
+    few features: on one machine it is faster than `Mocha` up to some tens of them. `costs` charges its messages.
 
-    A node with no time for all of its samples sends its gradient, and the server goes on with its last Hessian. One
-    that has never sent any is taken to be as curved as its loss can be.
+    The server predicts a silent node by its model. A node without time for all of its samples sends its gradient, and
+    the server keeps its last Hessian. Before the first one it assumes the largest curvature that the loss allows.
 
     Examples:
       >>> import jax, mocha_jax as mj
@@ -110,7 +110,7 @@ class Newton(PrimalMethod):
         return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, w, share)
 
     def resume(self, state: NewtonState, problem: Problem) -> NewtonState:
-        """Keep weights, round and what is known of the nodes; whether it is so of this problem they are asked again."""
+        """Keep weights, round and models. The values of the models may be another problem's, so none counts as told."""
         state = self.kept(state, problem, NewtonState)
         _expect_smooth(problem)
         data = problem.data
@@ -162,9 +162,9 @@ class Newton(PrimalMethod):
 
 
 def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) -> tuple[Models, Array]:
-    """The models at w after a round in which some nodes send gradients, and some of these Hessians; is it better there?
+    """Return the models at w, and whether the objective there is at most that at the base.
 
-    The losses of nodes that have not told both are compared as their models say.
+    Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
     value, gradient = old.after(data.to_nodes(state.w - state.base))

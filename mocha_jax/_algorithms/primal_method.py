@@ -53,9 +53,9 @@ class PrimalMethod(Algorithm[Problem]):
         v = problem.data.dual_vectors(beta)
         offset = regularizer.offset(state.relation, problem.data.num_features)
         value = regularizer.penalty(w, state.relation)
-        if regularizer.learned:
+        if regularizer.learned or state.coupling.quadratic_majorizer() is not state.coupling:
             slack = fenchel_young(value, state.coupling.conjugate(v), v, w)
-        else:  # R is quadratic, and this is the same without a difference of large numbers
+        else:  # R is quadratic, so this is the same without a difference of large numbers
             slack = regularizer.value(w - state.coupling.apply(v))
         return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
 

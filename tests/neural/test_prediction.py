@@ -114,6 +114,21 @@ def test_labels_and_outputs_have_to_fit(key):
         mj.run(mj.Prediction(data, mj.likelihoods.Gaussian()), mj.Local(MODEL, optax.sgd(0.1)), key, num_rounds=1)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_some_nodes_at_a_time_are_judged_as_all_are(own, key, monkeypatch):
+    """Five nodes in three blocks: the last block begins earlier, and no node counts twice."""
+    problem = make_problem()
+    algorithm = mj.Local(MODEL, optax.sgd(0.1)) if own else mj.FedAvg(MODEL, optax.sgd(0.1))
+    state, _ = mj.run(problem, algorithm, key, num_rounds=2)
+    together = algorithm.scores(state, problem)
+    monkeypatch.setattr("mocha_jax._neural.prediction._AT_ONCE", 2 * problem.judged_on.y.shape[1])
+    jax.clear_caches()
+    apart = algorithm.scores(state, problem)
+    np.testing.assert_array_equal(apart.samples, together.samples)
+    np.testing.assert_allclose(apart.loss, together.loss, rtol=1e-12)
+    np.testing.assert_allclose(apart.error, together.error, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_every_task_is_judged_by_the_network_of_its_own_client(key):
     problem, algorithm = make_problem(m=4), mj.Local(MODEL, optax.adam(0.05), batch_size=8)
