@@ -18,6 +18,7 @@ from mocha_jax._algorithms.averaged import Averaged as Averaged
 from mocha_jax._algorithms.base import Algorithm as Algorithm
 from mocha_jax._algorithms.base import State as State
 from mocha_jax._algorithms.cocoa import Cocoa as Cocoa
+from mocha_jax._algorithms.default import default_algorithm as default_algorithm
 from mocha_jax._algorithms.dual_method import DualMethod as DualMethod
 from mocha_jax._algorithms.dual_method import MochaState as MochaState
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca

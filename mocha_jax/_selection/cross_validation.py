@@ -25,7 +25,7 @@ from mocha_jax._selection.one_problem import learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation
 from mocha_jax._selection.records import CrossValidation, of_candidates
 from mocha_jax._selection.scoring import Metric
-from mocha_jax._selection.solves import SolveOptions, candidate, count_candidates, solve_options
+from mocha_jax._selection.solves import SolveOptions, candidate, solve_options, with_first
 from mocha_jax.regularizers import Regularizer
 
 
@@ -62,7 +62,7 @@ def cross_validate(
     Args:
       problem: data and loss; its own regularizer does not matter. Of several classes see `multiclass.cross_validate`.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       key: a JAX random key; default ``jax.random.key(0)``. The folds depend on it, on nodes and rows only: with
         the same key all models of the same data are compared on the same folds.
       folds: parts of each node's samples, of which each is held out once; at most the samples of the largest task.
@@ -106,8 +106,8 @@ def cross_validate(
     """
     name, learner = "cross_validate", learner_of("cross_validate", problem)
     prepare = preparation(name, standardize, learner.centres_labels)
-    count_candidates(name, learner.problem, candidates)
-    budget = solve_options(name, algorithm, tol, max_rounds, record_every)
+    first = with_first(name, learner.problem, candidates)
+    budget = solve_options(name, first, algorithm, tol, max_rounds, record_every)
     check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, learner.data
     check.key(name, key)

@@ -12,7 +12,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.learner import Answer, Learner, Way
 from mocha_jax._selection.one_problem import learner_of
 from mocha_jax._selection.preparation import Preparation, preparation
-from mocha_jax._selection.solves import count_candidates, solve_options
+from mocha_jax._selection.solves import solve_options, with_first
 from mocha_jax.regularizers import Regularizer
 
 
@@ -35,7 +35,7 @@ def lambda_path(
     Args:
       problem: data and loss; its own regularizer does not matter. Of several classes see `multiclass.lambda_path`.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       standardize: what to do with features before, see `cross_validate`. Weights and certificates are then those of
         ``problem.data.standardized(...)``.
       key: a JAX random key; default ``jax.random.key(0)``.
@@ -54,8 +54,8 @@ def lambda_path(
       ((3, 4, 3), True)
     """
     owner, learner = "lambda_path", learner_of("lambda_path", problem)
-    count_candidates(owner, learner.problem, candidates)
-    budget = solve_options(owner, algorithm, tol, max_rounds, record_every)
+    first = with_first(owner, learner.problem, candidates)
+    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     prepare = preparation(owner, standardize, learner.centres_labels)

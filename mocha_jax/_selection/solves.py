@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, State
-from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._driver.solution import Solution
@@ -72,20 +72,20 @@ def warm_started(algorithm: Algorithm[Problem], state: State, problem: Problem) 
 
 
 def solve_options(
-    owner: str, algorithm: Algorithm[Problem] | None, tol: float, max_rounds: int, record_every: int
+    owner: str, problem: Problem, algorithm: Algorithm[Problem] | None, tol: float, max_rounds: int, record_every: int
 ) -> SolveOptions:
-    """Check and collect the options of each solve."""
+    """Check and collect the options of each solve of such a problem."""
     check.integer(owner, 1, max_rounds=max_rounds, record_every=record_every)
     check.scalar(owner, tol=tol)
     check.nonnegative(owner, tol=tol)
     if algorithm is not None:
         check.instance(owner, "algorithm", algorithm, Algorithm, "Mocha()")
-    algorithm = Mocha() if algorithm is None else algorithm
+    algorithm = default_algorithm(problem) if algorithm is None else algorithm
     return SolveOptions(algorithm, float(tol), int(max_rounds), int(record_every))
 
 
-def count_candidates(owner: str, problem: Problem, candidates: Regularizer) -> int:
-    """Count the candidates, which must be for such a problem."""
+def with_first(owner: str, problem: Problem, candidates: Regularizer) -> Problem:
+    """Return the problem with the first of the candidates, which must all be for such a problem."""
     check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
     check.instance(owner, "candidates", candidates, Regularizer, "grid(regularizers.Independent, lam=[1.0, 0.1])")
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(candidates)}
@@ -94,12 +94,11 @@ def count_candidates(owner: str, problem: Problem, candidates: Regularizer) -> i
             f"{owner}: all numbers of the candidates need one leading axis, as those of grid(...) have; "
             f"got {candidates}."
         )
-    count = int(sizes.pop()[0])
-    for i in range(count):
+    for i in range(int(sizes.pop()[0])):
         regularizer = candidate(candidates, i)
         check.representable(f"{owner}: candidate {i}", regularizer, problem.data.dtype)
         regularizer.check_tasks(problem.data.num_tasks)
-    return count
+    return problem.replace(regularizer=candidate(candidates, 0))
 
 
 def candidate(candidates: Regularizer, i: int) -> Regularizer:

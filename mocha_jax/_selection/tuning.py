@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm, State
-from mocha_jax._algorithms.mocha import Mocha
+from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Tree, fields_of, short
 from mocha_jax._core.transfers import on_purpose
@@ -115,7 +115,7 @@ def tune(
         `cross_validate`; not with `make`, which has the samples that it has.
       optimizer: of logarithms; default Adam with a rate that falls from 0.7 to 0.
       steps: how many trainings.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap of the trainings.
       max_rounds: of each training.
@@ -137,8 +137,8 @@ def tune(
     check.scalar(name, tol=tol)
     check.nonnegative(name, tol=tol)
     tol = float(tol)
-    algorithm = Mocha() if algorithm is None else algorithm
-    check.instance(name, "algorithm", algorithm, Algorithm, "Mocha()")
+    if algorithm is not None:
+        check.instance(name, "algorithm", algorithm, Algorithm, "Mocha()")
     if score is not None:
         check.function(name, "score", score, "lambda weights, validation: ...")
     if optimizer is not None:
@@ -163,6 +163,7 @@ def tune(
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
     score = partial(metrics.mean_loss, loss=problem.loss) if score is None else score
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, steps)) if optimizer is None else optimizer
+    algorithm = default_algorithm(make(start)) if algorithm is None else algorithm
     budget = SolveOptions(algorithm, tol, int(max_rounds), int(record_every))
     adjoint = Implicit() if adjoint is None else adjoint
     check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")

@@ -168,12 +168,13 @@ def _searched(name: str, samples: Samples, prepare: _Preparation, options: argpa
 
 def _refitted(search: _Search, prepare: _Preparation, seed: int) -> Any:
     """Solve for all rows, through the candidates up to the best one, and return the model."""
-    data, algorithm, state = prepare.once(search.data), mj.Mocha(), None
+    data, state = prepare.once(search.data), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mj.NotConverged)  # the model says so itself
         for i in range(search.found.best + 1):
             one = jax.tree.map(lambda leaf, i=i: leaf[i], search.found.candidates)
             problem = mj.Problem(data, search.loss, one)
+            algorithm = mj.default_algorithm(problem)
             begin = None if state is None else algorithm.warm_start(state, problem)
             solution = mj.solve(problem, algorithm, key=jax.random.key(seed), tol=_TOL, max_rounds=_ROUNDS, state=begin)
             state = solution.state

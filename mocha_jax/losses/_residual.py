@@ -23,6 +23,7 @@ class Squared(ResidualLoss, in_kernel=True):
     """
 
     scored_by: ClassVar[str] = "rmse"
+    quadratic: ClassVar[bool] = True
 
     @property
     def smoothness(self) -> float:

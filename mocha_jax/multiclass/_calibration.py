@@ -55,7 +55,7 @@ def calibrated(
       model: from `one_vs_rest`, trained on all of the data.
       data: what it was trained on.
       make: the problem that it was trained with.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       key: a JAX random key for the folds; default ``jax.random.key(0)``.
       folds: parts of each node's samples, of which each is held out once.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
@@ -77,11 +77,11 @@ def calibrated(
     owner = "calibrated"
     check.instance(owner, "model", model, OneVsRest, "one_vs_rest(data, make)")
     check.integer(owner, 2, folds=folds)
-    budget = solve_options(owner, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     count = count_classes(owner, data, len(model.weights))
     each, first = each_class(owner, data, make, count)
+    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     part = data.folds(key, folds, groups)
 
     def work(by: Algorithm[Problem]) -> tuple[Array, Array, Array]:

@@ -146,7 +146,7 @@ def one_vs_rest(
     Args:
       data: samples with labels 0, 1, ..., classes - 1.
       make: the problem for labels -1 and +1.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       classes: how many; default one more than the largest label, or as many as there are names of classes.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop.
@@ -166,10 +166,10 @@ def one_vs_rest(
     """
     owner = "one_vs_rest"
     count = count_classes(owner, data, classes)
-    budget = solve_options(owner, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     each, first = each_class(owner, data, make, count)
+    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     found = or_by_loops(first, budget.algorithm, lambda by: trained(key, each, budget.replace(algorithm=by)))
     model = described(found, first, data.names)
     warn_of_classes(owner, model, budget)

@@ -32,7 +32,7 @@ def lambda_path(
       data: samples with labels 0, 1, ..., classes - 1.
       make: the problem for labels -1 and +1; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       classes: how many; default as `one_vs_rest`.
       **options: `standardize`, `key`, `tol`, `max_rounds` and `record_every`, as of `mocha_jax.lambda_path`.
 
@@ -61,7 +61,7 @@ def cross_validate(
       data: samples with labels 0, 1, ..., classes - 1.
       make: the problem for labels -1 and +1; its own regularizer does not matter.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
-      algorithm: default `Mocha()`.
+      algorithm: default as for `solve`.
       classes: how many; default as `one_vs_rest`.
       **options: all others of `mocha_jax.cross_validate`: `key`, `folds`, `trials`, `groups`, `metric`, `maximise`,
         `scored_as`, `standardize`, `keep_rare`, `tol`, `max_rounds`, `record_every`, `chunk`, `refit` and `progress`.

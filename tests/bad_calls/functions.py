@@ -140,6 +140,7 @@ def drivers():
             "progress": Arg(False, flag), "callback": Arg(lambda *_: None, optional(function)), "checkpoint": Arg(None, optional(lambda v: isinstance(v, str) and v != "" or hasattr(v, "__fspath__"))),
             "adjoint": Arg(None, optional(instance(mj.Adjoint))),
         }),
+        "default_algorithm": Call(mj.default_algorithm, {"problem": problem_arg(), "state": Arg(None, anything), "federation": Arg(False, flag)}),
         "run": Call(mj.run, run | {
             "key": key_arg(), "algorithm": of(mj.Algorithm, world.safe()), "problem": problem_arg(), "num_rounds": Arg(2, count(1)), "record_every": Arg(1, count(1)),
         }),
