@@ -41,10 +41,11 @@ REGULARIZERS = "independent", "mean", "graph", "clustered", "probabilistic", "me
 JOINT = "clustered", "probabilistic", "mean covariance"  # convex in W and Omega together
 SHAPES = [(1, 5, 12), (3, 12, 4), (6, 7, 9), (12, 3, 2), (2, 40, 3), (4, 1, 6), (5, 20, 20)]  # m, n, d
 KINDS = "plain", "separable", "interpolating", "duplicates", "zeros", "one unit", "all units", "offset"
-ALGORITHMS = {
+ALGORITHMS: dict[str, mj.Algorithm[mj.Problem]] = {
     "adaptive": mj.Mocha(server="dual"),
     "safe": mj.Mocha(server="dual", sigma_prime="per_task"),
     "proximal": mj.Mocha(server="proximal"),
+    "newton": mj.Newton(),
 }
 
 
@@ -125,8 +126,8 @@ def regularizer(kind: str, m: int, lam: Any, other: Any) -> mj.regularizers.Regu
 
 @partial(jax.jit, static_argnames=("loss", "kind", "dtype", "rounds"))
 def solved(
-    x: jax.Array, y: jax.Array, c: jax.Array, lam: jax.Array, other: jax.Array, algorithm: mj.Mocha, *, loss: str,
-    kind: str, dtype: Any, rounds: int,
+    x: jax.Array, y: jax.Array, c: jax.Array, lam: jax.Array, other: jax.Array,
+    algorithm: mj.Algorithm[mj.Problem], *, loss: str, kind: str, dtype: Any, rounds: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Solutions of all problems of a group at once."""
 
@@ -302,7 +303,7 @@ def main() -> None:
 
 def sweep(
     group: Group, rounds: int, dtypes: tuple[str, ...] = ("float32", "float64"),
-    algorithms: dict[str, mj.Mocha] | None = None,
+    algorithms: dict[str, mj.Algorithm[mj.Problem]] | None = None,
 ) -> dict[tuple[str, str], dict[str, Any]]:  # fmt: skip
     """All solves of a group, by dtype and algorithm; those in float64 go on for longer."""
     return {
@@ -315,8 +316,15 @@ def sweep(
         )
         for dtype in dtypes
         for name, algorithm in (algorithms or ALGORITHMS).items()
-        if not (group.regularizer == "sparse" and name == "proximal")
+        if _is_for(name, group)
     }  # fmt: skip
+
+
+def _is_for(name: str, group: Group) -> bool:
+    """Tell whether an algorithm solves such problems."""
+    if name == "newton":
+        return LOSSES[group.loss].smoothness is not None and group.regularizer in REGULARIZERS[:3]
+    return name != "proximal" or group.regularizer != "sparse"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """How right gradients through a solve are: ``python -m benchmarks.gradients [--losses Hinge ...] [--json FILE]``.
 
-Losses times regularizers times servers, float32 and float64, after 3, 10 and 100 rounds, at the default gap of 1e-4 and
+Losses times regularizers times methods, float32 and float64, after 3, 10 and 100 rounds, at the default gap of 1e-4 and
 at 1e-8. Of each, the derivatives of a function of the weights with respect to the logarithms of every number of the
 regularizer and the loss and of two samples' weights, by `hypergradient` and by `jax.grad`, against central differences
 of solves in float64 to the last digit, with two step sizes that must agree. An error is relative to the derivative, or
 to a hundredth of the problem's largest where it is smaller than that.
 
 A derivative is flagged where it is NaN, or where `hypergradient` says that it may be off by more than the target. The
-table has, for each regularizer, server and precision: derivatives; those flagged, and how many of them needlessly; the
+table has, for each regularizer, method and precision: derivatives; those flagged, and how many of them needlessly; the
 worst error of the others; Newton steps.
 """
 
@@ -73,13 +73,17 @@ REGULARIZERS = {
     "SparsePrecision": mj.regularizers.SparsePrecision(0.05, 2.0, 0.02, 0.05),
 }
 
+METHODS: dict[str, mj.Algorithm[mj.Problem]] = {
+    "proximal": mj.Mocha(server="proximal"), "dual": mj.Mocha(server="dual"), "newton": mj.Newton(),
+}  # fmt: skip
+
 
 class Case(NamedTuple):
     """A derivative, and what is known of it."""
 
     loss: str
     regularizer: str
-    server: str
+    method: str
     precision: str
     budget: str
     number: int  # of the regularizer, then of the loss, then the samples' weights
@@ -116,18 +120,24 @@ def main() -> None:
             json.dump([case._asdict() for case in cases], file)
 
 
+def methods_for(problem: mj.Problem) -> list[str]:
+    """Name the methods that are for a problem."""
+    if problem.regularizer.learned:
+        return ["proximal", "dual"] if problem.regularizer.jointly_convex else ["dual"]
+    return ["dual", "newton"] if problem.loss.smoothness is not None else ["dual"]
+
+
 def audit(
-    loss: str, regularizer: str, seed: int, *, servers: int = 2, dtypes: tuple[Any, ...] = (np.float32, np.float64),
+    loss: str, regularizer: str, seed: int, *, methods: int = 2, dtypes: tuple[Any, ...] = (np.float32, np.float64),
     budgets: tuple[str, ...] = tuple(BUDGETS),
 ) -> Iterator[Case]:  # fmt: skip
-    """One loss and regularizer: all servers, or as many as said, precisions and budgets."""
+    """One loss and regularizer: all methods, or as many as said, precisions and budgets."""
     with jax.default_device(cpu()):  # of an accelerator only what it finds is wanted
         exact = problem_of(loss, regularizer, seed)
         reference = differences(exact)
     exact = jax.tree.map(np.asarray, exact)
-    alternates = exact.regularizer.learned and exact.regularizer.jointly_convex
-    for server in (("proximal", "dual") if alternates else ("dual",))[:servers]:
-        algorithm = mj.Mocha(server=server)
+    for method in methods_for(exact)[:methods]:
+        algorithm = METHODS[method]
         for dtype in dtypes:
             problem = cast(exact, dtype)
             through = jax.jit(jax.grad(lambda t, state, p=problem, a=algorithm: after(moved(p, t), a, state)))
@@ -141,7 +151,7 @@ def audit(
                 for k in np.flatnonzero(np.isfinite(reference)):
                     flagged = unknown or not abs(off[k]) <= TARGET * max(abs(value[k]), FLOOR * np.abs(value).max())
                     yield Case(
-                        loss, regularizer, server, np.dtype(dtype).name, budget, int(k), float(reference[k]),
+                        loss, regularizer, method, np.dtype(dtype).name, budget, int(k), float(reference[k]),
                         float(abs(value[k] - reference[k]) / scale[k]), bool(flagged),
                         float(abs(by_grad[k] - reference[k]) / scale[k]), float(solution.certificate.residual),
                         float(found.distance), float(found.residual),
@@ -230,10 +240,10 @@ def differences(problem: mj.Problem) -> np.ndarray:
 
 
 def report(cases: list[Case]) -> None:
-    """One regularizer: a line for each server and precision."""
-    for server, precision in sorted({(case.server, case.precision) for case in cases}):
-        rows = [case for case in cases if (case.server, case.precision) == (server, precision)]
-        print(f"{rows[0].regularizer:<24} {server:<9} {precision:<8} {summary(rows)}", flush=True)
+    """One regularizer: a line for each method and precision."""
+    for method, precision in sorted({(case.method, case.precision) for case in cases}):
+        rows = [case for case in cases if (case.method, case.precision) == (method, precision)]
+        print(f"{rows[0].regularizer:<24} {method:<9} {precision:<8} {summary(rows)}", flush=True)
 
 
 def summary(cases: list[Case]) -> str:

@@ -52,7 +52,7 @@ def _work(here: Inside) -> None:
 def _one(here: Inside, loss: str, regularizer: str) -> None:
     """One loss and regularizer, solved to a gap of 1e-4 by the server that is the default."""
     cases = list(
-        gradients.audit(loss, regularizer, here.seed, servers=1, dtypes=(np.float32,), budgets=("gap 1e-4",))
+        gradients.audit(loss, regularizer, here.seed, methods=1, dtypes=(np.float32,), budgets=("gap 1e-4",))
     )  # fmt: skip
     for case in cases:
         where = f"{loss}, {regularizer}, number {case.number}"

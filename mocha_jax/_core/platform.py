@@ -14,7 +14,8 @@ from typing import TypeVar, TypeVarTuple
 import jax
 from jax import lax
 
-PLATFORMS = ("cuda", "rocm", "tpu")  # those that may have a branch of their own
+_ACCELERATORS = ("cuda", "rocm", "tpu")
+PLATFORMS = (*_ACCELERATORS, "cpu")  # those that may have a branch of their own
 _GPUS = ("cuda", "rocm")  # devices of both call their platform "gpu"
 
 Result = TypeVar("Result")
@@ -31,6 +32,8 @@ def platform_dependent(
       default: the branch of platforms that have none of their own.
       **branches: functions by name of a platform, out of `PLATFORMS`.
     """
+    if not any(map(_reachable, _ACCELERATORS)):
+        return branches.get("cpu", default)(*given)
     reachable = {name: branch for name, branch in branches.items() if branch is not default and _reachable(name)}
     return lax.platform_dependent(*given, default=default, **reachable) if reachable else default(*given)
 

@@ -185,14 +185,17 @@ def test_mistakes_are_named(case):
 
 def test_uneven_features_are_named_where_a_solve_did_not_converge():
     problem = mj.Problem(packed(), mj.losses.Squared(), mj.regularizers.Independent(1e-3))
-    solution = mj.solve(problem, tol=1e-6, max_rounds=3)
+    solution = mj.solve(problem, mj.Mocha(), tol=1e-6, max_rounds=3)
     assert "standard deviations differ by a factor of 8e+06" in solution.message
     even = problem.replace(data=packed().standardized())
-    assert "standard deviations" not in mj.solve(even, tol=1e-12, max_rounds=3).message
+    assert "standard deviations" not in mj.solve(even, mj.Mocha(), tol=1e-12, max_rounds=3).message
 
 
 def test_a_solve_of_numpys_arrays_has_a_message_too():
     own = packed()
     data = mj.TaskData(*(np.asarray(a) for a in (own.x, own.y, own.weight, own.task)))  # type: ignore[arg-type]
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1e-3))
-    assert "standard deviations differ by a factor of 8e+06" in mj.solve(problem, tol=1e-6, max_rounds=3).message
+    assert (
+        "standard deviations differ by a factor of 8e+06"
+        in mj.solve(problem, mj.Mocha(), tol=1e-6, max_rounds=3).message
+    )
