@@ -22,8 +22,8 @@ import numpy as np
 import mocha_jax as mj
 
 R = mj.regularizers
-SHAPES = "30x40x5 139x110x29 139x110x60 139x110x100 1000x64x48 10000x16x32".split()
-LOSSES = "Logistic Squared SquaredHinge SmoothedHinge Huber".split()
+SHAPES = ["30x40x5", "139x110x29", "139x110x60", "139x110x100", "1000x64x48", "10000x16x32"]
+LOSSES = ["Logistic", "Squared", "SquaredHinge", "SmoothedHinge", "Huber"]
 REGULARIZERS: dict[str, Callable[[int], mj.regularizers.Regularizer]] = {
     "local": lambda m: R.Independent(1e-2),
     "mean": lambda m: R.MeanRegularized(1e-2, 1e-3),

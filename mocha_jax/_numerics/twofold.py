@@ -10,8 +10,8 @@ $$
 
 and the first of the two errors is known.
 
-That needs no wider float type: a GPU or TPU has none worth the name. On a CPU, products of float32 are exact in float64,
-and their sum there needs a thirtieth of the operations.
+That needs no wider float type: a GPU or TPU has none worth the name. On a CPU, products of float32 are exact in
+float64, and their sum there needs a thirtieth of the operations.
 """
 
 from __future__ import annotations
