@@ -46,6 +46,7 @@ ALGORITHMS: dict[str, mj.Algorithm[mj.Problem]] = {
     "safe": mj.Mocha(server="dual", sigma_prime="per_task"),
     "proximal": mj.Mocha(server="proximal"),
     "newton": mj.Newton(),
+    "interior point": mj.InteriorPoint(),
 }
 
 
@@ -322,8 +323,10 @@ def sweep(
 
 def _is_for(name: str, group: Group) -> bool:
     """Tell whether an algorithm solves such problems."""
-    if name == "newton":
-        return LOSSES[group.loss].smoothness is not None and group.regularizer in REGULARIZERS[:3]
+    loss = LOSSES[group.loss]
+    if name in ("newton", "interior point"):
+        fits = loss.smoothness is not None if name == "newton" else loss.linear_conjugate
+        return fits and group.regularizer in REGULARIZERS[:3]
     return name != "proximal" or group.regularizer != "sparse"
 
 

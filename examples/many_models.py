@@ -54,5 +54,9 @@ place = np.arange(len(sizes))
 axis.vlines(place, low[order], high[order], alpha=0.5)
 axis.plot(place, middle[order], ".", ms=4)
 axis.axhline(np.median(middle), color="0.5", lw=1)
-axis.set(xlabel="schools, by their weight", ylabel=f"weight of feature {feature}", title="the middle 90 % of 200 bootstrap samples")
+axis.set(
+    xlabel="schools, by their weight",
+    ylabel=f"weight of feature {feature}",
+    title="the middle 90 % of 200 bootstrap samples",
+)
 save(figure, __file__)

@@ -21,6 +21,7 @@ from mocha_jax._algorithms.cocoa import Cocoa as Cocoa
 from mocha_jax._algorithms.default import default_algorithm as default_algorithm
 from mocha_jax._algorithms.dual_method import DualMethod as DualMethod
 from mocha_jax._algorithms.dual_method import MochaState as MochaState
+from mocha_jax._algorithms.interior_point import InteriorPoint as InteriorPoint
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.interior_point import InteriorPoint, InteriorState
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._algorithms.newton import Newton, NewtonState
 from mocha_jax._core import check
@@ -18,13 +19,14 @@ _FEATURES_IF_QUADRATIC, _FEATURES, _PER_ROW = 128, 64, 4
 def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm[Any]:
     """Choose what `solve` uses where no algorithm is named.
 
-    It is `Newton` for smooth losses with a given relationship and few features: up to 64, or 128 with the squared loss,
-    and at most four for every row of the largest node. It is `Mocha` for all other losses, for relationships that are
-    learned, for more features, for data that are sharded over devices, and for a federation.
+    For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
+    `Absolute` and `Quantile`: up to 64 features, or 128 with the squared loss, and at most four for every row of the
+    largest node. It is `Mocha` for all other losses, for relationships that are learned, for more features, for data
+    that are sharded over devices, and for a federation.
 
     Args:
       problem: what to solve.
-      state: what to continue from; it belongs to one of the two.
+      state: what to continue from; it belongs to one of the three.
       federation: whether nodes are watched, timed or disturbed: they send no second derivatives unless they are asked.
 
     Examples:
@@ -33,16 +35,20 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
       >>> near_the_mean = mj.regularizers.MeanRegularized(0.1, 0.01)
       >>> mj.default_algorithm(mj.Problem(data, mj.losses.Logistic(), near_the_mean))
       Newton()
-      >>> type(mj.default_algorithm(mj.Problem(data, mj.losses.Hinge(), near_the_mean))).__name__
+      >>> mj.default_algorithm(mj.Problem(data, mj.losses.Hinge(), near_the_mean))
+      InteriorPoint()
+      >>> type(mj.default_algorithm(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1)))).__name__
       'Mocha'
     """
     check.instance("default_algorithm", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     check.flag("default_algorithm", federation=federation)
     if state is not None:
-        return Newton() if isinstance(state, NewtonState) else Mocha()
+        kinds: dict[type, Algorithm[Any]] = {NewtonState: Newton(), InteriorState: InteriorPoint()}
+        return kinds.get(type(state), Mocha())
     if federation or not isinstance(problem, Problem) or problem.data.sharding is not None:
         return Mocha()
     data, loss = problem.data, problem.loss
     limit = _FEATURES_IF_QUADRATIC if loss.quadratic else _FEATURES
-    few = data.num_features <= min(limit, _PER_ROW * data.y.shape[1])
-    return Newton() if few and loss.smoothness is not None and not problem.regularizer.learned else Mocha()
+    if problem.regularizer.learned or data.num_features > min(limit, _PER_ROW * data.y.shape[1]):
+        return Mocha()
+    return Newton() if loss.smoothness is not None else InteriorPoint() if loss.linear_conjugate else Mocha()

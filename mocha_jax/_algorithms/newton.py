@@ -147,7 +147,7 @@ class Newton(PrimalMethod):
         models = jax.tree.map(partial(jnp.where, better), models, state.models)
         base = jnp.where(better, state.w, state.base)
         short = state.coupling.apply(-data.to_tasks(models.gradient)) - base
-        way = state.coupling.newton_step(data.to_tasks(models.hessian), short)
+        way = state.coupling.newton_system(data.to_tasks(models.hessian))(short)
         direction = jnp.where(better, way, state.direction)
         share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), _SHORTER * state.share)
         w = base + share * direction
@@ -173,7 +173,7 @@ def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) ->
     penalty, before = (problem.regularizer.value(w) for w in (state.w, state.base))
     lost = _ROUNDINGS * jnp.finfo(data.dtype).eps * (jnp.sum(jnp.abs(old.value)) + before)
     bend = data.weighted(curvature(problem, state.z))
-    hessian = jnp.where(sent[:, None, None], data.map_samples(_hessians, bend), old.hessian)
+    hessian = jnp.where(sent[:, None, None], data.map_samples(hessians, bend), old.hessian)
     gradient = jnp.where(answers[:, None], -data.node_vectors(state.beta), gradient)
     told = answers.astype(jnp.int32)
     return Models(told, jnp.where(answers, here, value), gradient, hessian), change + penalty - before <= lost
@@ -185,7 +185,7 @@ def curvature(problem: Problem, z: Array) -> Array:
     return jax.jvp(lambda z: loss.derivative(z, y), (z,), (jnp.ones_like(z),))[1]
 
 
-def _hessians(x: Array, bend: Array) -> Array:
+def hessians(x: Array, bend: Array) -> Array:
     """Add up samples ``[k, n, d]`` times themselves, ``[k, d, d]``."""
     x = x.astype(bend.dtype)
     return jnp.einsum("knd,kne->kde", bend[:, :, None] * x, x, precision=EXACT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -35,7 +35,7 @@ Moved = TypeVar("Moved", bound=PrimalState)
 
 
 class PrimalMethod(Algorithm[Problem]):
-    r"""Weights at the server. Their certificate uses the dual point $\beta = -\ell'(z)$."""
+    r"""Weights at the server. Their certificate uses the dual point $\beta = -\ell'(z)$, or one that a method has."""
 
     def kept(self, state: object, problem: Problem, kind: type[Moved]) -> Moved:
         """Return a state of this kind, if its weights are those of such a problem."""
@@ -49,7 +49,7 @@ class PrimalMethod(Algorithm[Problem]):
         return state
 
     def certify(self, state: PrimalState, problem: Problem) -> Certificate:
-        w, beta, regularizer = state.w, self.dual_point(problem, state.w), problem.regularizer
+        w, beta, regularizer = state.w, self._dual_point(problem, state), problem.regularizer
         v = problem.data.dual_vectors(beta)
         offset = regularizer.offset(state.relation, problem.data.num_features)
         value = regularizer.penalty(w, state.relation)
@@ -60,12 +60,12 @@ class PrimalMethod(Algorithm[Problem]):
         return certify(problem, beta, v, w, value, slack, offset, state.change, state.gap_before)
 
     def prove(self, state: PrimalState, problem: Problem) -> Certificate:
-        beta = self.dual_point(problem, state.w)
+        beta = self._dual_point(problem, state)
         return proven(problem, beta, state.w, state.relation, state.change, state.gap_before)
 
-    def dual_point(self, problem: Problem, w: Array) -> Array:
-        """Return the slopes of the losses at these weights, which are feasible duals ``[m, n]``."""
-        return slopes_at(problem, problem.data.predictions(w))
+    def _dual_point(self, problem: Problem, state: Any) -> Array:
+        """Return feasible duals ``[m, n]``. Default: the slopes of the losses at the weights."""
+        return slopes_at(problem, problem.data.predictions(state.w))
 
     def weights(self, state: PrimalState) -> Array:
         return state.w

@@ -88,16 +88,18 @@ class Coupling(Operator):
     def gradient(self, w: Array) -> Array:
         r"""A subgradient of R at W: $AW$ with $A = \bar M^{-1}$, on the range of $\bar M$."""
 
-    def newton_step(self, hessian: Array, short: Array) -> Array:
-        r"""D with $(I + \bar M H)D = C$, ``[m, d]``: where losses as curved as H balance R.
+    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
+        r"""Return what solves $(I + \bar M H)D = C$ for D: where losses as curved as H balance R.
 
         Default: conjugate gradients on $(H + \bar M^{-1})D = \bar M^{-1}C$, each task's own part solved exactly.
 
         Args:
           hessian: of every task's losses, positive semi-definite ``[m, d, d]``.
-          short: C ``[m, d]``, in the range of $\bar M$.
+
+        Returns:
+          A function of C ``[m, d]``, in the range of $\bar M$. What is factorised serves all calls.
         """
-        return by_conjugate_gradients(self.gradient, 1.0 / self.diagonal(), hessian, short)
+        return by_conjugate_gradients(self.gradient, 1.0 / self.diagonal(), hessian)
 
     def quadratic_majorizer(self) -> Coupling:
         r"""A linear one, B, with $R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle$."""
@@ -193,15 +195,18 @@ def _correlation(covariance: Array) -> Array:
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))
 
 
-def by_conjugate_gradients(gradient: Callable[[Array], Array], own: Array, hessian: Array, short: Array) -> Array:
-    r"""Solve $(H + A)D = AC$ from `gradient`, which applies A, and numbers near its diagonal ``[m]``."""
-    near = cholesky(hessian + own[:, None, None] * jnp.eye(short.shape[1], dtype=short.dtype)[None])
+def by_conjugate_gradients(gradient: Callable[[Array], Array], own: Array, hessian: Array) -> Callable[[Array], Array]:
+    r"""Solve $(H + A)D = AC$ for C, from `gradient`, which applies A, and numbers near its diagonal ``[m]``."""
+    near = cholesky(hessian + own[:, None, None] * jnp.eye(hessian.shape[1], dtype=hessian.dtype)[None])
 
     def curved(d: Array) -> Array:
         return jnp.einsum("mde,me->md", hessian, d, precision=EXACT) + gradient(d)
 
-    eps = float(jnp.finfo(short.dtype).eps)
-    return cg(curved, gradient(short), M=partial(solved, near), tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+    def step(short: Array) -> Array:
+        eps = float(jnp.finfo(short.dtype).eps)
+        return cg(curved, gradient(short), M=partial(solved, near), tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+
+    return step
 
 
 def solved(factor: Array, right: Array) -> Array:

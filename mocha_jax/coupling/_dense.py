@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -50,10 +51,10 @@ class Dense(Coupling):
         unseen = jnp.max(jnp.sum(size, axis=1)) * jnp.sum(v**2) * lost / (1.0 - lost)
         return jnp.where(lost < 1.0, 0.5 * (jnp.maximum(seen, 0.0) + unseen), jnp.inf)
 
-    def newton_step(self, hessian: Array, short: Array) -> Array:
+    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
         precision = jnp.linalg.inv(self.matrix)
         precision = 0.5 * (precision + precision.T)
-        return by_conjugate_gradients(partial(matmul, precision), jnp.diagonal(precision), hessian, short)
+        return by_conjugate_gradients(partial(matmul, precision), jnp.diagonal(precision), hessian)
 
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -33,8 +36,8 @@ class Diagonal(Coupling):
     def gradient(self, w: Array) -> Array:
         return w / self.scale[:, None]
 
-    def newton_step(self, hessian: Array, short: Array) -> Array:
-        return solved(_own(self.scale, hessian), short)
+    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
+        return partial(solved, _own(self.scale, hessian))
 
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
@@ -121,18 +124,25 @@ class Exchangeable(Coupling):
     def gradient(self, w: Array) -> Array:
         return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
 
-    def newton_step(self, hessian: Array, short: Array) -> Array:
+    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
         r"""One system for what all tasks share.
 
         With $K_t = (I + aH_t)^{-1}$ and o the number off the diagonal, $D_t = K_t(C_t + c)$, where
         $(I + o\sum_t K_tH_t)\,c = -o\sum_t K_tH_tC_t$.
         """
         own = _own(jnp.reshape(self.within, 1), hessian)
-        bent = jnp.einsum("mde,me->md", hessian, short, precision=EXACT)
-        both = self._off * jnp.sum(solved(own, jnp.concatenate([hessian, bent[:, :, None]], axis=2)), axis=0)
-        eye = jnp.eye(short.shape[1], dtype=short.dtype)
-        common = -jax.scipy.linalg.solve(eye + both[:, :-1], both[:, -1], assume_a="pos")
-        return solved(own, short + common[None])
+        # On a CPU one program must not solve two batches of systems at a time: with JAX 0.10 each holds the threads
+        # that the other waits for. So what follows depends on this one.
+        bent = solved(own, hessian)
+        shared = jnp.eye(hessian.shape[1], dtype=hessian.dtype) + self._off * jnp.sum(bent, axis=0)
+        factor = jax.scipy.linalg.cho_factor(shared)
+
+        def step(short: Array) -> Array:
+            all_bent = jnp.einsum("mde,me->d", bent, short, precision=EXACT)
+            common = jax.scipy.linalg.cho_solve(factor, -self._off * all_bent)
+            return solved(own, short + common[None])
+
+        return step
 
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)

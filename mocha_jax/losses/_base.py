@@ -25,6 +25,7 @@ class Loss(Pytree):
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     quadratic: ClassVar[bool] = False  # True: the second derivative is constant
+    linear_conjugate: ClassVar[bool] = False  # True: between its bounds the conjugate is linear, see `InteriorPoint`
     log_odds: ClassVar[bool] = False  # True: a prediction is the logarithm of the odds of label 1
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
     domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie

@@ -26,6 +26,8 @@ class Hinge(MarginLoss, in_kernel=True):
       [2.0, 0.5, 0.0]
     """
 
+    linear_conjugate: ClassVar[bool] = True
+
     @property
     def lipschitz(self) -> float:
         return 1.0

@@ -57,6 +57,8 @@ class Absolute(ResidualLoss, in_kernel=True):
     $\ell^*(-\beta) = -\beta y$ on [-1, 1]. Not smooth; 1-Lipschitz.
     """
 
+    linear_conjugate: ClassVar[bool] = True
+
     @property
     def lipschitz(self) -> float:
         return 1.0
@@ -194,6 +196,7 @@ class Quantile(ResidualLoss, in_kernel=True):
       tau: level of the quantile, in (0, 1); an array leaf.
     """
 
+    linear_conjugate: ClassVar[bool] = True
     domains: ClassVar[Mapping[str, domains.Domain]] = {"tau": domains.OPEN_UNIT_INTERVAL}
 
     tau: Hyperparameter = 0.5

@@ -26,6 +26,7 @@ ALGORITHMS = MOCHAS | {
     "sdca": mj.MiniBatchSdca(batch=4, beta=10.0),
     "sgd": mj.MiniBatchSgd(batch=4, step_size=0.3, power=0.5, horizon=3.0),
     "newton": mj.Newton(),
+    "interior point": mj.InteriorPoint(),
 }
 NETWORKS = {
     "fedavg": mj.FedAvg(networks.MODEL, optax.sgd(0.1, momentum=0.9), local_epochs=2, batch_size=4),

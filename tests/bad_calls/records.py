@@ -242,6 +242,7 @@ def constructors():
             "step_size": Arg(0.5, POSITIVE), "power": Arg(0.5, number(0)), "horizon": Arg(1.0, POSITIVE),
         }),
         "Newton": Call(mj.Newton, {}),
+        "InteriorPoint": Call(mj.InteriorPoint, {}),
         "FedAvg": Call(mj.FedAvg, model | trainer | {
             "server_optimizer": Arg(optax.sgd(1.0), optimizer), "fraction": Arg(0.5, number(0, 1, shapes=[()])),
             "proximal": Arg(0.5, optional(number(0, shapes=[()]))),

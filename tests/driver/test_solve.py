@@ -173,7 +173,7 @@ def test_many_solutions_have_no_one_status(problem):
 
 
 def test_solution_reads_well(problem):
-    solution = mj.solve(problem, tol=1e-3)
+    solution = mj.solve(problem, mj.Mocha(), tol=1e-3)
     assert repr(solution).startswith("Solution(converged: relative gap")
     assert solution.primal >= solution.dual
     np.testing.assert_allclose(solution.primal - solution.dual, solution.gap, rtol=1e-9)

@@ -159,4 +159,8 @@ FAULTS = (
         "Newton keeps weights that are worse", "_algorithms/newton.py",
         "hessian), change + penalty - before <= lost", "hessian), change + penalty - before <= jnp.inf", ("algorithms",),
     ),
+    Fault(
+        "an interior point goes on without an answer", "_algorithms/interior_point.py",
+        "fine = jnp.all(steps >= full) & numbers", "fine = numbers", ("algorithms",),
+    ),
 )  # fmt: skip

@@ -1,0 +1,259 @@
+r"""An interior point method over all tasks: second-order steps for losses with kinks.
+
+Between the bounds of its duals such a loss has a linear conjugate, $\ell^*(-\beta) = \phi\beta$ plus a constant. With
+multipliers $p, q > 0$ of the distances $a, b > 0$ of a dual from its lower and upper bound the optimum satisfies
+
+$$
+\phi + z - p + q = 0, \qquad pa = 0, \qquad qb = 0, \qquad W = \bar M V(\beta),
+$$
+
+and a step of Newton's method goes to where the products are $\mu$ in place of 0. Eliminated sample by sample, it is the
+step of `Newton` with the curvatures $1/(p/a + q/b)$ (Ferris and Munson 2002). Each round is one of Mehrotra's: a first
+solution, with $\mu = 0$, tells how small a $\mu$ is within reach and corrects for the products of changes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mocha_jax._algorithms.newton import hessians
+from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
+from mocha_jax._core.pytree import Pytree
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._problem.problem import Problem
+from mocha_jax.systems._work import Info, Request, Work
+
+# How much of the way to the nearest bound a step goes.
+_SHARE = 0.98
+
+# Stiffness of every dual, in roundings of the largest curvature that one has: below it the systems would be singular to
+# the last digit (Friedlander and Orban 2012).
+_RIDGE = 8.0
+
+# Mehrotra's exponent: the share of the products to aim at, from that which the first solution would leave.
+_EXPONENT = 3
+
+# By how much the gap may be larger than it was, for the state to be one of this problem; and than the smallest so far,
+# for a step to count: where rounding rules, steps lead nowhere.
+_SAME, _WORSE = 4.0, 2.0
+
+
+class Interior(Pytree):
+    """Distances of the duals from their bounds, with multipliers; or a change of these."""
+
+    below: Array  # [m, n] from the lower bound
+    above: Array  # [m, n] to the upper bound
+    lower: Array  # [m, n] multiplier of the lower bound
+    upper: Array  # [m, n]
+
+    def products(self) -> tuple[Array, Array]:
+        """Products with the multipliers, which are 0 at the optimum."""
+        return self.lower * self.below, self.upper * self.above
+
+
+class InteriorState(PrimalState):
+    """The state of the interior point method between two rounds."""
+
+    beta: Array  # [m, n]
+    point: Interior
+    gap: Array  # [] the smallest so far
+
+    @property
+    def duals(self) -> Array:
+        return self.beta
+
+
+class InteriorPoint(PrimalMethod):
+    r"""An interior point method for losses with kinks and a given relationship.
+
+    For `Hinge`, `Absolute` and `Quantile`, whose conjugate is linear between its bounds. Ten to thirty rounds reach a
+    relative gap of 1e-4, whatever the regularizer's strength. In a round nodes send a matrix of $d (d + 1) / 2$
+    numbers, four vectors and how far they can go, and the server solves the system of `Newton` twice and refines both
+    solutions.
+
+    The method is for one machine and few features: a round needs the answers of all nodes for all of their samples. If
+    any is missing the server repeats it.
+
+    Examples:
+      >>> import jax, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(1e-3, 1e-5))
+      >>> solution = mj.solve(problem, InteriorPoint(), tol=1e-4)
+      >>> solution.status.name, solution.rounds <= 25
+      ('CONVERGED', True)
+    """
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        _expect_linear(problem)
+
+    def init(self, problem: Problem) -> InteriorState:
+        """Start from W = 0 in the middle between the bounds."""
+        self.expect(problem)
+        _expect_linear(problem)
+        data = problem.data
+        w, nothing = jnp.zeros((data.num_tasks, data.num_features), data.dtype), jnp.zeros((), data.dtype)
+        point = _begun(problem)
+        coupling, never = problem.regularizer.coupling(data.num_tasks), jnp.full((), jnp.inf, data.dtype)
+        return InteriorState(
+            jnp.zeros((), jnp.int32), w, None, coupling, never, nothing, _duals(problem, point), point, never
+        )
+
+    def resume(self, state: InteriorState, problem: Problem) -> InteriorState:
+        """Keep the point if it is one of this problem: near the bounds there is no way to another's optimum."""
+        state = self.kept(state, problem, InteriorState)
+        fresh = self.init(problem)
+        if state.beta.shape != fresh.beta.shape:
+            raise ValueError(
+                f"InteriorPoint: the state has duals {state.beta.shape}, and the data is {fresh.beta.shape}."
+            )
+        w, point, gap = jax.tree.map(lambda a: a.astype(problem.data.dtype), (state.w, state.point, state.gap))
+        kept = fresh.replace(w=w, point=point, beta=_duals(problem, point), gap=gap)
+        same = (self.certify(kept, problem).gap <= _SAME * gap) & _is_between(problem, point)
+        return jax.tree.map(partial(jnp.where, same), kept, fresh).replace(round=state.round)
+
+    def warm_start(self, state: InteriorState, problem: Problem) -> InteriorState:
+        return self.init(problem).replace(round=self.kept(state, problem, InteriorState).round)
+
+    def full_work(self, problem: Problem) -> Array:
+        return problem.data.sizes
+
+    def step_flops(self, problem: Problem) -> float:
+        """A sample's part of the matrix, of which a half is enough."""
+        return float(problem.data.num_features * (problem.data.num_features + 1))
+
+    def fixed_flops(self, problem: Problem) -> Array:
+        """Five predictions and four sums."""
+        return 18.0 * problem.data.num_features * problem.data.sizes.astype(problem.data.dtype)
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        request, d = super().request(problem, round), problem.data.num_features
+        up, down = (jnp.asarray(count, problem.data.dtype) for count in (d * (d + 9) // 2 + 4, 4 * d + 3))
+        return request.replace(up=up, down=down)
+
+    def _dual_point(self, problem: Problem, state: InteriorState) -> Array:
+        return state.beta
+
+    def step(self, key: Any, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
+        data, full = problem.data, self.full_work(problem)
+        steps = work.budget(full)
+        w, point = _stepped(problem, state)
+        after = state.replace(w=w, point=point, beta=_duals(problem, point))
+        gap = self.certify(after, problem).gap
+        after = after.replace(gap=jnp.minimum(gap, state.gap))
+        numbers = jnp.isfinite(gap) & jnp.all(jnp.isfinite(point.lower + point.upper))
+        fine = jnp.all(steps >= full) & numbers & (gap <= _WORSE * state.gap)
+        after = jax.tree.map(partial(jnp.where, fine), after, state).replace(round=state.round + 1)
+        fixed = jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
+        flops = steps.astype(data.dtype) * self.step_flops(problem) + fixed
+        return after, Info(steps, flops, jnp.zeros_like(work.active))
+
+
+def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
+    """Go as far as the bounds allow in the direction that Mehrotra's method chooses."""
+    data, at = problem.data, state.point
+    _, width, slope = _bounds(problem)
+    z = data.predictions(state.w)
+    most = data.to_nodes(state.coupling.diagonal()) * data.longest**2
+    ridge = _RIDGE * jnp.finfo(data.dtype).eps * most[:, None] * data.weight
+    stiff = at.lower / at.below + at.upper / at.above + ridge
+    step = state.coupling.newton_system(data.to_tasks(data.map_samples(hessians, data.weighted(1.0 / stiff))))
+
+    def change(lower: Array, upper: Array) -> tuple[Array, Interior]:
+        """Solve for the products with the multipliers to become these, to first order."""
+        far = slope + z - lower / at.below + upper / at.above
+
+        def refined(dw: Array, db: Array) -> tuple[Array, Array]:
+            """Solve for what is left of W = MV(beta): all of it, or what rounding left."""
+            more = step(state.coupling.apply(data.dual_vectors(state.beta + db)) - (state.w + dw))
+            return dw + more, db - _real(problem, data.predictions(more) / stiff)
+
+        dw, db = refined(*refined(jnp.zeros_like(state.w), -_real(problem, far / stiff)))
+        more = (lower - at.lower * db) / at.below - at.lower, (upper + at.upper * db) / at.above - at.upper
+        return dw, Interior(db, -db, *more)
+
+    nothing = jnp.zeros_like(z)
+    _, first = change(nothing, nothing)
+    after = _moved(at, first, jnp.minimum(_room(problem, at, first), 1.0))
+    now, left = (_mean_product(problem, one) for one in (at, after))
+    aim = jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
+    dw, way = change(aim - first.lower * first.below, aim - first.upper * first.above)
+    share = jnp.minimum(_SHARE * _room(problem, at, way), 1.0)
+    found = _moved(at, way, share)
+    # Of the two distances the smaller one is exact.
+    nearer = found.below < found.above
+    below = jnp.where(nearer, found.below, width - found.above)
+    return state.w + share * dw, found.replace(below=below, above=jnp.where(nearer, width - found.below, found.above))
+
+
+def _moved(at: Interior, way: Interior, share: Array) -> Interior:
+    return jax.tree.map(lambda a, d: a + share * d, at, way)
+
+
+def _room(problem: Problem, at: Interior, way: Interior) -> Array:
+    """Return the share of the way at whose end something that must be positive is 0."""
+
+    def least(a: Array, d: Array) -> Array:
+        return jnp.min(jnp.where((d < 0) & (problem.data.weight > 0), safe_ratio(a, -d), jnp.inf))
+
+    return jnp.min(jnp.stack(jax.tree.leaves(jax.tree.map(least, at, way))))
+
+
+def _mean_product(problem: Problem, at: Interior) -> Array:
+    data = problem.data
+    lower, upper = at.products()
+    return 0.5 * jnp.sum(data.weighted(lower + upper)) / jnp.sum(data.weight)
+
+
+def _bounds(problem: Problem) -> tuple[Array, Array, Array]:
+    """Return the lower bounds of the duals, how far the upper ones are, and the conjugate's slope between them."""
+    data, loss = problem.data, problem.node_loss
+    low, high = (jnp.broadcast_to(end, data.y.shape) for end in loss.dual_bounds(data.y))
+    real = data.weight > 0
+    width = jnp.where(real, high - low, 1.0)
+    slope = (loss.conjugate(high, data.y) - loss.conjugate(low, data.y)) / width
+    return low, width, jnp.where(real, slope, 0.0)
+
+
+def _duals(problem: Problem, at: Interior) -> Array:
+    low, width, _ = _bounds(problem)
+    beta = jnp.where(at.below < at.above, low + at.below, low + width - at.above)
+    return _real(problem, problem.node_loss.project(beta, problem.data.y))
+
+
+def _real(problem: Problem, by_row: Array) -> Array:
+    return jnp.where(problem.data.weight > 0, by_row, 0.0)
+
+
+def _begun(problem: Problem) -> Interior:
+    """Start in the middle, with multipliers that the slopes at z = 0 ask for."""
+    _, width, slope = _bounds(problem)
+    scale = jnp.sum(problem.data.weighted(jnp.abs(slope))) / jnp.sum(problem.data.weight)
+    scale = jnp.where(scale > 0, scale, 1.0)
+    return Interior(0.5 * width, 0.5 * width, jnp.maximum(slope, 0.0) + scale, jnp.maximum(-slope, 0.0) + scale)
+
+
+def _is_between(problem: Problem, at: Interior) -> Array:
+    """Tell whether distances add up to those between the bounds of this problem."""
+    _, width, _ = _bounds(problem)
+    return jnp.all(jnp.abs(at.below + at.above - width) <= 1e-3 * width)
+
+
+def _expect_linear(problem: Problem) -> None:
+    loss, regularizer = problem.loss, problem.regularizer
+    if not loss.linear_conjugate:
+        other = "Newton()" if loss.smoothness is not None else "Mocha()"
+        raise ValueError(
+            f"InteriorPoint: the conjugate of {type(loss).__name__} is not linear between its bounds; use {other}, or "
+            f"one of Hinge, Absolute and Quantile."
+        )
+    if regularizer.learned:
+        raise ValueError(
+            f"InteriorPoint: {type(regularizer).__name__} learns the relationship, and this method is for a given one; "
+            f"use Mocha()."
+        )
