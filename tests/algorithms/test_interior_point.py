@@ -28,7 +28,8 @@ def test_the_losses_that_say_so_have_a_linear_conjugate():
     for loss in KINKED.values():
         y = jnp.array([1.0, -1.0])
         low, high = loss.dual_bounds(y)
-        inside = [loss.conjugate((1 - share) * low + share * high, y) for share in (0.0, 0.3, 0.5, 1.0)]
+        found = [loss.conjugate((1 - share) * low + share * high, y) for share in (0.0, 0.3, 0.5, 1.0)]
+        inside = [np.asarray(one) for one in found]
         np.testing.assert_allclose(inside[1], 0.7 * inside[0] + 0.3 * inside[3], atol=1e-12)
         np.testing.assert_allclose(inside[2], 0.5 * inside[0] + 0.5 * inside[3], atol=1e-12)
 
@@ -106,8 +107,8 @@ def test_nodes_that_share_a_task_are_one():
         return np.stack([np.pad(part, [(0, width - len(part))] + [(0, 0)] * (part.ndim - 1)) for part in parts])
 
     task = jnp.repeat(jnp.arange(M, dtype=jnp.int32), 2)
-    x, y, c = (jnp.asarray(dealt(a)) for a in (x, y, c))
-    data = mj.TaskData(x, y, c, task, num_tasks=M, loss_scaling="task_mean")
+    halved = [jnp.asarray(dealt(a)) for a in (x, y, c)]
+    data = mj.TaskData(halved[0], halved[1], halved[2], task, num_tasks=M, loss_scaling="task_mean")
     both = [mj.solve(one, mj.InteriorPoint(), tol=1e-9) for one in (p, p.replace(data=data))]
     np.testing.assert_allclose(both[0].weights, both[1].weights, atol=1e-6)
 
