@@ -28,18 +28,19 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._work import Info, Request, Work
 
-# How much of the way to the nearest bound a step goes.
+# The share of the longest feasible step that is taken.
 _SHARE = 0.98
 
-# Stiffness of every dual, in roundings of the largest curvature that one has: below it the systems would be singular to
-# the last digit (Friedlander and Orban 2012).
+# A ridge on every dual, in roundings of the largest curvature that the coupling gives it: without one the systems
+# become singular in floating point (Friedlander and Orban 2012).
 _RIDGE = 8.0
 
-# Mehrotra's exponent: the share of the products to aim at, from that which the first solution would leave.
+# The products aimed at are those that the predictor step would leave, as a share of today's, to this power
+# (Mehrotra 1992).
 _EXPONENT = 3
 
-# By how much the gap may be larger than it was, for the state to be one of this problem; and than the smallest so far,
-# for a step to count: where rounding rules, steps lead nowhere.
+# A state belongs to this problem where its gap is at most so many times the one it had. A step is refused that makes
+# the gap so many times the smallest one so far: rounding limits the steps then.
 _SAME, _WORSE = 4.0, 2.0
 
 
@@ -169,7 +170,7 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
         far = slope + z - lower / at.below + upper / at.above
 
         def refined(dw: Array, db: Array) -> tuple[Array, Array]:
-            """Solve for what is left of W = MV(beta): all of it, or what rounding left."""
+            """Solve the system once more, for the residual of W = MV(beta) after the changes so far."""
             more = step(state.coupling.apply(data.dual_vectors(state.beta + db)) - (state.w + dw))
             return dw + more, db - _real(problem, data.predictions(more) / stiff)
 

@@ -73,8 +73,8 @@ def solve(
 
     Args:
       problem: what to solve.
-      algorithm: by default `Newton()` where that is quickest on one machine, for smooth losses with few features and a
-        given relationship, else `Mocha()`; with `systems`, `cost` or `watch`, which are about a federation, `Mocha()`.
+      algorithm: by default what `default_algorithm` chooses: `Newton()` or `InteriorPoint()` where that is quickest on
+        one machine, else `Mocha()`; with `systems`, `cost` or `watch`, which are about a federation, `Mocha()`.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop, tested at every record; None never stops early.
       joint_tol: relative joint gap at which to stop, in place of `tol`, on jointly convex problems.
