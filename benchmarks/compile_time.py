@@ -27,7 +27,9 @@ import mocha_jax as mj
 
 R = mj.regularizers
 pack_tasks, Problem, solve = mj.pack_tasks, mj.Problem, mj.solve  # names are imported when they are asked for: here
-CASES: dict[str, tuple[mj.Mocha, Callable[[Any], Any]]] = {
+CASES: dict[str, tuple[mj.Algorithm[Any], Callable[[Any], Any]]] = {
+    "local, interior point": (mj.InteriorPoint(), lambda lam: R.Independent(lam)),
+    "near the mean, interior point": (mj.InteriorPoint(), lambda lam: R.MeanRegularized(lam, 0.1)),
     "local": (mj.Mocha(), lambda lam: R.Independent(lam)),
     "near the mean, Algorithm 1": (mj.Mocha(sigma_prime="per_task"), lambda lam: R.MeanRegularized(lam, 0.1)),
     "near the mean": (mj.Mocha(), lambda lam: R.MeanRegularized(lam, 0.1)),

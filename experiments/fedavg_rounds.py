@@ -59,7 +59,7 @@ TARGETS = {"2nn": 0.97, "cnn": 0.99}
 # Cells of the CNN that `experiments/README.md` has.
 MEASURED = {
     ("cnn", 1, 10, 0.1, True), ("cnn", 1, 10, 0.1, False), ("cnn", 5, 10, 0.0, True), ("cnn", 5, 10, 0.1, True),
-    ("cnn", 5, 50, 0.1, True),
+    ("cnn", 5, 50, 0.1, True), ("cnn", 1, 50, 0.1, True),
 }  # fmt: skip
 
 

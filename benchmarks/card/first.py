@@ -13,7 +13,7 @@ from threading import Thread
 from benchmarks.card._inside import Child, Inside, scratch, step
 from benchmarks.compile_time import alone
 
-MODELS = ("near the mean", "(14)", "local")
+MODELS = ("near the mean", "near the mean, interior point", "(14)", "local", "local, interior point")
 
 
 def measure(here: Inside) -> None:

@@ -74,8 +74,7 @@ class InteriorPoint(PrimalMethod):
 
     For `Hinge`, `Absolute` and `Quantile`, whose conjugate is linear between its bounds. Ten to thirty rounds reach a
     relative gap of 1e-4, whatever the regularizer's strength. In a round nodes send a matrix of $d (d + 1) / 2$
-    numbers, four vectors and how far they can go, and the server solves the system of `Newton` twice and refines both
-    solutions.
+    numbers, two vectors and how far they can go, and the server solves the system of `Newton` twice.
 
     The method is for one machine and few features: a round needs the answers of all nodes for all of their samples. If
     any is missing the server repeats it.
@@ -129,12 +128,12 @@ class InteriorPoint(PrimalMethod):
         return float(problem.data.num_features * (problem.data.num_features + 1))
 
     def fixed_flops(self, problem: Problem) -> Array:
-        """Five predictions and four sums."""
-        return 18.0 * problem.data.num_features * problem.data.sizes.astype(problem.data.dtype)
+        """Three predictions and two sums."""
+        return 10.0 * problem.data.num_features * problem.data.sizes.astype(problem.data.dtype)
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
         request, d = super().request(problem, round), problem.data.num_features
-        up, down = (jnp.asarray(count, problem.data.dtype) for count in (d * (d + 9) // 2 + 4, 4 * d + 3))
+        up, down = (jnp.asarray(count, problem.data.dtype) for count in (d * (d + 5) // 2 + 4, 2 * d + 3))
         return request.replace(up=up, down=down)
 
     def _dual_point(self, problem: Problem, state: InteriorState) -> Array:
@@ -167,14 +166,9 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
 
     def change(lower: Array, upper: Array) -> tuple[Array, Interior]:
         """Solve for the products with the multipliers to become these, to first order."""
-        far = slope + z - lower / at.below + upper / at.above
-
-        def refined(dw: Array, db: Array) -> tuple[Array, Array]:
-            """Solve the system once more, for the residual of W = MV(beta) after the changes so far."""
-            more = step(state.coupling.apply(data.dual_vectors(state.beta + db)) - (state.w + dw))
-            return dw + more, db - _real(problem, data.predictions(more) / stiff)
-
-        dw, db = refined(*refined(jnp.zeros_like(state.w), -_real(problem, far / stiff)))
+        db = -_real(problem, (slope + z - lower / at.below + upper / at.above) / stiff)  # at the same weights
+        dw = step(state.coupling.apply(data.dual_vectors(state.beta + db)) - state.w)
+        db = db - _real(problem, data.predictions(dw) / stiff)
         more = (lower - at.lower * db) / at.below - at.lower, (upper + at.upper * db) / at.above - at.upper
         return dw, Interior(db, -db, *more)
 

@@ -136,5 +136,5 @@ def test_what_it_is_not_for_is_refused_in_a_sentence():
 def test_what_is_sent_is_charged():
     p = problem(mj.losses.Hinge())
     _, history = mj.run(p, mj.InteriorPoint(), jax.random.key(0), num_rounds=2)
-    assert history.bytes_up[-1] == 2 * M * (D * (D + 9) // 2 + 4) * 4.0
-    assert history.bytes_down[-1] == 2 * M * (4 * D + 3) * 4.0
+    assert history.bytes_up[-1] == 2 * M * (D * (D + 5) // 2 + 4) * 4.0
+    assert history.bytes_down[-1] == 2 * M * (2 * D + 3) * 4.0
