@@ -80,7 +80,7 @@ def _made(m: int, classes: bool) -> mj.TaskData:
 
 def _solve(kind: str, data: mj.TaskData) -> mj.Solution:
     problem = mj.Problem(data, LOSSES[kind], mj.regularizers.Independent(LAM))
-    solution = mj.solve(problem, tol=TOL, max_rounds=300, record_every=5)
+    solution = mj.solve(problem, tol=TOL, max_rounds=300)
     jax.block_until_ready(solution.weights)
     return solution
 

@@ -11,21 +11,22 @@ from mocha_jax._algorithms.newton import Newton, NewtonState
 from mocha_jax._core import check
 from mocha_jax._problem.problem import Federated, Problem
 
-# Features up to which second derivatives pay, for losses that need one round of them and those that need several; and
-# features a row of the largest node, beyond which they take many times the memory of the samples, or, with smooth
-# losses that are not quadratic, more time than coordinate ascent. Small problems are quicker by them in any case: they
-# compile in half the time. Measured: `benchmarks.default_algorithm`.
-_FEATURES_IF_QUADRATIC, _FEATURES, _PER_ROW, _SMALL = 128, 64, 4, 2**20
+# Size of a task's system up to which second derivatives pay, for losses that need one round of them and those that need
+# several. Where tasks have something in common, smooth losses that are not quadratic and have fewer rows than features
+# are quicker by coordinate ascent, but for small problems, which compile in half the time by second derivatives.
+# Measured: `benchmarks.default_algorithm`.
+_SIZE_IF_QUADRATIC, _SIZE, _SMALL = 128, 64, 2**20
 
 
 def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm[Any]:
     """Choose what `solve` uses where no algorithm is named.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
-    `Absolute` and `Quantile`. Few are up to 64 features, or 128 with the squared loss, and at most four for every row
-    of the largest node, or one where the loss is smooth and not quadratic, unless all second derivatives are less than
-    a million numbers. It is `Mocha` for all other losses, for relationships that are learned, for more features, for
-    data that are sharded over devices, and for a federation.
+    `Absolute` and `Quantile`. Few are up to 64, or 128 with the squared loss; with `Independent` few samples of the
+    largest node will do. With other regularizers, a smooth loss that is not quadratic and more features than rows of
+    the largest node it is `Newton` only where all second derivatives are less than a million numbers. It is `Mocha` for
+    all other losses, for relationships that are learned, for more features, for data that are sharded over devices, and
+    for a federation.
 
     Args:
       problem: what to solve.
@@ -50,11 +51,11 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
         return kinds.get(type(state), Mocha())
     if federation or not isinstance(problem, Problem) or problem.data.sharding is not None:
         return Mocha()
-    data, loss = problem.data, problem.loss
+    data, loss, regularizer = problem.data, problem.loss, problem.regularizer
     d, rows, smooth = data.num_features, data.y.shape[1], loss.smoothness is not None
-    most = rows if smooth and not loss.quadratic else _PER_ROW * rows
-    small = data.num_nodes * d**2 <= _SMALL
-    few = d <= (_FEATURES_IF_QUADRATIC if loss.quadratic else _FEATURES) and (d <= most or small)
-    if problem.regularizer.learned or not few:
+    size = min(d, rows) if regularizer.separate and not data.shared else d
+    few = size <= (_SIZE_IF_QUADRATIC if loss.quadratic else _SIZE)
+    easy = smooth and not loss.quadratic and size > rows and data.num_nodes * d**2 > _SMALL
+    if regularizer.learned or easy or not few:
         return Mocha()
     return Newton() if smooth else InteriorPoint() if loss.linear_conjugate else Mocha()

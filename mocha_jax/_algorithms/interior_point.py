@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.newton import hessians
+from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
@@ -162,13 +162,14 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
     most = data.to_nodes(state.coupling.diagonal()) * data.longest**2
     ridge = _RIDGE * jnp.finfo(data.dtype).eps * most[:, None] * data.weight
     stiff = at.lower / at.below + at.upper / at.above + ridge
-    step = state.coupling.newton_system(data.to_tasks(data.map_samples(hessians, data.weighted(1.0 / stiff))))
+    bend = data.weighted(1.0 / stiff)
+    step = state.coupling.newton_system(curvature(data, bend))
+    short = state.coupling.apply(data.dual_vectors(state.beta)) - state.w
 
     def change(lower: Array, upper: Array) -> tuple[Array, Interior]:
         """Solve for the products with the multipliers to become these, to first order."""
-        db = -_real(problem, (slope + z - lower / at.below + upper / at.above) / stiff)  # at the same weights
-        dw = step(state.coupling.apply(data.dual_vectors(state.beta + db)) - state.w)
-        db = db - _real(problem, data.predictions(dw) / stiff)
+        dw, scaled = step(short, -bend * (slope + z - lower / at.below + upper / at.above))
+        db = _real(problem, safe_ratio(scaled, data.weight))
         more = (lower - at.lower * db) / at.below - at.lower, (upper + at.upper * db) / at.above - at.upper
         return dw, Interior(db, -db, *more)
 

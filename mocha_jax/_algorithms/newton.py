@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState, slopes_at
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics.math import EXACT
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._work import Info, Request, Work
 
@@ -27,17 +28,17 @@ _ROUNDINGS = 64.0
 
 
 class Models(Pytree):
-    """Second-order models of every node's losses around the base."""
+    """Second-order models of every node's losses around the base, from what they are to each sample."""
 
     told: Array  # [m] int32 1 where the value is the node's own answer, 0 where a model predicted it
     value: Array  # [m]
-    gradient: Array  # [m, d]
-    hessian: Array  # [m, d, d]
+    slopes: Array  # [m, n] -c l' of every sample
+    bend: Array  # [m, n] c l''
 
     def after(self, moved: Array) -> tuple[Array, Array]:
-        """Values ``[m]`` and gradients ``[m, d]`` that the models predict at the base plus `moved` ``[m, d]``."""
-        bent = jnp.einsum("mde,me->md", self.hessian, moved, precision=EXACT)
-        return self.value + jnp.sum(moved * (self.gradient + 0.5 * bent), axis=1), self.gradient + bent
+        """Values ``[m]`` and slopes ``[m, n]`` that the models predict where predictions have changed by so much."""
+        bent = self.bend * moved
+        return self.value - jnp.sum(moved * (self.slopes - 0.5 * bent), axis=1), self.slopes - bent
 
 
 class NewtonState(PrimalState):
@@ -47,6 +48,7 @@ class NewtonState(PrimalState):
     z: Array  # [m, n] predictions by w
     models: Models
     base: Array  # [num_tasks, d] the best weights so far; w is on the way from there
+    at: Array  # [m, n] predictions by the base
     direction: Array  # [num_tasks, d] from there
     share: Array  # [] of it
 
@@ -79,7 +81,8 @@ class Newton(PrimalMethod):
     few features: on one machine it is faster than `Mocha` up to some tens of them. `costs` charges its messages.
 
     The server predicts a silent node by its model. A node without time for all of its samples sends its gradient, and
-    the server keeps its last Hessian. Before the first one it assumes the largest curvature that the loss allows.
+    the server keeps its last Hessian. Before the first one it has an upper bound of it: the second moments of the
+    node's samples, which are charged in round 0, times the largest curvature that the loss allows.
 
     Examples:
       >>> import jax, mocha_jax as mj
@@ -95,19 +98,17 @@ class Newton(PrimalMethod):
         _expect_smooth(problem)
 
     def init(self, problem: Problem) -> NewtonState:
-        """Start from W = 0, with nodes as curved as they can be."""
+        """Start from W = 0, with losses as curved as they can be."""
         self.expect(problem)
         data, dtype = problem.data, problem.data.dtype
         _expect_smooth(problem)
         w, z = jnp.zeros((data.num_tasks, data.num_features), dtype), jnp.zeros_like(data.y)
-        most = jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, dtype), (data.num_tasks,))
-        bound = data.to_nodes(most) * jnp.sum(data.weight, axis=1) * data.longest**2
-        hessian = bound[:, None, None] * jnp.eye(data.num_features, dtype=dtype)[None]
-        models = Models(jnp.zeros(len(bound), jnp.int32), jnp.zeros_like(bound), data.to_nodes(w), hessian)
+        most = data.to_nodes(jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, dtype), (data.num_tasks,)))
+        models = Models(jnp.zeros(len(z), jnp.int32), jnp.zeros(len(z), dtype), z, most[:, None] * data.weight)
         coupling, beta = problem.regularizer.coupling(data.num_tasks), slopes_at(problem, z)
         never, none = jnp.full((), jnp.inf, dtype), jnp.zeros((), dtype)
         share = none + _SHORTER  # as if the first one came after a short one
-        return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, w, share)
+        return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, z, w, share)
 
     def resume(self, state: NewtonState, problem: Problem) -> NewtonState:
         """Keep weights, round and models. The values of the models may be another problem's, so none counts as told."""
@@ -120,8 +121,10 @@ class Newton(PrimalMethod):
             lambda a: a.astype(data.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a,
             state.replace(coupling=problem.regularizer.coupling(data.num_tasks)),
         )
-        models, z = state.models.replace(told=jnp.zeros_like(state.models.told)), data.predictions(state.w)
-        return state.replace(z=z, beta=slopes_at(problem, z), models=models)
+        z, at = (data.predictions(w) for w in (state.w, state.base))
+        models = state.models if state.z.shape == z.shape else self.init(problem).models
+        models = models.replace(told=jnp.zeros_like(models.told))
+        return state.replace(z=z, at=at, beta=slopes_at(problem, z), models=models)
 
     def full_work(self, problem: Problem) -> Array:
         return problem.data.sizes
@@ -136,7 +139,11 @@ class Newton(PrimalMethod):
 
     def request(self, problem: Problem, round: Array | int = 0) -> Request:
         request, d = super().request(problem, round), problem.data.num_features
-        return request.replace(up=jnp.asarray(d * (d + 3) // 2 + 1, problem.data.dtype))
+        moments = jnp.where(jnp.asarray(round) == 0, d * (d + 1) // 2, 0)
+        return request.replace(up=(d * (d + 3) // 2 + 1 + moments).astype(problem.data.dtype))
+
+    def _dual_point(self, problem: Problem, state: NewtonState) -> Array:
+        return state.beta
 
     def step(self, key: Any, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
         data = problem.data
@@ -145,17 +152,16 @@ class Newton(PrimalMethod):
         answers, sent = (steps > 0) | (work.active & (full == 0)), steps >= full
         models, better = _asked(problem, state, answers, answers & sent)
         models = jax.tree.map(partial(jnp.where, better), models, state.models)
-        base = jnp.where(better, state.w, state.base)
-        short = state.coupling.apply(-data.to_tasks(models.gradient)) - base
-        way = state.coupling.newton_system(data.to_tasks(models.hessian))(short)
+        base, at = (jnp.where(better, new, old) for new, old in ((state.w, state.base), (state.z, state.at)))
+        way, left = state.coupling.newton_system(curvature(data, models.bend))(-base, models.slopes)
         direction = jnp.where(better, way, state.direction)
         share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), _SHORTER * state.share)
         w = base + share * direction
         z = data.predictions(w)
         flops = steps.astype(data.dtype) * self.step_flops(problem) + jnp.where(answers, self.fixed_flops(problem), 0.0)
         after = state.replace(
-            round=state.round + 1, w=w, beta=slopes_at(problem, z), z=z, models=models, base=base, direction=direction,
-            share=share,
+            round=state.round + 1, w=w, beta=_slopes(problem, z, left), z=z, models=models, base=base, at=at,
+            direction=direction, share=share,
         )  # fmt: skip
         after = jax.tree.map(partial(jnp.where, jnp.any(answers)), after, state.replace(round=after.round))
         return after, Info(steps, flops, jnp.zeros_like(work.active))
@@ -167,28 +173,32 @@ def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) ->
     Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
-    value, gradient = old.after(data.to_nodes(state.w - state.base))
+    value, slopes = old.after(state.z - state.at)
     here = jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1)
     change = jnp.sum(jnp.where(answers & (old.told > 0), here, value) - old.value)
     penalty, before = (problem.regularizer.value(w) for w in (state.w, state.base))
     lost = _ROUNDINGS * jnp.finfo(data.dtype).eps * (jnp.sum(jnp.abs(old.value)) + before)
-    bend = data.weighted(curvature(problem, state.z))
-    hessian = jnp.where(sent[:, None, None], data.map_samples(hessians, bend), old.hessian)
-    gradient = jnp.where(answers[:, None], -data.node_vectors(state.beta), gradient)
+    slopes = jnp.where(answers[:, None], data.weighted(state.beta), slopes)
+    bend = jnp.where(sent[:, None], data.weighted(_second_derivatives(problem, state.z)), old.bend)
     told = answers.astype(jnp.int32)
-    return Models(told, jnp.where(answers, here, value), gradient, hessian), change + penalty - before <= lost
+    return Models(told, jnp.where(answers, here, value), slopes, bend), change + penalty - before <= lost
 
 
-def curvature(problem: Problem, z: Array) -> Array:
+def _slopes(problem: Problem, z: Array, left: Array) -> Array:
+    """Return the slopes at the predictions, or those that the models predicted where they are the same up to rounding.
+
+    Where the losses all but vanish, as with fewer samples than features, labels less predictions would be rounding.
+    """
+    data, loss, there = problem.data, problem.node_loss, slopes_at(problem, z)
+    predicted = loss.project(safe_ratio(left, data.weight), data.y)
+    lost = _ROUNDINGS * jnp.finfo(z.dtype).eps * _second_derivatives(problem, z) * (jnp.abs(z) + jnp.abs(data.y))
+    return jnp.where((jnp.abs(predicted - there) <= lost) & (data.weight > 0), predicted, there)
+
+
+def _second_derivatives(problem: Problem, z: Array) -> Array:
     r"""Return $\ell''(z)$ of predictions ``[m, n]``; at a kink that of one side."""
     loss, y = problem.node_loss, problem.data.y
     return jax.jvp(lambda z: loss.derivative(z, y), (z,), (jnp.ones_like(z),))[1]
-
-
-def hessians(x: Array, bend: Array) -> Array:
-    """Add up samples ``[k, n, d]`` times themselves, ``[k, d, d]``."""
-    x = x.astype(bend.dtype)
-    return jnp.einsum("knd,kne->kde", bend[:, :, None] * x, x, precision=EXACT)
 
 
 def _expect_smooth(problem: Problem) -> None:

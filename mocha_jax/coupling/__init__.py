@@ -15,6 +15,8 @@ from mocha_jax.coupling._base import Operator as Operator
 from mocha_jax.coupling._base import Parts as Parts
 from mocha_jax.coupling._base import as_matrix as as_matrix
 from mocha_jax.coupling._base import correlation as correlation
+from mocha_jax.coupling._curvature import Curvature as Curvature
+from mocha_jax.coupling._curvature import OwnSystems as OwnSystems
 from mocha_jax.coupling._dense import Dense as Dense
 from mocha_jax.coupling._low_rank import LowRank as LowRank
 from mocha_jax.coupling._simple import Diagonal as Diagonal
@@ -26,11 +28,13 @@ __all__ = [
     "as_matrix",
     "correlation",
     "Coupling",
+    "Curvature",
     "Dense",
     "Diagonal",
     "Exchangeable",
     "LowRank",
     "Operator",
+    "OwnSystems",
     "Parts",
     "PerFeature",
     "SIGMA_PRIME_RULES",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.lax.linalg import cholesky, triangular_solve
 from jax.scipy.sparse.linalg import cg
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, summary
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._numerics.math import EXACT, matmul, safe_ratio
+from mocha_jax._numerics.math import matmul, safe_ratio
+from mocha_jax.coupling._curvature import Curvature
 
 SIGMA_PRIME_RULES = ("lemma9", "per_task", "spectral")
 
@@ -88,18 +87,20 @@ class Coupling(Operator):
     def gradient(self, w: Array) -> Array:
         r"""A subgradient of R at W: $AW$ with $A = \bar M^{-1}$, on the range of $\bar M$."""
 
-    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
-        r"""Return what solves $(I + \bar M H)D = C$ for D: where losses as curved as H balance R.
+    def newton_system(self, curvature: Curvature) -> Callable[[Array, Array], tuple[Array, Array]]:
+        r"""Return what solves $(I + \bar M H)D = C + \bar M X^\top\rho$ for D: where losses as curved as H balance R.
 
-        Default: conjugate gradients on $(H + \bar M^{-1})D = \bar M^{-1}C$, each task's own part solved exactly.
+        Default: conjugate gradients on $(H + \bar M^{-1})D = \bar M^{-1}C + X^\top\rho$, each task's own part solved
+        exactly.
 
         Args:
-          hessian: of every task's losses, positive semi-definite ``[m, d, d]``.
+          curvature: H of every task's losses.
 
         Returns:
-          A function of C ``[m, d]``, in the range of $\bar M$. What is factorised serves all calls.
+          A function of C ``[m, d]``, in the range of $\bar M$, and of $\rho$, a number for every sample, to D and
+          $\rho - bXD$ of every sample. What is factorised serves all calls.
         """
-        return by_conjugate_gradients(self.gradient, 1.0 / self.diagonal(), hessian)
+        return by_conjugate_gradients(self.gradient, 1.0 / self.diagonal(), curvature)
 
     def quadratic_majorizer(self) -> Coupling:
         r"""A linear one, B, with $R^*(V + U) \le R^*(V) + \langle W, U\rangle + \tfrac12\langle U, BU\rangle$."""
@@ -195,23 +196,23 @@ def _correlation(covariance: Array) -> Array:
     return jnp.where(jnp.eye(len(covariance), dtype=bool), 1.0, jnp.clip(related, -1.0, 1.0))
 
 
-def by_conjugate_gradients(gradient: Callable[[Array], Array], own: Array, hessian: Array) -> Callable[[Array], Array]:
-    r"""Solve $(H + A)D = AC$ for C, from `gradient`, which applies A, and numbers near its diagonal ``[m]``."""
-    near = cholesky(hessian + own[:, None, None] * jnp.eye(hessian.shape[1], dtype=hessian.dtype)[None])
+def by_conjugate_gradients(
+    gradient: Callable[[Array], Array], near: Array, curvature: Curvature
+) -> Callable[[Array, Array], tuple[Array, Array]]:
+    r"""Solve $(H + A)D = AC + X^\top\rho$, from `gradient`, which applies A, and numbers near its diagonal ``[m]``."""
+    own = curvature.own(1.0 / near)
 
-    def curved(d: Array) -> Array:
-        return jnp.einsum("mde,me->md", hessian, d, precision=EXACT) + gradient(d)
+    def curved(w: Array) -> Array:
+        return curvature.times(w) + gradient(w)
 
-    def step(short: Array) -> Array:
-        eps = float(jnp.finfo(short.dtype).eps)
-        return cg(curved, gradient(short), M=partial(solved, near), tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+    def step(right: Array, slopes: Array) -> tuple[Array, Array]:
+        nothing, eps = jnp.zeros_like(slopes), float(jnp.finfo(right.dtype).eps)
+
+        def nearly(w: Array) -> Array:
+            return own.solve(w / near[:, None], nothing)[0]
+
+        force = gradient(right) + curvature.sums(slopes)
+        found = cg(curved, force, M=nearly, tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+        return found, curvature.left(found, slopes)
 
     return step
-
-
-def solved(factor: Array, right: Array) -> Array:
-    """Solve small systems ``[m, d, d]``, by their Cholesky factors, of right sides ``[m, d]`` or ``[m, d, k]``."""
-    columns = right if right.ndim == factor.ndim else right[..., None]
-    for transposed in (False, True):
-        columns = triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transposed)
-    return columns.reshape(right.shape)

@@ -11,6 +11,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax.coupling._base import Coupling, Parts, by_conjugate_gradients
+from mocha_jax.coupling._curvature import Curvature
 
 
 class Dense(Coupling):
@@ -51,10 +52,10 @@ class Dense(Coupling):
         unseen = jnp.max(jnp.sum(size, axis=1)) * jnp.sum(v**2) * lost / (1.0 - lost)
         return jnp.where(lost < 1.0, 0.5 * (jnp.maximum(seen, 0.0) + unseen), jnp.inf)
 
-    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
+    def newton_system(self, curvature: Curvature) -> Callable[[Array, Array], tuple[Array, Array]]:
         precision = jnp.linalg.inv(self.matrix)
         precision = 0.5 * (precision + precision.T)
-        return by_conjugate_gradients(partial(matmul, precision), jnp.diagonal(precision), hessian)
+        return by_conjugate_gradients(partial(matmul, precision), jnp.diagonal(precision), curvature)
 
     def prox(self, y: Array, rho: Array) -> Array:
         pull = rho * self.matrix

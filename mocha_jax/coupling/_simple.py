@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.lax.linalg import cholesky
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
-from mocha_jax._numerics.math import EXACT, safe_ratio
-from mocha_jax.coupling._base import Coupling, Parts, solved
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.coupling._base import Coupling, Parts
+from mocha_jax.coupling._curvature import Curvature
 
 
 class Diagonal(Coupling):
@@ -36,8 +35,8 @@ class Diagonal(Coupling):
     def gradient(self, w: Array) -> Array:
         return w / self.scale[:, None]
 
-    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
-        return partial(solved, _own(self.scale, hessian))
+    def newton_system(self, curvature: Curvature) -> Callable[[Array, Array], tuple[Array, Array]]:
+        return curvature.own(self.scale).solve
 
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
@@ -124,23 +123,23 @@ class Exchangeable(Coupling):
     def gradient(self, w: Array) -> Array:
         return w / self.within + (1.0 / self.common - 1.0 / self.within) * jnp.mean(w, axis=0, keepdims=True)
 
-    def newton_system(self, hessian: Array) -> Callable[[Array], Array]:
+    def newton_system(self, curvature: Curvature) -> Callable[[Array, Array], tuple[Array, Array]]:
         r"""One system for what all tasks share.
 
-        With $K_t = (I + aH_t)^{-1}$ and o the number off the diagonal, $D_t = K_t(C_t + c)$, where
-        $(I + o\sum_t K_tH_t)\,c = -o\sum_t K_tH_tC_t$.
+        With $K_t = (I + aH_t)^{-1}$ and o the number off the diagonal, $D_t = K_t(C_t + aX_t^\top\rho_t + c)$, where
+        $(I + o\sum_t K_tH_t)\,c = o\sum_t (X_t^\top\rho_t - K_tH_t(C_t + aX_t^\top\rho_t))$.
         """
-        own = _own(jnp.reshape(self.within, 1), hessian)
+        own = curvature.own(jnp.reshape(self.within, 1))
         # On a CPU one program must not solve two batches of systems at a time: with JAX 0.10 each holds the threads
         # that the other waits for. So what follows depends on this one.
-        bent = solved(own, hessian)
-        shared = jnp.eye(hessian.shape[1], dtype=hessian.dtype) + self._off * jnp.sum(bent, axis=0)
-        factor = jax.scipy.linalg.cho_factor(shared)
+        bent, applied = own.bent()
+        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(bent), dtype=bent.dtype) + self._off * bent)
 
-        def step(short: Array) -> Array:
-            all_bent = jnp.einsum("mde,me->d", bent, short, precision=EXACT)
-            common = jax.scipy.linalg.cho_solve(factor, -self._off * all_bent)
-            return solved(own, short + common[None])
+        def step(right: Array, slopes: Array) -> tuple[Array, Array]:
+            sums = curvature.sums(slopes)
+            left = jnp.sum(sums, axis=0) - applied(right + self.within * sums)
+            common = jax.scipy.linalg.cho_solve(factor, self._off * left)
+            return own.solve(right + common[None], slopes)
 
         return step
 
@@ -157,8 +156,3 @@ class Exchangeable(Coupling):
     def spectral_bound(self, nodes: Array) -> Array:
         # Exact with equally many nodes per task, an upper bound otherwise.
         return (jnp.max(nodes) * self.within + jnp.sum(nodes) * self._off) / (self.within + self._off)
-
-
-def _own(scale: Array, hessian: Array) -> Array:
-    r"""The Cholesky factors of $I + s_tH_t$, ``[m, d, d]``, of numbers ``[m]`` or ``[1]``."""
-    return cholesky(scale[:, None, None] * hessian + jnp.eye(hessian.shape[1], dtype=hessian.dtype)[None])

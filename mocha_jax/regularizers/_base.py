@@ -38,6 +38,7 @@ class Regularizer(Pytree):
     says by the types of its methods; to all others it is any.
     """
 
+    separate: ClassVar[bool] = False  # whether tasks have nothing to do with each other
     learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
     frozen_fields: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices

@@ -32,6 +32,7 @@ class Independent(Regularizer):
       3.0
     """
 
+    separate: ClassVar[bool] = True
     domains: ClassVar[Mapping[str, domains.Domain]] = {"lam": domains.POSITIVE}
 
     lam: Hyperparameter

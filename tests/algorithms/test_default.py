@@ -40,8 +40,18 @@ def test_shapes_decide():
     assert chosen(hinge, n=400, d=65) is mj.Mocha
     # 2,000 nodes are many: their second derivatives are more than a million numbers.
     assert [chosen(logistic, m=2000, n=n, d=32) for n in (31, 32)] == [mj.Mocha, mj.Newton]
-    assert [chosen(hinge, m=2000, n=n, d=32) for n in (7, 8)] == [mj.Mocha, mj.InteriorPoint]
-    assert [chosen(squared, m=2000, n=n, d=32) for n in (7, 8)] == [mj.Mocha, mj.Newton]
+    assert chosen(hinge, m=2000, n=7, d=32) is mj.InteriorPoint
+    assert chosen(squared, m=2000, n=7, d=32) is mj.Newton
+
+
+def test_few_samples_do_where_tasks_have_nothing_in_common():
+    logistic, alone = mj.losses.Logistic(), R.Independent(0.1)
+    assert [chosen(logistic, alone, n=n, d=500) for n in (64, 65)] == [mj.Newton, mj.Mocha]
+    assert chosen(logistic, alone, m=2000, n=7, d=32) is mj.Newton
+    assert chosen(mj.losses.Hinge(), alone, n=64, d=500) is mj.InteriorPoint
+    two = problem(logistic, alone, m=4, n=64, d=500).data.replace(task=jnp.asarray([0, 0, 1, 1]), num_tasks=2)
+    assert two.shared
+    assert type(mj.default_algorithm(mj.Problem(two, logistic, alone))) is mj.Mocha
 
 
 def test_a_federation_and_a_state_decide(key):

@@ -50,6 +50,18 @@ def test_it_ends_at_the_optimum_of_a_convex_solver(name, regularizer):
     np.testing.assert_allclose(fresh.gap, solution.gap, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", KINKED)
+@pytest.mark.parametrize("regularizer", ["independent", "mean"])
+def test_fewer_samples_than_features_end_there_too(name, regularizer):
+    xs, ys = zoo.ragged(m=M, d=11, low=3, high=8, regression=not KINKED[name].binary)
+    p = mj.Problem(mj.pack_tasks(xs, ys, loss_scaling="task_mean"), KINKED[name], REGULARIZERS[regularizer][0])
+    solution = mj.solve(p, mj.InteriorPoint(), tol=1e-9, max_rounds=40)
+    assert solution.status == mj.Status.CONVERGED
+    best, weights = oracles.optimum(p.data, name, REGULARIZERS[regularizer][1])
+    assert abs(solution.primal - best) <= 1e-8 * best
+    np.testing.assert_allclose(solution.weights, weights, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_weak_regularizer_costs_no_more_rounds(dtype):
     """Where coordinate ascent has not begun after a thousand."""

@@ -9,6 +9,7 @@ import pytest
 import scipy.optimize
 
 import mocha_jax as mj
+from mocha_jax._algorithms.curvature import ByFeatures, BySamples, curvature
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, as_matrix
 from tests import zoo
 
@@ -115,11 +116,12 @@ def test_a_task_on_several_nodes_is_one_task():
 
 def test_what_a_message_holds_is_counted():
     p = problem(mj.losses.Logistic())
-    request = mj.Newton().request(p)
-    assert request.down == D
-    assert request.up == 1 + D + D * (D + 1) / 2  # the losses, the gradient, the Hessian
+    first, later = (mj.Newton().request(p, r) for r in (0, 1))
+    assert first.down == later.down == D
+    assert later.up == 1 + D + D * (D + 1) / 2  # the losses, the gradient, the Hessian
+    assert first.up == later.up + D * (D + 1) / 2  # second moments
     _, history = mj.run(p, mj.Newton(), jax.random.key(0), num_rounds=2)
-    assert history.bytes_up[-1] == 2 * 4 * M * float(request.up)
+    assert history.bytes_up[-1] == 4 * M * float(first.up + later.up)
 
 
 @pytest.mark.extended
@@ -153,18 +155,55 @@ COUPLINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("rows", [2, 5], ids=["fewer samples than features", "more"])
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_the_step_of_a_coupling_is_that_of_its_matrix(name):
+def test_the_step_of_a_coupling_is_that_of_its_matrix(name, rows):
     rng, coupling = np.random.default_rng(1), COUPLINGS[name]
-    roots = rng.normal(size=(M, D, D)) * np.logspace(-2, 1, M)[:, None, None]
-    hessian, short = roots @ roots.swapaxes(1, 2), rng.normal(size=(M, D))
-    matrix = as_matrix(coupling)
+    data = mj.pack_tasks(list(rng.normal(size=(M, rows, D))), [np.ones(rows)] * M)
+    bend = rng.uniform(size=(M, rows)) * np.logspace(-2, 1, M)[:, None]
+    bend[:, 0] = [0.0, 1e-200, 1e-8, 1.0, 1e4, 1e8]
+    right, slopes = rng.normal(size=(M, D)), rng.normal(size=(M, rows)) * np.minimum(bend, 1.0)
+    curved = curvature(data, jnp.asarray(bend))
+    assert isinstance(curved, BySamples if rows < D else ByFeatures)
+    matrix, x = np.kron(as_matrix(coupling), np.eye(D)), np.asarray(data.x)
     blocks = np.zeros((M * D, M * D))
     for t in range(M):
-        blocks[t * D : t * D + D, t * D : t * D + D] = hessian[t]
-    expected = np.linalg.solve(np.eye(M * D) + np.kron(matrix, np.eye(D)) @ blocks, short.ravel())
-    found = coupling.newton_system(jnp.asarray(hessian))(jnp.asarray(short))
-    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6, atol=1e-8)
+        blocks[t * D : t * D + D, t * D : t * D + D] = (x[t].T * bend[t]) @ x[t]
+    forced = right.ravel() + matrix @ np.einsum("mnd,mn->md", x, slopes).ravel()
+    expected = np.linalg.solve(np.eye(M * D) + matrix @ blocks, forced)
+    found, left = coupling.newton_system(curved)(jnp.asarray(right), jnp.asarray(slopes))
+    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-5, atol=1e-7)
+    there = np.einsum("mnd,md->mn", x, expected.reshape(M, D))
+    np.testing.assert_allclose(left, slopes - bend * there, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("regularizer", ["mean", "independent_per_task", "graph"])
+def test_fewer_samples_than_features_end_at_the_same_optimum(loss, regularizer):
+    """The systems have the size of the samples then; two nodes of a task need those of the features."""
+    d, made = 9, zoo.LOSSES[loss]
+    xs, ys = zoo.ragged(m=M, d=d, low=3, high=7, regression=not made.binary)
+    one, two = mj.pack_tasks(xs, ys, loss_scaling="task_mean"), mj.pack_tasks(xs, ys, loss_scaling="task_mean", rows=3)
+    assert one.y.shape[1] < d
+    assert two.num_nodes > M
+    a, b = (mj.solve(mj.Problem(data, made, REGULARIZERS[regularizer]), mj.Newton(), tol=1e-12) for data in (one, two))
+    assert a.status == b.status == mj.Status.CONVERGED
+    assert a.rounds in (b.rounds - 1, b.rounds, b.rounds + 1)
+    np.testing.assert_allclose(a.weights, b.weights, atol=1e-6)
+
+
+def test_losses_that_all_but_vanish_leave_duals_that_are_more_than_rounding():
+    """Fewer samples than features and a weak regularizer: residuals are a millionth of the labels."""
+    xs, ys = zoo.ragged(m=M, d=20, low=5, high=10, regression=True, dtype=np.float32)
+    data, exact = (mj.pack_tasks(xs, ys, loss_scaling="task_mean", dtype=dtype) for dtype in (np.float32, np.float64))
+    p = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(np.float32(1e-6)))
+    state, history = mj.run(p, mj.Newton(), jax.random.key(0), num_rounds=1)
+    assert history.relative_gap[-1] < 1e-5
+    residuals = np.abs(data.y - data.predictions(state.w))
+    assert np.max(np.where(data.weight > 0, residuals, 0.0)) < 1e-4
+    best = mj.solve(mj.Problem(exact, p.loss, mj.regularizers.Independent(1e-6)), tol=1e-12)
+    real = np.asarray(data.weight > 0)
+    np.testing.assert_allclose(state.beta[real], best.state.beta[real], rtol=1e-3, atol=1e-8)
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
