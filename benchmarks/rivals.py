@@ -1,15 +1,17 @@
 r"""Beside plain solvers, on the clock: ``python -m benchmarks.rivals --data FOLDER [--rows NAME ...] [--json FILE]``.
 
 Every row is a problem on a real task set, solved to a certified relative gap of 1e-3 and 1e-6, in one process and in
-turns: by `mj.Mocha`, by `mj.Newton` where it is for the problem, and by what a page of NumPy and SciPy does:
+turns: by `mj.Mocha`, by `mj.Newton` or `mj.InteriorPoint` where one is for the problem, and by others:
 
 - *L-BFGS* of SciPy on the weights of all tasks, whitened by R;
 - *Schur*: least squares near the mean by one Cholesky factorisation a task and one for what they share, exact;
+- *liblinear* by scikit-learn, of the hinge loss, on features that hold each sample twice, for its task and for all;
 - *FISTA*, accelerated proximal gradients with restarts, where the penalty is one of singular values.
 
 All stop by the gap that $\beta = -\ell'(z)$ certifies, in the precision that they compute in: rivals in float32 to 1e-3
-and in float64 to 1e-6, the library in float32. Medians of CPU milliseconds of the process, which count both cores; the
-first call, which compiles, stands apart. The weights of all are judged again by `mj.certificate`.
+and in float64 to 1e-6, the library in float32. liblinear gets the largest of its tolerances that will do; its gap is to
+the dual objective of `mj.InteriorPoint`. Medians of CPU milliseconds of the process, which count both cores; the first
+call, which compiles, stands apart. The weights of all others are judged again by `mj.certificate`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import linalg, optimize
+from scipy import linalg, optimize, sparse
+from sklearn import svm
 
 import mocha_jax as mj
 from experiments import tasksets
 
-R, LOGISTIC, SQUARED = mj.regularizers, mj.losses.Logistic(), mj.losses.Squared()
+R, LOGISTIC, SQUARED, HINGE = mj.regularizers, mj.losses.Logistic(), mj.losses.Squared(), mj.losses.Hinge()
 ROWS: dict[str, tuple[str, mj.losses.Loss, mj.regularizers.Regularizer]] = {
     "school (11) squared": ("school", SQUARED, R.MeanRegularized(0.1, 0.01)),
     "school local squared": ("school", SQUARED, R.Independent(0.01)),
@@ -38,6 +41,10 @@ ROWS: dict[str, tuple[str, mj.losses.Loss, mj.regularizers.Regularizer]] = {
     "land mines (11) logistic": ("landmine_full", LOGISTIC, R.MeanRegularized(0.01, 0.001)),
     "land mines local logistic": ("landmine_full", LOGISTIC, R.Independent(0.001)),
     "land mines (14) logistic": ("landmine_full", LOGISTIC, R.Probabilistic(0.01, 10.0)),
+    "land mines (11) hinge": ("landmine_full", HINGE, R.MeanRegularized(0.01, 0.001)),
+    "land mines local hinge": ("landmine_full", HINGE, R.Independent(0.001)),
+    "vehicles (11) hinge": ("vehicle", HINGE, R.MeanRegularized(0.01, 0.001)),
+    "HAR (11) hinge": ("har", HINGE, R.MeanRegularized(0.01, 0.001)),
     "vehicles (11) logistic": ("vehicle", LOGISTIC, R.MeanRegularized(0.01, 0.001)),
     "HAR (11) logistic": ("har", LOGISTIC, R.MeanRegularized(0.01, 0.001)),
     "HAR (14) logistic": ("har", LOGISTIC, R.Probabilistic(0.001, 10.0)),
@@ -52,6 +59,7 @@ class Rival(NamedTuple):
 
     weights: np.ndarray
     steps: int
+    gap: float | None = None  # where its weights' own dual point says nothing
 
 
 class Samples:
@@ -170,16 +178,61 @@ def fista(problem: mj.Problem, tol: float, dtype: Any) -> Rival:
     return Rival(w, step)
 
 
+def liblinear(problem: mj.Problem, tol: float, dtype: Any) -> Rival:
+    """Dual coordinate descent on all tasks at once, to the largest of its tolerances that will do."""
+    data = problem.data
+    if id(problem) not in _LIBLINEAR:
+        given = Samples(problem, np.float64)
+        off = (1.0 / given.common - 1.0 / given.within) / given.shape[0]
+        task, row = np.nonzero(given.c)
+        x = sparse.csr_matrix(given.x[task, row])
+        own = sparse.coo_matrix(x)
+        own = sparse.coo_matrix(
+            (own.data * given.within**-0.5, (own.row, own.col + task[own.row] * x.shape[1])),
+            shape=(len(task), given.shape[0] * x.shape[1]),
+        )
+        twice = sparse.hstack([x * off**0.5, own]).tocsr()
+        best = mj.solve(problem, mj.InteriorPoint(), tol=1e-7, max_rounds=60)
+        _LIBLINEAR[id(problem)] = given, off, twice, task, row, _hinge_dual(given, off, np.asarray(best.state.beta)), {}
+    given, off, twice, task, row, bound, good = _LIBLINEAR[id(problem)]
+    until = time.process_time() + _SECONDS
+    for its in [good[tol]] if tol in good else 10.0 ** -np.arange(8):
+        model = svm.LinearSVC(C=1.0, loss="hinge", fit_intercept=False, tol=its, max_iter=10**6)
+        u = model.fit(twice, given.y[task, row], sample_weight=given.c[task, row]).coef_[0]
+        d = given.shape[1]
+        w = off**0.5 * u[:d] + given.within**-0.5 * u[d:].reshape(given.shape)
+        primal = float(mj.objective(problem, jnp.asarray(w, data.dtype)))
+        if (primal - bound) / primal <= tol or time.process_time() > until:
+            break
+    good[tol] = its
+    return Rival(w, int(model.n_iter_), (primal - bound) / primal)
+
+
+_LIBLINEAR: dict[int, tuple[Any, ...]] = {}  # what it needs of a problem, and the tolerances found
+
+
+def _hinge_dual(given: Samples, off: float, beta: np.ndarray) -> float:
+    """The dual objective of the hinge loss, in float64."""
+    terms = given.c * beta
+    v = np.einsum("mnd,mn->md", given.x, terms)
+    return float((terms * given.y).sum() - 0.5 * ((v * v).sum() / given.within + off * (v.sum(0) ** 2).sum()))
+
+
 def rivals_of(problem: mj.Problem) -> dict[str, Callable[..., Rival]]:
     """The plain solvers that are for a problem."""
     if problem.regularizer.learned:
         return {"FISTA": fista}
+    if problem.loss.linear_conjugate:
+        return {"liblinear": liblinear}
     return {"L-BFGS": lbfgs} | ({"Schur": schur} if isinstance(problem.loss, mj.losses.Squared) else {})
 
 
 def ours_for(problem: mj.Problem) -> dict[str, mj.Algorithm[Any]]:
     """The library's methods that are for a problem."""
-    return {"Mocha": mj.Mocha()} | ({} if problem.regularizer.learned else {"Newton": mj.Newton()})
+    if problem.regularizer.learned:
+        return {"Mocha": mj.Mocha()}
+    second = mj.InteriorPoint() if problem.loss.linear_conjugate else mj.Newton()
+    return {"Mocha": mj.Mocha(), type(second).__name__: second}
 
 
 def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -196,7 +249,7 @@ def measured(name: str, problem: mj.Problem, tol: float) -> dict[str, Any]:
     for rival, way in rivals_of(problem).items():
         work[rival] = partial(way, problem, tol, dtype)
     for method, by in ours_for(problem).items():
-        every = 1 if method == "Newton" else 5
+        every = 5 if method == "Mocha" else 1
         work[method] = partial(mj.solve, problem, by, tol=tol, max_rounds=_ROUNDS, record_every=every)
     first, results = {}, {}
     for who, go in work.items():
@@ -209,7 +262,7 @@ def measured(name: str, problem: mj.Problem, tol: float) -> dict[str, Any]:
     row: dict[str, Any] = {"row": name, "tol": tol}
     for who, result in results.items():
         weights = jnp.asarray(result.weights, problem.data.dtype)
-        gap = result.relative_gap if isinstance(result, mj.Solution) else _gap(problem, weights)
+        gap = result.relative_gap if isinstance(result, mj.Solution) else result.gap or _gap(problem, weights)
         steps = result.rounds if isinstance(result, mj.Solution) else result.steps
         row[who] = {"ms": float(np.median(times[who])), "first_ms": first[who], "steps": steps, "gap": gap}
     return row
@@ -236,13 +289,13 @@ def problems(folder: Path, names: list[str]) -> Iterator[tuple[str, mj.Problem]]
 
 def shown(row: dict[str, Any]) -> str:
     """A line for each solver, with what it takes beside the best plain one."""
-    plain = {who: found for who, found in row.items() if who in ("L-BFGS", "Schur", "FISTA")}
+    plain = {who: found for who, found in row.items() if who in ("L-BFGS", "Schur", "FISTA", "liblinear")}
     best = min((found["ms"] for found in plain.values() if found["gap"] <= 2.0 * row["tol"]), default=np.nan)
     lines = []
     for who, found in row.items():
         if isinstance(found, dict):
             lines.append(
-                f"{row['row']:>26} {row['tol']:8.0e} {who:>8} {found['ms']:10.1f} {found['ms'] / best:8.2f} "
+                f"{row['row']:>26} {row['tol']:8.0e} {who:>13} {found['ms']:10.1f} {found['ms'] / best:8.2f} "
                 f"{found['steps']:7d} {found['gap']:9.1e} {found['first_ms']:10.0f}"
             )
     return "\n".join(lines)
@@ -258,7 +311,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="save the numbers here")
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; CPU milliseconds, medians of up to {_TURNS}")
-    columns = ("problem", 26), ("tol", 8), ("solver", 8), ("warm ms", 10), ("/ plain", 8), ("steps", 7), ("gap", 9)
+    columns = ("problem", 26), ("tol", 8), ("solver", 13), ("warm ms", 10), ("/ plain", 8), ("steps", 7), ("gap", 9)
     print(" ".join(f"{name:>{width}}" for name, width in (*columns, ("first ms", 10))))
     found = []
     for name, problem in problems(options.data, options.rows):

@@ -29,6 +29,10 @@ class Around(Algorithm[Problem]):
         other = self.algorithm.by_loops(problem)
         return None if other is None else self.replace(algorithm=other)
 
+    @property
+    def lays_out(self) -> bool:
+        return self.algorithm.lays_out
+
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         return self.algorithm.prepare(problem, bucketing)
 

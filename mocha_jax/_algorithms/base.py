@@ -65,6 +65,11 @@ class Algorithm(Pytree, Generic[Kind]):
         """Return this algorithm without the kernel it would choose for the problem. Default: None, it has none."""
         return None
 
+    @property
+    def lays_out(self) -> bool:
+        """Whether `prepare` changes anything. Default: no."""
+        return False
+
     def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:
         """Lay out the data for the rounds, nodes put together as `bucketing` says; drivers call it. Default: none."""
         return problem

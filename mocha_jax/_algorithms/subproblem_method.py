@@ -100,6 +100,10 @@ class SubproblemMethod(DualMethod):
           extra_flops: what a round costs a node for the server's sake, [] or ``[m]``.
         """
 
+    @property
+    def lays_out(self) -> bool:
+        return True
+
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         return problem.replace(data=time_major(problem.data, bucketing, self.backend))
 

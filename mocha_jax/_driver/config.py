@@ -45,9 +45,10 @@ class RunConfig(Pytree):
     def laid_out(self) -> RunConfig:
         """Lay out the data as `prepared` does, by a program of its own that does not copy what is there already."""
         config = self.in_order()
-        data = config.problem.data
-        rows, there = cast(AsStored, data.layout).rows, jax.eval_shape(RunConfig.prepared, config).problem.data
-        laid_out = config._with_data(data.exchange(layout=_layout(config), sharding=there.sharding))
+        if not self.algorithm.lays_out:
+            return config
+        rows = cast(AsStored, config.problem.data.layout).rows
+        laid_out = config._with_layout(lambda _: _layout(config))
         return laid_out if rows is None else laid_out.whole(rows)
 
     def whole(self, rows: Array | None = None) -> RunConfig:
@@ -118,7 +119,8 @@ def make_config(
     problem = problem.unnamed()
     systems = algorithm.select_nodes(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
-    return RunConfig(algorithm, problem, systems, cost, watch, bucket_sizes(problem.data))
+    bucketing = bucket_sizes(problem.data) if algorithm.lays_out else ()
+    return RunConfig(algorithm, problem, systems, cost, watch, bucketing)
 
 
 def check_state(owner: str, state: object, **rounds: int) -> None:
