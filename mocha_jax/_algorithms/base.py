@@ -67,7 +67,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @property
     def lays_out(self) -> bool:
-        """Whether `prepare` changes anything. Default: no."""
+        """True where `prepare` changes anything. Default: False."""
         return False
 
     def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:

@@ -1,4 +1,4 @@
-"""What a coupling asks of second derivatives."""
+"""Second derivatives, as a coupling needs them."""
 
 from __future__ import annotations
 

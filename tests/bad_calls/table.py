@@ -14,7 +14,7 @@ MODULES = (
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
-    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
+    mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.coupling.Curvature, mj.coupling.OwnSystems, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
     mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
