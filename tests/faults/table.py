@@ -153,11 +153,15 @@ FAULTS = (
     ),
     Fault(
         "a Newton step forgets what tasks share", "coupling/_simple.py",
-        "return solved(own, short + common[None])", "return solved(own, short)", ("algorithms",),
+        "return own.solve(right + common[None], slopes)", "return own.solve(right, slopes)", ("algorithms",),
     ),
     Fault(
         "Newton keeps weights that are worse", "_algorithms/newton.py",
-        "hessian), change + penalty - before <= lost", "hessian), change + penalty - before <= jnp.inf", ("algorithms",),
+        "bend), change + penalty - before <= lost", "bend), change + penalty - before <= jnp.inf", ("algorithms",),
+    ),
+    Fault(
+        "a system of the size of the samples forgets its right side", "_algorithms/curvature.py",
+        "slopes / self.root - self.root * data.predictions(right))", "slopes / self.root)", ("algorithms",),
     ),
     Fault(
         "an interior point goes on without an answer", "_algorithms/interior_point.py",
