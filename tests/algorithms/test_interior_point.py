@@ -52,6 +52,7 @@ def test_it_ends_at_the_optimum_of_a_convex_solver(name, regularizer):
 
 @pytest.mark.parametrize("name", KINKED)
 @pytest.mark.parametrize("regularizer", ["independent", "mean"])
+@pytest.mark.thin(2)
 def test_fewer_samples_than_features_end_there_too(name, regularizer):
     xs, ys = zoo.ragged(m=M, d=11, low=3, high=8, regression=not KINKED[name].binary)
     p = mj.Problem(mj.pack_tasks(xs, ys, loss_scaling="task_mean"), KINKED[name], REGULARIZERS[regularizer][0])

@@ -179,6 +179,7 @@ def test_the_step_of_a_coupling_is_that_of_its_matrix(name, rows):
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 @pytest.mark.parametrize("regularizer", ["mean", "independent_per_task", "graph"])
+@pytest.mark.thin(2)
 def test_fewer_samples_than_features_end_at_the_same_optimum(loss, regularizer):
     """The systems have the size of the samples then; two nodes of a task need those of the features."""
     d, made = 9, zoo.LOSSES[loss]
