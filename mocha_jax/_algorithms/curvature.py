@@ -53,8 +53,11 @@ class FeatureSystems(OwnSystems):
     scale: Array
     factor: Array  # [num_tasks, d, d]
 
+    def apply(self, right: Array) -> Array:
+        return _solved(self.factor, right)
+
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
-        found = _solved(self.factor, right + self.scale[:, None] * self.of.sums(slopes))
+        found = self.apply(right + self.scale[:, None] * self.of.sums(slopes))
         return found, self.of.left(found, slopes)
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
@@ -78,14 +81,17 @@ class BySamples(_OfSamples):
 class SampleSystems(OwnSystems):
     r"""Systems of the size of the samples.
 
-    With $b_i = r_i^2$ and A the rows $r_ix_i^\top$, what is left of $\rho$ is $\delta = r\epsilon$ with
-    $(I + sAA^\top)\epsilon = \rho / r - AC$, and $D = C + s\sum_i\delta_ix_i$.
+    The rows of A are $r_ix_i^\top$, where $r_i^2 = b_i$. The system $(I + sAA^\top)\epsilon = \rho / r - AC$ gives
+    $\delta = r\epsilon$, which is $\rho - bXD$, and the solution is $D = C + s\sum_i\delta_ix_i$.
     """
 
     of: BySamples
     scale: Array  # [m]
     root: Array  # [m, n] r
     factor: Array  # [m, n, n]
+
+    def apply(self, right: Array) -> Array:
+        return self.solve(right, jnp.zeros_like(self.root))[0]
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
         data = self.of.data

@@ -55,7 +55,7 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
     d, rows, smooth = data.num_features, data.y.shape[1], loss.smoothness is not None
     size = min(d, rows) if regularizer.separate and not data.shared else d
     few = size <= (_SIZE_IF_QUADRATIC if loss.quadratic else _SIZE)
-    easy = smooth and not loss.quadratic and size > rows and data.num_nodes * d**2 > _SMALL
-    if regularizer.learned or easy or not few:
+    ascent = smooth and not loss.quadratic and size > rows and data.num_nodes * d**2 > _SMALL
+    if regularizer.learned or ascent or not few:
         return Mocha()
     return Newton() if smooth else InteriorPoint() if loss.linear_conjugate else Mocha()

@@ -206,10 +206,10 @@ def by_conjugate_gradients(
         return curvature.times(w) + gradient(w)
 
     def step(right: Array, slopes: Array) -> tuple[Array, Array]:
-        nothing, eps = jnp.zeros_like(slopes), float(jnp.finfo(right.dtype).eps)
+        eps = float(jnp.finfo(right.dtype).eps)
 
         def nearly(w: Array) -> Array:
-            return own.solve(w / near[:, None], nothing)[0]
+            return own.apply(w / near[:, None])
 
         force = gradient(right) + curvature.sums(slopes)
         found = cg(curved, force, M=nearly, tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]

@@ -34,6 +34,10 @@ class OwnSystems(Pytree):
     r"""The systems $I + s_tH_t$, factorised."""
 
     @abstractmethod
+    def apply(self, right: Array) -> Array:
+        r"""$(I + s_tH_t)^{-1}C_t$ of every task, ``[m, d]``."""
+
+    @abstractmethod
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
         r"""Solve $(I + s_tH_t)D_t = C_t + s_t\sum_i\rho_{ti}x_{ti}$.
 
