@@ -27,6 +27,11 @@ class State(Pytree):
         """The dual variables ``[m, n]``; None for algorithms without."""
         return None
 
+    @property
+    def settled(self) -> Array | bool:
+        """Whether rounding lets no further round of full work change the state, [] bool. Default: never known."""
+        return False
+
 
 class Draws(Pytree):
     """Random numbers of a round that were drawn before it began."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
-from jax.lax.linalg import cholesky, triangular_solve
+from jax.typing import DTypeLike
 
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._numerics.cholesky import inverse_factor
 from mocha_jax._numerics.math import EXACT
 from mocha_jax.coupling import Curvature, OwnSystems
 
@@ -43,7 +45,7 @@ class ByFeatures(_OfSamples):
 
     def own(self, scale: Array) -> FeatureSystems:
         unit = jnp.eye(self.hessian.shape[1], dtype=self.hessian.dtype)
-        return FeatureSystems(self, scale, cholesky(scale[:, None, None] * self.hessian + unit[None]))
+        return FeatureSystems(self, scale, inverse_factor(scale[:, None, None] * self.hessian + unit[None]))
 
 
 class FeatureSystems(OwnSystems):
@@ -51,17 +53,18 @@ class FeatureSystems(OwnSystems):
 
     of: ByFeatures
     scale: Array
-    factor: Array  # [num_tasks, d, d]
+    factor: Array  # [num_tasks, d, d] inverse of the Cholesky factor
 
     def apply(self, right: Array) -> Array:
-        return _solved(self.factor, right)
+        return _solved(self.factor, right, lambda w: w + self.scale[:, None] * self.of.times(w))
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
         found = self.apply(right + self.scale[:, None] * self.of.sums(slopes))
         return found, self.of.left(found, slopes)
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
-        each = _solved(self.factor, self.of.hessian)
+        half = jnp.einsum("mde,mef->mdf", self.factor, self.of.hessian, precision=EXACT)
+        each = jnp.einsum("mde,mdf->mef", self.factor, half, precision=EXACT)
         return jnp.sum(each, axis=0), lambda w: jnp.einsum("mde,me->d", each, w, precision=EXACT)
 
 
@@ -74,8 +77,11 @@ class BySamples(_OfSamples):
     def own(self, scale: Array) -> SampleSystems:
         data = self.data
         scale = data.to_nodes(jnp.broadcast_to(scale, (data.num_tasks,)))
+        unit = jnp.eye(self.bend.shape[1], dtype=self.bend.dtype)[None]
         root = jnp.sqrt(jnp.maximum(self.bend, jnp.finfo(self.bend.dtype).tiny))
-        return SampleSystems(self, scale, root, cholesky(data.map_samples(_gram, root, scale)))
+        grams = data.map_samples(partial(_gram, dtype=root.dtype))  # not of this round: XLA computes them once
+        system = unit + root[:, :, None] * grams * (scale[:, None] * root)[:, None, :]
+        return SampleSystems(self, scale, root, inverse_factor(system))
 
 
 class SampleSystems(OwnSystems):
@@ -88,14 +94,18 @@ class SampleSystems(OwnSystems):
     of: BySamples
     scale: Array  # [m]
     root: Array  # [m, n] r
-    factor: Array  # [m, n, n]
+    factor: Array  # [m, n, n] inverse of the Cholesky factor
 
     def apply(self, right: Array) -> Array:
         return self.solve(right, jnp.zeros_like(self.root))[0]
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
-        data = self.of.data
-        left = self.root * _solved(self.factor, slopes / self.root - self.root * data.predictions(right))
+        data, root = self.of.data, self.root
+
+        def system(by_row: Array) -> Array:
+            return by_row + self.scale[:, None] * root * data.predictions(self.of.sums(root * by_row))
+
+        left = root * _solved(self.factor, slopes / root - root * data.predictions(right), system)
         return right + data.to_tasks(self.scale)[:, None] * self.of.sums(left), left
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
@@ -109,12 +119,18 @@ class SampleSystems(OwnSystems):
         return jnp.einsum("mnd,mne->de", roots, roots, precision=EXACT), applied
 
 
-def _solved(factor: Array, right: Array) -> Array:
-    """Solve small systems ``[m, d, d]``, by their Cholesky factors, of right sides ``[m, d]`` or ``[m, d, k]``."""
-    columns = right if right.ndim == factor.ndim else right[..., None]
-    for transposed in (False, True):
-        columns = triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transposed)
-    return columns.reshape(right.shape)
+def _solved(factor: Array, right: Array, system: Callable[[Array], Array]) -> Array:
+    """Solve small systems of right sides ``[m, d]`` by the inverses of their Cholesky factors.
+
+    What is found is improved once by what is left over: by inverses alone it is worse than by triangular systems.
+    """
+
+    def by_factor(right: Array) -> Array:
+        half = jnp.einsum("mde,me->md", factor, right, precision=EXACT)
+        return jnp.einsum("mde,md->me", factor, half, precision=EXACT)
+
+    found = by_factor(right)
+    return found + by_factor(right - system(found))
 
 
 def _hessians(x: Array, bend: Array) -> Array:
@@ -123,12 +139,11 @@ def _hessians(x: Array, bend: Array) -> Array:
     return jnp.einsum("knd,kne->kde", bend[:, :, None] * x, x, precision=EXACT)
 
 
-def _gram(x: Array, root: Array, scale: Array) -> Array:
-    """The systems of samples ``[k, n, d]``, ``[k, n, n]``."""
-    rows = root[:, :, None] * x.astype(root.dtype)
-    unit = jnp.eye(rows.shape[1], dtype=root.dtype)
-    return scale[:, None, None] * jnp.einsum("knd,kld->knl", rows, rows, precision=EXACT) + unit[None]
+def _gram(x: Array, dtype: DTypeLike) -> Array:
+    """Products of samples ``[k, n, d]`` with each other, ``[k, n, n]``."""
+    x = x.astype(dtype)
+    return jnp.einsum("knd,kld->knl", x, x, precision=EXACT)
 
 
 def _rooted(x: Array, root: Array, factor: Array) -> Array:
-    return triangular_solve(factor, root[:, :, None] * x.astype(root.dtype), left_side=True, lower=True)
+    return jnp.einsum("knl,kld->knd", factor, root[:, :, None] * x.astype(root.dtype), precision=EXACT)

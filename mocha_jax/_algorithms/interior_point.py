@@ -43,6 +43,10 @@ _EXPONENT = 3
 # the gap so many times the smallest one so far: rounding limits the steps then.
 _SAME, _WORSE = 4.0, 2.0
 
+# A round is idle where the gap has not become less and is so many times what the products say that it is: what is more
+# is rounding. After so many rounds more do not help.
+_ROUNDED, _IDLE = 1e3, 8
+
 
 class Interior(Pytree):
     """Distances of the duals from their bounds, with multipliers; or a change of these."""
@@ -63,10 +67,15 @@ class InteriorState(PrimalState):
     beta: Array  # [m, n]
     point: Interior
     gap: Array  # [] the smallest so far
+    idle: Array  # [] int32 rounds one after the other that only rounding kept from gaining
 
     @property
     def duals(self) -> Array:
         return self.beta
+
+    @property
+    def settled(self) -> Array:
+        return self.idle >= _IDLE
 
 
 class InteriorPoint(PrimalMethod):
@@ -100,9 +109,8 @@ class InteriorPoint(PrimalMethod):
         w, nothing = jnp.zeros((data.num_tasks, data.num_features), data.dtype), jnp.zeros((), data.dtype)
         point = _begun(problem)
         coupling, never = problem.regularizer.coupling(data.num_tasks), jnp.full((), jnp.inf, data.dtype)
-        return InteriorState(
-            jnp.zeros((), jnp.int32), w, None, coupling, never, nothing, _duals(problem, point), point, never
-        )
+        zero = jnp.zeros((), jnp.int32)
+        return InteriorState(zero, w, None, coupling, never, nothing, _duals(problem, point), point, never, zero)
 
     def resume(self, state: InteriorState, problem: Problem) -> InteriorState:
         """Keep the point if it is one of this problem: near the bounds there is no way to another's optimum."""
@@ -147,8 +155,12 @@ class InteriorPoint(PrimalMethod):
         gap = self.certify(after, problem).gap
         after = after.replace(gap=jnp.minimum(gap, state.gap))
         numbers = jnp.isfinite(gap) & jnp.all(jnp.isfinite(point.lower + point.upper))
-        fine = jnp.all(steps >= full) & numbers & (gap <= _WORSE * state.gap)
-        after = jax.tree.map(partial(jnp.where, fine), after, state).replace(round=state.round + 1)
+        answered, better = jnp.all(steps >= full), numbers & (gap <= _WORSE * state.gap)
+        after = jax.tree.map(partial(jnp.where, answered & better), after, state)
+        lower, upper = after.point.products()
+        idle = ~better | ((gap > _ROUNDED * jnp.sum(data.weighted(lower + upper))) & (gap > 0.75 * state.gap))
+        idle = jnp.where(answered, jnp.where(idle, state.idle + 1, 0), state.idle)
+        after = after.replace(round=state.round + 1, idle=idle)
         fixed = jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
         flops = steps.astype(data.dtype) * self.step_flops(problem) + fixed
         return after, Info(steps, flops, jnp.zeros_like(work.active))

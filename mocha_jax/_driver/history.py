@@ -206,20 +206,22 @@ class Best(Pytree):
     round: Array  # [] int32 in which it was reached
     first: Array  # [] int32 from which the run began
     last: Array  # [] int32 of the last record
+    settled: Array  # [] bool whether the state says that rounds gain no more
 
-    def updated(self, residual: Array, round: Array) -> Best:
+    def updated(self, residual: Array, state: State) -> Best:
         """Remember a residual that is less by a quarter."""
-        better = residual < 0.75 * self.residual
-        return Best(jnp.where(better, residual, self.residual), jnp.where(better, round, self.round), self.first, round)
+        better, settled = residual < 0.75 * self.residual, jnp.asarray(state.settled)
+        least, round = (jnp.where(better, *pair) for pair in ((residual, self.residual), (state.round, self.round)))
+        return Best(least, round, self.first, state.round, settled)
 
     def stays(self, problem: Federated, within: Array | np.ndarray) -> Any:
-        """Tell whether more rounds have gained nothing than had led there, and rounding explains why.
+        """Tell whether rounding explains that more rounds have gained nothing than had led there, or that none will.
 
         A run without a tolerance (`within` is negative) ends at its number of rounds alone.
         """
         idle = self.last - self.round
         enough = (idle > _PATIENCE) & (idle > self.round - self.first)
-        return enough & (self.residual <= problem.rounding_level) & (within >= 0)
+        return (enough & (self.residual <= problem.rounding_level) | self.settled) & (within >= 0)
 
 
 class Progress(Pytree):
@@ -257,7 +259,7 @@ def start(
     return Progress(
         state=state, time=zero, lag=zero, since=since, active=jnp.zeros((m,), bool),
         bytes_down=zero, bytes_up=zero, busy=reals, answered=counts, bound=jnp.full((), -jnp.inf, dtype),
-        best=Best(jnp.full((), jnp.inf, dtype), state.round, state.round, state.round),
+        best=Best(jnp.full((), jnp.inf, dtype), state.round, state.round, state.round, jnp.zeros((), bool)),
     )  # fmt: skip
 
 
@@ -298,7 +300,7 @@ def record(progress: Progress, problem: Federated, quality: Quality, watch: Watc
         busy=progress.busy + since.seconds,
         answered=progress.answered + since.answered,
         bound=quality.bound,
-        best=progress.best.updated(quality.residual, progress.state.round),
+        best=progress.best.updated(quality.residual, progress.state),
     )
     total = jnp.sum(jnp.where(present, progress.busy, 0.0))
     busy = total / jnp.maximum(jnp.sum(present), 1).astype(total.dtype)

@@ -135,11 +135,18 @@ class Exchangeable(Coupling):
         bent, applied = own.bent()
         factor = jax.scipy.linalg.cho_factor(jnp.eye(len(bent), dtype=bent.dtype) + self._off * bent)
 
-        def step(right: Array, slopes: Array) -> tuple[Array, Array]:
+        def nearly(right: Array, slopes: Array) -> tuple[Array, Array]:
             sums = curvature.sums(slopes)
             left = jnp.sum(sums, axis=0) - applied(right + self.within * sums)
             common = jax.scipy.linalg.cho_solve(factor, self._off * left)
             return own.solve(right + common[None], slopes)
+
+        def step(right: Array, slopes: Array) -> tuple[Array, Array]:
+            # Rounding of the products makes the common system inexact; a second solution makes up for it.
+            found, left = nearly(right, slopes)
+            rest = right + self.apply(curvature.sums(left)) - found
+            more, less = nearly(rest, jnp.zeros_like(slopes))
+            return found + more, left + less
 
         return step
 

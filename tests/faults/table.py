@@ -161,10 +161,10 @@ FAULTS = (
     ),
     Fault(
         "a system of the size of the samples forgets its right side", "_algorithms/curvature.py",
-        "slopes / self.root - self.root * data.predictions(right))", "slopes / self.root)", ("algorithms",),
+        "slopes / root - root * data.predictions(right), system)", "slopes / root, system)", ("algorithms",),
     ),
     Fault(
         "an interior point goes on without an answer", "_algorithms/interior_point.py",
-        "fine = jnp.all(steps >= full) & numbers", "fine = numbers", ("algorithms",),
+        "answered, better = jnp.all(steps >= full), numbers", "answered, better = jnp.array(True), numbers", ("algorithms",),
     ),
 )  # fmt: skip
