@@ -56,10 +56,11 @@ class FeatureSystems(OwnSystems):
     factor: Array  # [num_tasks, d, d] inverse of the Cholesky factor
 
     def apply(self, right: Array) -> Array:
-        return _solved(self.factor, right, lambda w: w + self.scale[:, None] * self.of.times(w))
+        return _by_factor(self.factor, right)
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
-        found = self.apply(right + self.scale[:, None] * self.of.sums(slopes))
+        scale = self.scale[:, None]
+        found = _solved(self.factor, right + scale * self.of.sums(slopes), lambda w: w + scale * self.of.times(w))
         return found, self.of.left(found, slopes)
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
@@ -97,7 +98,9 @@ class SampleSystems(OwnSystems):
     factor: Array  # [m, n, n] inverse of the Cholesky factor
 
     def apply(self, right: Array) -> Array:
-        return self.solve(right, jnp.zeros_like(self.root))[0]
+        data, root = self.of.data, self.root
+        left = root * _by_factor(self.factor, -root * data.predictions(right))
+        return right + data.to_tasks(self.scale)[:, None] * self.of.sums(left)
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
         data, root = self.of.data, self.root
@@ -122,15 +125,15 @@ class SampleSystems(OwnSystems):
 def _solved(factor: Array, right: Array, system: Callable[[Array], Array]) -> Array:
     """Solve small systems of right sides ``[m, d]`` by the inverses of their Cholesky factors.
 
-    What is found is improved once by what is left over: by inverses alone it is worse than by triangular systems.
+    The first solution is corrected by its residual: by inverses alone it is worse than by triangular systems.
     """
+    found = _by_factor(factor, right)
+    return found + _by_factor(factor, right - system(found))
 
-    def by_factor(right: Array) -> Array:
-        half = jnp.einsum("mde,me->md", factor, right, precision=EXACT)
-        return jnp.einsum("mde,md->me", factor, half, precision=EXACT)
 
-    found = by_factor(right)
-    return found + by_factor(right - system(found))
+def _by_factor(factor: Array, right: Array) -> Array:
+    half = jnp.einsum("mde,me->md", factor, right, precision=EXACT)
+    return jnp.einsum("mde,md->me", factor, half, precision=EXACT)
 
 
 def _hessians(x: Array, bend: Array) -> Array:

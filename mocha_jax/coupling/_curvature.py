@@ -35,7 +35,7 @@ class OwnSystems(Pytree):
 
     @abstractmethod
     def apply(self, right: Array) -> Array:
-        r"""$(I + s_tH_t)^{-1}C_t$ of every task, ``[m, d]``."""
+        r"""$(I + s_tH_t)^{-1}C_t$ of every task, ``[m, d]``, up to rounding of the systems: for a preconditioner."""
 
     @abstractmethod
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
