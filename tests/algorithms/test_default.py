@@ -68,6 +68,7 @@ def test_a_federation_and_a_state_decide(key):
         mj.default_algorithm(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate", "ignore:cross_validate. in 1 of 4 tasks")
 def test_searches_choose_alike():
     """Candidates of a regularizer that is given, though the problem's own is learned."""
