@@ -139,7 +139,7 @@ class Implicit(Adjoint):
       >>> xs = [rng.normal(size=(20, 3)).astype("f") for _ in range(4)]
       >>> data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs])
       >>> def length(lam):
-      ...     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(lam))
+      ...     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.5), mj.regularizers.MeanRegularized(lam, 0.5))
       ...     return (mj.solve(problem, adjoint=mj.Implicit()).weights ** 2).sum()
       >>> float(jax.grad(length)(1.0)) < 0.0
       True

@@ -69,7 +69,7 @@ def calibrated(
       >>> xs = [rng.normal(size=(60, 3)).astype("f") for _ in range(4)]
       >>> data = mj.pack_tasks(xs, [x.argmax(1) for x in xs], loss_scaling="task_mean")
       >>> def hinge(data):
-      ...     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(1e-3))
+      ...     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1e-3))
       >>> found = mj.multiclass.calibrated(mj.one_vs_rest(data, hinge), data, hinge, folds=3)
       >>> found.predict_proba(data).shape, bool(mj.multiclass.log_loss(found, data) < 0.4)
       ((4, 60, 3), True)

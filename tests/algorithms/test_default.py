@@ -57,18 +57,18 @@ def test_few_samples_do_where_tasks_have_nothing_in_common():
 def test_a_federation_and_a_state_decide(key):
     p = problem(mj.losses.Logistic())
     assert type(mj.default_algorithm(p, federation=True)) is mj.Mocha
-    newton, mocha = mj.solve(p, tol=1e-3), mj.solve(p, tol=1e-3, systems=mj.systems.Dropout(0.1))
-    assert type(mj.default_algorithm(p, newton.state)) is mj.Newton
+    mocha = mj.solve(p, tol=1e-3, systems=mj.systems.Dropout(0.1))
+    assert type(mj.default_algorithm(p, mj.Newton().init(p))) is mj.Newton
     assert type(mj.default_algorithm(p, mocha.state)) is mj.Mocha
     assert mj.solve(p, state=mocha.state, tol=1e-3).rounds >= 0
     hinge = problem(mj.losses.Hinge())
-    interior = mj.solve(hinge, tol=1e-3)
-    assert type(mj.default_algorithm(hinge, interior.state)) is mj.InteriorPoint
+    assert type(mj.default_algorithm(hinge, mj.InteriorPoint().init(hinge))) is mj.InteriorPoint
     assert type(mj.default_algorithm(hinge, federation=True)) is mj.Mocha
     with pytest.raises(ValueError, match="default_algorithm: problem"):
         mj.default_algorithm(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:cross_validate. the best candidate", "ignore:cross_validate. in 1 of 4 tasks")
 def test_searches_choose_alike():
     """Candidates of a regularizer that is given, though the problem's own is learned."""

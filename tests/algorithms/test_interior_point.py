@@ -63,7 +63,7 @@ def test_fewer_samples_than_features_end_there_too(name, regularizer):
     np.testing.assert_allclose(solution.weights, weights, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.extended)])
 def test_a_weak_regularizer_costs_no_more_rounds(dtype):
     """Where coordinate ascent has not begun after a thousand."""
     rng = np.random.default_rng(0)
@@ -127,6 +127,7 @@ def test_nodes_that_share_a_task_are_one():
     np.testing.assert_allclose(both[0].weights, both[1].weights, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_derivative_through_it_is_that_of_coordinate_ascent():
     p = problem(mj.losses.Hinge())
 

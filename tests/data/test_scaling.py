@@ -192,8 +192,8 @@ def test_uneven_features_are_named_where_a_solve_did_not_converge():
 
 
 def test_a_solve_of_numpys_arrays_has_a_message_too():
-    own = packed()
-    data = mj.TaskData(*(np.asarray(a) for a in (own.x, own.y, own.weight, own.task)))  # type: ignore[arg-type]
+    data = jax.tree.map(np.asarray, packed())
+    assert isinstance(data.x, np.ndarray)
     problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1e-3))
     assert (
         "standard deviations differ by a factor of 8e+06"

@@ -61,6 +61,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(path):
 
 
 @pytest.mark.extended
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["linear", "multiclass", "fedavg", "virtual"])
 def test_damaged_files_of_all_kinds_are_refused_in_a_sentence(path, name):
     check_damages(path, (SAVED / f"{name}.npz").read_bytes(), 1000)

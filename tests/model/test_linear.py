@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -28,10 +29,15 @@ def solved(loss="squared", regularizer=None, intercept=True, classes=False):
     return mj.solve(mj.Problem(data, zoo.LOSSES[loss], regularizer), tol=1e-3), xs
 
 
+@cache
+def usual():
+    return solved()
+
+
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_predictions_are_those_of_the_tasks_by_name(seed):
-    solution, _ = SOLVED
+    solution, _ = usual()
     rng = np.random.default_rng(seed)
     x, who = rng.normal(size=(9, 4)), rng.choice(NAMES, 9)
     w = np.asarray(solution.weights)
@@ -40,9 +46,6 @@ def test_predictions_are_those_of_the_tasks_by_name(seed):
     np.testing.assert_allclose(model.predict(x, who), want, rtol=1e-10)
     np.testing.assert_allclose(model.decision_function(x, list(who)), want, rtol=1e-10)
     np.testing.assert_allclose(model.predict(x[:2], who[0]), np.c_[x[:2], np.ones(2)] @ w[NAMES.index(who[0])])
-
-
-SOLVED = solved()
 
 
 @pytest.mark.slow
@@ -92,7 +95,7 @@ def test_a_new_task_of_levels_has_the_mean_of_the_thresholds():
 
 @pytest.mark.slow
 def test_a_solve_without_a_finite_gap_is_saved_too(tmp_path):
-    problem = SOLVED[0].problem.replace(regularizer=R.Independent(1e-3))
+    problem = usual()[0].problem.replace(regularizer=R.Independent(1e-3))
     diverged = mj.solve(problem, mj.MiniBatchSgd(8, step_size=1e40), max_rounds=20, tol=None)
     assert not np.isfinite(diverged.relative_gap)
     diverged.model.save(tmp_path / "m.npz")
@@ -102,7 +105,7 @@ def test_a_solve_without_a_finite_gap_is_saved_too(tmp_path):
 
 
 def test_a_new_task_gets_what_was_asked_for():
-    solution, xs = SOLVED
+    solution, xs = usual()
     model, x = solution.model, xs[0]
     with pytest.raises(ValueError, match="task 'larch' is not among the 5 that are known: 'fir', 'ash'"):
         model.predict(x, "larch")
@@ -161,7 +164,7 @@ def test_a_column_of_tasks_is_no_feature_and_a_task_of_its_name_comes_first():
 
 
 def test_metrics_find_the_tasks_of_a_solution():
-    solution, xs = SOLVED
+    solution, xs = usual()
     ys = [np.arange(float(len(x))) for x in xs]
     names = ["oak", "fir", "yew"]
     test = mj.pack_tasks({n: xs[NAMES.index(n)] for n in names}, {n: ys[NAMES.index(n)] for n in names},
@@ -198,7 +201,7 @@ def test_a_file_gives_the_model_back(loss, tmp_path):
 
 
 def test_numpy_alone_reads_a_file(tmp_path):
-    model = SOLVED[0].model
+    model = usual()[0].model
     model.save(tmp_path / "model.npz")
     program = """
 import json, sys
@@ -216,14 +219,14 @@ assert "jax" not in sys.modules
 
 
 def test_nothing_of_the_samples_is_in_it():
-    solution, _ = SOLVED
+    solution, _ = usual()
     d, m = 4, 5
     arrays = {k: np.shape(v) for k, v in vars(solution.model).items() if isinstance(v, np.ndarray)}
     assert arrays == {"weights": (m, d), "intercept": (m,)}
 
 
 def test_broken_files_are_refused_in_a_sentence(tmp_path):
-    model, path = SOLVED[0].model, tmp_path / "model.npz"
+    model, path = usual()[0].model, tmp_path / "model.npz"
     model.save(path)
     whole = path.read_bytes()
     for content in (b"", b"nonsense", whole[: len(whole) // 2]):
@@ -270,7 +273,7 @@ def named(decides=(), **names):
 @pytest.mark.parametrize("change", [{"tasks": ["a", "b"]}, {"features": ["a"]}, {"weights": np.full((5, 4), np.nan)}])
 def test_a_file_whose_parts_do_not_fit_is_refused(change, tmp_path):
     path = tmp_path / "model.npz"
-    SOLVED[0].model.save(path)
+    usual()[0].model.save(path)
     arrays = dict(np.load(path))
     about = json.loads(arrays.pop("about").tobytes())
     for name, value in change.items():
@@ -284,7 +287,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused(change, tmp_path):
 def test_bad_input_is_named(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        make(SOLVED[0].model)
+        make(usual()[0].model)
 
 
 @pytest.mark.slow
@@ -311,8 +314,8 @@ def test_a_global_model_needs_no_task():
 
 
 def test_pictures_and_messages_have_the_names():
-    figure = mj.plotting.relationship(SOLVED[0])
+    figure = mj.plotting.relationship(usual()[0])
     assert {label.get_text() for label in figure.axes[0].get_xticklabels()} == set(NAMES)
-    data = SOLVED[0].problem.data
+    data = usual()[0].problem.data
     with pytest.raises(ValueError, match="task 'fir': has label .* but Hinge needs"):
         mj.Problem(data, mj.losses.Hinge(), R.Independent(1.0))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,19 +12,18 @@ from scipy.special import expit
 import mocha_jax as mj
 from tests.multiclass.problems import CLASSES, NAMES, hinge, logistic, named
 
-
-def solved():
-    data, table, labels, groups = named()
-    return mj.one_vs_rest(data, logistic), data, table, labels, groups
+DATA, TABLE, LABELS, GROUPS = named()
 
 
-FOUND, DATA, TABLE, LABELS, GROUPS = solved()
+@cache
+def found():
+    return mj.one_vs_rest(DATA, logistic)
 
 
 def test_predictions_are_those_of_the_tasks_by_name():
-    model = FOUND.model
+    model = found().model
     x, who = TABLE[::7], GROUPS[::7]
-    w = np.asarray(FOUND.weights)
+    w = np.asarray(found().weights)
     tasks = [DATA.names.tasks.index(name) for name in who]
     z = np.array([w[:, t] @ np.r_[row, 1.0] for row, t in zip(np.asarray(x), tasks, strict=True)])
     np.testing.assert_allclose(model.decision_function(x, who), z, rtol=1e-9)
@@ -47,10 +47,12 @@ def test_probabilities_of_values_that_are_far_out():
 
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_a_file_gives_the_model_back(calibrated, tmp_path):
-    found = (
-        FOUND.replace(calibration=np.array([[2.0, 0.1], [1.0, 0.0], [1.5, -0.3], [1.0, 1.0]])) if calibrated else FOUND
+    solution = (
+        found().replace(calibration=np.array([[2.0, 0.1], [1.0, 0.0], [1.5, -0.3], [1.0, 1.0]]))
+        if calibrated
+        else found()
     )
-    model, path = found.model, tmp_path / "model.npz"
+    model, path = solution.model, tmp_path / "model.npz"
     model.save(path)
     again = mj.load_model(path)
     assert isinstance(again, mj.MulticlassModel)
@@ -69,7 +71,7 @@ def test_a_file_gives_the_model_back(calibrated, tmp_path):
 
 
 def test_numpy_alone_reads_a_file(tmp_path):
-    FOUND.model.save(tmp_path / "model.npz")
+    found().model.save(tmp_path / "model.npz")
     program = """
 import json, sys
 import numpy as np
@@ -83,22 +85,22 @@ assert "jax" not in sys.modules
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "model.npz")], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == FOUND.model.predict([np.arange(5.0)], "oak")[0]
+    assert done.stdout.strip() == found().model.predict([np.arange(5.0)], "oak")[0]
 
 
 def test_nothing_of_the_samples_is_in_it():
-    arrays = {k: np.shape(v) for k, v in vars(FOUND.model).items() if isinstance(v, np.ndarray)}
+    arrays = {k: np.shape(v) for k, v in vars(found().model).items() if isinstance(v, np.ndarray)}
     assert arrays == {"weights": (4, 3, 5), "intercept": (4, 3)}
-    held = [np.shape(leaf) for leaf in vars(FOUND).values() if hasattr(leaf, "shape")]
+    held = [np.shape(leaf) for leaf in vars(found()).values() if hasattr(leaf, "shape")]
     assert (3, *DATA.y.shape) not in held
 
 
 def test_metrics_of_several_classes_take_a_model():
-    model = FOUND.model
-    np.testing.assert_allclose(mj.multiclass.error_rate(model, DATA), FOUND.error_rate(DATA))
-    np.testing.assert_allclose(mj.multiclass.log_loss(model, DATA), mj.multiclass.log_loss(FOUND, DATA))
+    model = found().model
+    np.testing.assert_allclose(mj.multiclass.error_rate(model, DATA), found().error_rate(DATA))
+    np.testing.assert_allclose(mj.multiclass.log_loss(model, DATA), mj.multiclass.log_loss(found(), DATA))
     right = np.mean([(model.predict(TABLE[n == GROUPS], n) == LABELS[n == GROUPS]).mean() for n in NAMES])
-    np.testing.assert_allclose(1 - FOUND.error_rate(DATA), right)
+    np.testing.assert_allclose(1 - found().error_rate(DATA), right)
 
 
 BAD = {
@@ -121,4 +123,4 @@ BAD = {
 def test_bad_input_is_named(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        make(FOUND.model)
+        make(found().model)

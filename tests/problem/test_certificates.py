@@ -347,11 +347,18 @@ def test_rounding_is_counted_in_a_solution_and_not_in_a_history():
     np.testing.assert_allclose(found.dual, found.primal - found.gap - found.rounding, rtol=1e-6)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_sample_of_the_sweep_holds(seed):
+@pytest.mark.parametrize(
+    ("seed", "names"),
+    [
+        (0, ("adaptive", "proximal")),
+        pytest.param(0, ("adaptive", "safe", "interior point"), marks=pytest.mark.extended),
+        pytest.param(1, tuple(judge.ALGORITHMS), marks=pytest.mark.slow),
+    ],
+)
+def test_a_sample_of_the_sweep_holds(seed, names):
     """The benchmark's judge finds nothing wrong with these, and does find what is made wrong."""
     for group in judge.groups(np.random.default_rng(seed), 1, 8):
-        found = judge.sweep(group, 60)
+        found = judge.sweep(group, 60, algorithms={name: judge.ALGORITHMS[name] for name in names})
         assert [wrong for *_, wrong in judge.judge(group, found) if wrong] == []
         for solutions in found.values():
             solutions["gap"] = 0.01 * solutions["gap"]

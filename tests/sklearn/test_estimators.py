@@ -355,6 +355,7 @@ def test_no_level_has_to_be_paid_for():
 
 
 @pytest.mark.parametrize("regularizer", ["mean_covariance", "probabilistic", "independent"])
+@pytest.mark.thin(1)
 @pytest.mark.extended
 def test_one_row_is_not_worse_than_none(regularizer):
     rng = np.random.default_rng(0)

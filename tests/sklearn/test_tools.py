@@ -74,7 +74,7 @@ def test_folds_of_whole_groups_have_the_mean_and_a_warning():
     """`cv=3` cuts a table that is sorted by group into whole groups."""
     table, y = frame()
     order = np.argsort(table["school"].to_numpy(), kind="stable")
-    search = GridSearchCV(MochaRegressor(groups="school"), {"lam": [1.0, 0.01]}, cv=3)
+    search = GridSearchCV(MochaRegressor(groups="school", regularizer="independent"), {"lam": [1.0, 0.01]}, cv=3)
     with pytest.warns(
         UserWarning, match=r"not seen in fit, predicted with the mean of all groups; .* KFold\(shuffle=True\)"
     ):
