@@ -32,6 +32,9 @@ class _OfSamples(Curvature):
     def left(self, w: Array, slopes: Array) -> Array:
         return slopes - self.bend * self.data.predictions(w)
 
+    def scaled(self, scale: Array) -> Curvature:
+        return self.replace(data=self.data.replace(x=self.data.x * scale[None, None, :].astype(self.data.x.dtype)))
+
 
 class ByFeatures(_OfSamples):
     """A matrix ``[d, d]`` for every task."""
@@ -40,6 +43,10 @@ class ByFeatures(_OfSamples):
 
     def times(self, w: Array) -> Array:
         return jnp.einsum("mde,me->md", self.hessian, w, precision=EXACT)
+
+    def scaled(self, scale: Array) -> ByFeatures:
+        squares = (scale[:, None] * scale[None, :])[None]
+        return self.replace(data=super().scaled(scale).data, hessian=squares * self.hessian)
 
     def own(self, scale: Array) -> FeatureSystems:
         unit = jnp.eye(self.hessian.shape[1], dtype=self.hessian.dtype)

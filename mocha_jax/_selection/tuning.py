@@ -31,6 +31,7 @@ from mocha_jax._selection.learner import Learner
 from mocha_jax._selection.one_problem import learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared, to_score
 from mocha_jax._selection.solves import SolveOptions, solve_options, warm_started
+from mocha_jax.regularizers import Regularizer
 
 Make = Callable[[Problem, Any], Problem]
 Score = Callable[[Problem, Solution[Problem], Any], Array]
@@ -188,7 +189,7 @@ def tune(
     adjoint = Implicit() if adjoint is None else adjoint
     check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
     if make is None:
-        make, start = _with_numbers, _positive_numbers(problem)
+        make, start = _with_numbers, _positive_numbers(problem.regularizer)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)
     if not jax.tree.leaves(start) or not all(
         (_np(a) > 0).all() and np.isfinite(_np(a)).all() for a in jax.tree.leaves(start)
@@ -209,7 +210,7 @@ def tune(
     logs, unit = jax.tree.map(jnp.log, start), None
     # What is not finite is begun anew.
     like = jax.eval_shape(lambda start: budget.algorithm.init(make(slim, start)), start)
-    states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.nan if a.dtype.kind == "f" else 0, a.dtype), like)
+    states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.inf if a.dtype.kind == "f" else 0, a.dtype), like)
     logs, progress, states = beside(slim.data.x, (logs, optimizer.init(logs), states))
     for i in range(steps):
         def step(by: Algorithm[Problem], logs: Tree = logs, states: Tree = states) -> _OfFold:
@@ -264,7 +265,7 @@ def _fold_by_fold(
         training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
         there, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
         solution = budget.solve(key, there, warm_started(budget.algorithm, state, there))
-        asked = problem.replace(data=held_out)
+        asked = problem.exchange(data=held_out)  # which may have one more feature, see `to_score`
 
         def loss(weights: Array, logs: Tree) -> Array:
             return score(asked, solution.exchange(weights=for_those(weights)), jax.tree.map(jnp.exp, logs))
@@ -278,10 +279,8 @@ def _fold_by_fold(
         )  # fmt: skip
 
     # On a CPU one training keeps a core busy, see `room`.
-    together = 1 if jax.default_backend() == "cpu" else count
-    if together == 1:
-        return lax.map(lambda given: one(*given), (jnp.arange(count), states))
-    return jax.vmap(one)(jnp.arange(count), states)
+    every = jnp.arange(count, dtype=parts.dtype), states
+    return lax.map(lambda given: one(*given), every) if jax.default_backend() == "cpu" else jax.vmap(one)(*every)
 
 
 _trained = Program(
@@ -348,15 +347,23 @@ def _mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: A
     return metrics.mean_loss(solution.weights, problem.data, problem.loss)
 
 
-def _positive_numbers(problem: Problem) -> dict[str, ArrayLike]:
-    """All positive numbers of the regularizer, by name, but for those that it says to leave alone."""
-    regularizer = problem.regularizer
-    fields = {k: v for k, v in fields_of(regularizer).items() if k not in regularizer.frozen_fields}
-    return {k: v for k, v in fields.items() if np.isfinite(_np(v)).all() and (_np(v) > 0).all()}
+def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
+    """All positive numbers of a regularizer, by name, but for those that it says to leave alone; parts as such records."""
+    found: dict[str, Any] = {}
+    for name, value in fields_of(regularizer).items():
+        if isinstance(value, Regularizer):
+            found[name] = _positive_numbers(value)
+        elif name not in regularizer.frozen_fields and np.isfinite(_np(value)).all() and (_np(value) > 0).all():
+            found[name] = value
+    return found
 
 
-def _with_numbers(problem: Problem, values: dict[str, ArrayLike]) -> Problem:
-    return problem.replace(regularizer=problem.regularizer.replace(**values))
+def _with_numbers(problem: Problem, values: dict[str, Any]) -> Problem:
+    def changed(record: Any, values: dict[str, Any]) -> Any:
+        parts = {name: changed(getattr(record, name), v) if isinstance(v, dict) else v for name, v in values.items()}
+        return record.replace(**parts)
+
+    return problem.replace(regularizer=changed(problem.regularizer, values))
 
 
 def _np(a: ArrayLike) -> np.ndarray:
