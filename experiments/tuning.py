@@ -116,8 +116,8 @@ def main() -> None:
                             continue
                         began = time.process_time()
                         errors, value, trainings = study.chosen(model, way)
-                        row = Row(name, count, trial, model, way, " ".join(f"{e:.6g}" for e in errors), value, trainings,
-                                  time.process_time() - began)  # fmt: skip
+                        seconds, shown = time.process_time() - began, " ".join(f"{e:.6g}" for e in errors)
+                        row = Row(name, count, trial, model, way, shown, value, trainings, seconds)
                         append(path, row)
                         print(f"{name:>14} {count:3d} rows, trial {trial} {model:>26} {way:>12}: "
                               f"{np.nanmean(errors):8.4f} {value:8.4f} {row.seconds:6.1f} s", flush=True)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -32,7 +33,7 @@ class _OfSamples(Curvature):
     def left(self, w: Array, slopes: Array) -> Array:
         return slopes - self.bend * self.data.predictions(w)
 
-    def scaled(self, scale: Array) -> Curvature:
+    def scaled(self, scale: Array) -> Self:
         return self.replace(data=self.data.replace(x=self.data.x * scale[None, None, :].astype(self.data.x.dtype)))
 
 
@@ -44,7 +45,7 @@ class ByFeatures(_OfSamples):
     def times(self, w: Array) -> Array:
         return jnp.einsum("mde,me->md", self.hessian, w, precision=EXACT)
 
-    def scaled(self, scale: Array) -> ByFeatures:
+    def scaled(self, scale: Array) -> Self:
         squares = (scale[:, None] * scale[None, :])[None]
         return self.replace(data=super().scaled(scale).data, hessian=squares * self.hessian)
 

@@ -247,8 +247,8 @@ def hypergradient(
     points = jax.tree.map(lambda *both: jnp.stack(both), at.point, at.before)
     slopes = jnp.stack([jax.grad(fn)(point.weights) for point in (at.point, at.before)])
     gradients, every, moving = pulled_back(problem, points, slopes, **how)
-    here, before = (jax.tree.map(lambda a: a[i], gradients) for i in (0, 1))
-    slope, solved, free = slopes[0], jax.tree.map(lambda a: a[0], every), moving[0]
+    here, solved, free = jax.tree.map(lambda a: a[0], (gradients, every, moving))
+    before, slope = jax.tree.map(lambda a: a[1], gradients), slopes[0]
     known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
     lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
 

@@ -6,11 +6,12 @@ $$
 P\bigl(\rho(I - P)q - X^\top C\beta\bigr) = r, \qquad -C X P q - C D \beta = s,
 $$
 
-where $P = \rho\bar M(I + \rho\bar M)^{-1}$. With $u = Pq$ and $H = X^\top C D^{-1} X$ of the free samples it becomes the
-system of a Newton step, $(I + \bar M H)u = (\bar M + I/\rho)r - \bar M X^\top D^{-1}s$, and
+where $P = \rho\bar M(I + \rho\bar M)^{-1}$. With $u = Pq$ and $H = X^\top C D^{-1} X$ of the free samples it becomes
+the system of a Newton step, $(I + \bar M H)u = (\bar M + I/\rho)r - \bar M X^\top D^{-1}s$, and
 
 $$
-C\beta = -D^{-1}s - C D^{-1}Xu, \qquad q = u + \frac{1}{\rho}\bigl(r + X^\top C\beta + \tfrac{1}{\rho}\bar M^{-1}r\bigr).
+C\beta = -D^{-1}s - C D^{-1}Xu, \qquad
+q = u + \frac{1}{\rho}\bigl(r + X^\top C\beta + \tfrac{1}{\rho}\bar M^{-1}r\bigr).
 $$
 """
 

@@ -38,6 +38,7 @@ from mocha_jax._numerics.minres import Solved, minres
 from mocha_jax._numerics.refinement import refined
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import OptimalityConditions
+from mocha_jax.regularizers._optimality import Proximal
 
 # A step that answers to less than this share of a change of its prediction is clipped, or as good as.
 _CLIPPED = 1e-12
@@ -59,8 +60,9 @@ class Sensitivity:
         self._max_steps = max_steps
         stationary = _stationary(problem)
         real = data.weight > 0
-        direct = can_eliminate(problem)
-        self._kappa = _least(problem) if direct else _curvatures(problem, stationary.relation(unknown))
+        # The only unknown of a given relationship, unless it is one of the user's own.
+        direct = stationary if isinstance(stationary, Proximal) and can_eliminate(problem) else None
+        self._kappa = _least(problem) if direct is not None else _curvatures(problem, stationary.relation(unknown))
         z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
         slope = jax.jvp(lambda z: loss.dual_step(beta, z, data.y, self._kappa), (z,), (jnp.ones_like(z),))[1]
         self.free = real & (-slope * self._kappa > _CLIPPED)
@@ -69,11 +71,11 @@ class Sensitivity:
         self._scale = jnp.where(self.free, safe_ratio(data.weight, -slope), 0.0)
         self._stiffness = stationary.stiffness(unknown)
         self._moved = jax.linearize(partial(self._conditions, problem), unknown, beta)[1]
-        self._inverse: Callable[[Unknowns], Unknowns] | None = None
-        if direct:
+        self._inverse: Callable[[Any], Any] | None = None
+        if direct is not None:
             # A dual's own share of a step is D / (D + kappa), and the slope 1 / (D + kappa).
             own = -self._moved(jax.tree.map(jnp.zeros_like, unknown), jnp.ones_like(beta))[1]
-            self._inverse = eliminated(problem, stationary.rho, safe_ratio(-slope, own), self.free)
+            self._inverse = eliminated(problem, direct.rho, safe_ratio(-slope, own), self.free)
 
     def _conditions(self, problem: Problem, unknown: Tree, beta: Array) -> Unknowns:
         """Return the residual of the regularizer's condition, and the step of each dual variable."""

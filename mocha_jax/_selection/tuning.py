@@ -117,10 +117,10 @@ def tune(
     \bar L(h) + \frac{\bar L(h_0)}{n} \sum_a \sum_{j \in a} \frac{(\log h_j - \overline{\log h_a})^2}{2\tau^2},
     $$
 
-    with $\bar L$ the mean loss of the folds but for the last, $h_0$ the start, n the samples and $\tau$ the `prior`: each
-    array a of hyperparameters is log-normal about a level of its own, so that a single number has none. The fold that
-    descent does not see says where to stop: the step at which its loss is least is chosen, the start among them, and
-    descent ends some steps after. The solution is then one of all samples. The loss need not be convex in the
+    with $\bar L$ the mean loss of the folds but for the last, $h_0$ the start, n their samples and $\tau$ the `prior`:
+    each array a of hyperparameters is log-normal about a level of its own, so that a single number has none. The fold
+    that descent does not see says where to stop: the step at which its loss is least is chosen, the start among them,
+    and descent ends some steps after. The solution is then one of all samples. The loss need not be convex in the
     hyperparameters: start where a coarse grid says.
 
     Where a training ends so far from the optimum that there is no gradient, descent ends with a warning, or at the
@@ -146,8 +146,8 @@ def tune(
       make: ``make(problem, hyperparameters)``, a pure function: the problem with them, of the samples of the one given.
         The same function again is not compiled again.
       start: the first hyperparameters, any pytree of positive arrays; needed with `make`.
-      score: ``score(problem, solution, hyperparameters)``, to be small; `problem` is the one given with held-out samples.
-        It is differentiated through ``solution.weights`` and the hyperparameters. Default `metrics.mean_loss`.
+      score: ``score(problem, solution, hyperparameters)``, to be small; `problem` is the one given with held-out
+        samples. It is differentiated through ``solution.weights`` and the hyperparameters. Default `metrics.mean_loss`.
       folds: how many, drawn with `key` as `cross_validate` draws them; or ``[m, n]`` integers, the fold in which each
         sample is held out: 0 and 1 for two validation parts, and -1 for samples that always train.
       stopping: how many of the folds, the last ones, descent does not see. With 0 the step at which what it descends on
@@ -203,8 +203,8 @@ def tune(
         raise ValueError(f"tune: stopping must leave a fold to descend on, of {count} folds at most {count - 1}.")
     optimizer = _usual_optimizer(int(steps)) if optimizer is None else optimizer
     slim = problem.exchange(data=anonymous(problem.data, prepare))
-    static = dict(make=make, score=_mean_loss if score is None else score, prepare=prepare)
-    samples = int((_np(problem.data.weight) > 0).sum())
+    fixed = dict(count=count, make=make, score=_mean_loss if score is None else score, prepare=prepare)
+    samples = int(((_np(parts) >= 0) & (_np(parts) < count - stopping) & (_np(problem.data.weight) > 0)).sum())
 
     seen: list[Trace] = []
     logs, unit = jax.tree.map(jnp.log, start), None
@@ -213,10 +213,10 @@ def tune(
     states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.inf if a.dtype.kind == "f" else 0, a.dtype), like)
     logs, progress, states = beside(slim.data.x, (logs, optimizer.init(logs), states))
     for i in range(steps):
-        def step(by: Algorithm[Problem], logs: Tree = logs, states: Tree = states) -> _OfFold:
-            return _trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, count=count, **static)
-
-        found = or_by_loops(problem, budget.algorithm, step)
+        found = or_by_loops(
+            problem, budget.algorithm,
+            lambda by: _trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
+        )  # fmt: skip
         states = found.state
         now, gradient = _summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
         unit = float(now.losses[: count - stopping].mean()) if unit is None else unit
@@ -260,7 +260,7 @@ def _fold_by_fold(
     def with_hyperparameters(problem: Problem, logs: Tree) -> Problem:
         return make(problem, jax.tree.map(jnp.exp, logs))
 
-    def one(fold: Array, state: State) -> _OfFold:
+    def one(fold: Array, state: Any) -> _OfFold:
         rows = parts != fold
         training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
         there, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
@@ -302,11 +302,9 @@ def _summed(
     gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), found.gradient, aside)
     error = jax.tree.map(lambda e: e[:kept].mean(0), found.error)
     value = float(found.loss[kept:].mean()) if stopping else total
-    of_all = (getattr(found, each).max() for each in ("distance", "residual", "gap"))
-    trace = Trace(
-        np.asarray(value), np.asarray(total), found.loss, jax.tree.map(np.exp, logs), gradient, error, *of_all,
-        found.rounds.sum(),
-    )  # fmt: skip
+    largest: tuple[Any, Any, Any] = found.distance.max(), found.residual.max(), found.gap.max()
+    at: tuple[Any, Any] = np.asarray(value), np.asarray(total)
+    trace = Trace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
     return trace, gradient
 
 
@@ -348,7 +346,7 @@ def _mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: A
 
 
 def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
-    """All positive numbers of a regularizer, by name, but for those that it says to leave alone; parts as such records."""
+    """All positive numbers of a regularizer, by name, but for those that it says to leave alone; of its parts too."""
     found: dict[str, Any] = {}
     for name, value in fields_of(regularizer).items():
         if isinstance(value, Regularizer):

@@ -60,7 +60,7 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
 
 
 def tuning(tuned: Tuned) -> Figure:
-    """The losses of the folds at every step of `tune`, and the hyperparameters on a log scale; the best step is marked."""
+    """The losses of held-out folds at every step of `tune`, the best one marked, and hyperparameters on a log scale."""
     check.instance("tuning", "tuned", tuned, Tuned, "tune(problem)")
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)

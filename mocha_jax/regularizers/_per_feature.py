@@ -17,9 +17,9 @@ from mocha_jax.regularizers._base import Regularizer, rounded, twice_rounded
 class PerFeature(Regularizer):
     r"""$R(W\,\mathrm{diag}(f)^{1/2})$: the numbers of a regularizer R times a factor $f_j$ for every feature.
 
-    With `Independent` it is $\sum_{t,j}\lambda_t f_j w_{tj}^2$, with `MeanRegularized` every feature has a $\lambda_1$ and
-    a $\lambda_2$. Where the relationship is learned, directions of all features together are what is penalised, and
-    factors belong to the samples: divide each feature by the root of its factor.
+    With `Independent` it is $\sum_{t,j}\lambda_t f_j w_{tj}^2$, with `MeanRegularized` every feature has a
+    $\lambda_1$ and a $\lambda_2$. A learned relationship is one of all features together, to which they cannot
+    belong with factors of their own: divide each feature of the samples by the root of its factor instead.
 
     Args:
       regularizer: R, of a relationship that is given.

@@ -41,7 +41,9 @@ def test_value_coupling_and_brackets_are_those_of_scaled_weights(name):
     np.testing.assert_allclose(jax.grad(there.value)(near), 0.7 * (v - near), rtol=1e-9, atol=1e-12)
     for nodes in (jnp.ones(M), jnp.arange(1.0, M + 1.0)):
         # sigma' is safe for every feature: of each the matrix is that of the tasks times one number.
-        matrix = np.stack([np.asarray(of.apply(jnp.zeros((M, D)).at[t, j].set(1.0)))[:, j] for t in range(M) for j in range(D)])
+        matrix = np.stack(
+            [np.asarray(of.apply(jnp.zeros((M, D)).at[t, j].set(1.0)))[:, j] for t in range(M) for j in range(D)]
+        )
         for j in range(D):
             owner = np.repeat(np.arange(M), np.asarray(nodes, int))
             sigma = np.asarray(of.sigma_prime("per_task", nodes=nodes))
@@ -68,7 +70,9 @@ def test_solutions_are_those_of_scaled_samples(name):
 
 @pytest.mark.extended
 def test_fewer_samples_than_features():
-    there, scaled = (mj.solve(p, mj.Newton(), tol=1e-10) for p in both("independent", mj.losses.Squared(), low=2, high=3))
+    there, scaled = (
+        mj.solve(p, mj.Newton(), tol=1e-10) for p in both("independent", mj.losses.Squared(), low=2, high=3)
+    )
     np.testing.assert_allclose(there.weights * np.sqrt(FACTOR)[None], scaled.weights, rtol=1e-6, atol=1e-8)
 
 
