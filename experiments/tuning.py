@@ -91,13 +91,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--models", nargs="+", help="names of models; default all")
     parser.add_argument("--ways", nargs="+", default=USUAL, choices=list(WAYS), help="default %(default)s")
-    parser.add_argument("--short", action="store_true", help="one made task set, one trial, two models")
+    parser.add_argument("--short", action="store_true", help="one made task set, one trial, one model")
     parser.add_argument("--out", type=Path, default=Path("experiments/tuning"), help="folder of the CSV")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "trials.csv"
     if options.short:
-        options.only, options.trials, options.models = ["near a mean"], 1, ["local, a lambda a task", "(11)"]
+        options.only, options.trials, options.models = ["near a mean"], 1, ["local, a lambda a task"]
     names = options.only or [*(file.stem for file in options.data), "levels"]
     done = {(row.tasks, row.rows, row.trial, row.model, row.way) for row in read(path, Row)}
     for name, split, kind in sets(options.data):

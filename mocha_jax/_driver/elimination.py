@@ -23,15 +23,22 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.curvature import curvature
-from mocha_jax._algorithms.default import default_algorithm
-from mocha_jax._algorithms.newton import Newton
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 
 
+# Second derivatives at most. MINRES takes hundreds or thousands of steps, each of two products with the samples: a
+# factorisation is cheaper up to a thousand features or so, whatever the samples.
+_MOST = 2**24
+
+
 def can_eliminate(problem: Problem) -> bool:
     """Tell whether the loss has a curvature and second derivatives are few enough to be factorised."""
-    return isinstance(default_algorithm(problem), Newton)
+    data, d = problem.data, problem.data.num_features
+    size = d if data.shared else min(d, data.y.shape[1])
+    few = data.num_nodes * size**2 + d**2 <= _MOST
+    smooth = problem.loss.smoothness is not None
+    return few and smooth and not problem.regularizer.learned and data.sharding is None
 
 
 def eliminated(

@@ -125,6 +125,8 @@ class Sensitivity:
         problem, unknown, beta = self._at
         residual, step = self._conditions(problem, unknown, beta)
         right = self._against(residual, step)
+        if self._inverse is not None:  # what it leaves is up to the next step
+            return self._with_fixed(self._inverse(right), step), jax.tree.map(jnp.zeros_like, right)
         found = self._solve(right)
         left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
         return self._with_fixed(found.x, step), left
@@ -166,7 +168,7 @@ def _stationary(problem: Problem) -> OptimalityConditions[Any]:
 
 
 def _least(problem: Problem) -> Array:
-    """Of every sample the least curvature of the conjugate of a smooth loss: near it nothing is lost to rounding."""
+    """The least curvature of the conjugate of a smooth loss, of every sample: near it nothing is lost to rounding."""
     data = problem.data
     most = jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, data.dtype), (data.num_tasks,))
     return lax.stop_gradient(jnp.broadcast_to(1.0 / data.to_nodes(most)[:, None], data.y.shape))

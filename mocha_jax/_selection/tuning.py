@@ -310,7 +310,7 @@ def _summed(
 
 @lru_cache
 def _usual_optimizer(steps: int) -> optax.GradientTransformation:
-    """Of an array the direction of the gradient, whatever its size: numbers that hardly matter hardly move."""
+    """Follow the direction of an array's gradient, whatever its size: numbers that hardly matter hardly move."""
     return optax.novograd(optax.cosine_decay_schedule(_RATE, steps), b1=0.5, b2=0.9)
 
 
