@@ -26,7 +26,6 @@ from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 
-
 # Second derivatives at most. MINRES takes hundreds or thousands of steps, each of two products with the samples: a
 # factorisation is cheaper up to a thousand features or so, whatever the samples.
 _MOST = 2**24
