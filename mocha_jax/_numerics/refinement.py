@@ -38,6 +38,10 @@ def refined(
     def size(r: Vector) -> Array:
         return jnp.sqrt(inner(r, weigh(r)))
 
+    # Of ordinary size, so that squares neither overflow nor vanish.
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(b)]))
+    unit = jnp.where(largest == 0, jnp.ones_like(largest), largest)
+    b = jax.tree.map(lambda leaf: leaf / unit, b)
     start = size(b)
     nothing = jax.tree.map(jnp.zeros_like, b)
 
@@ -56,4 +60,4 @@ def refined(
 
     x, _, rest, steps = lax.while_loop(unfinished, step, (nothing, b, start, jnp.zeros((), jnp.int32)))
     residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
-    return Solved(x, residual, steps)
+    return Solved(jax.tree.map(lambda leaf: unit * leaf, x), residual, steps)
