@@ -12,11 +12,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -81,7 +82,10 @@ def study(tasks: TaskSet, options: argparse.Namespace, left: Axes, right: Axes) 
     """One task set."""
     key, score = jax.random.key(options.seed), score_of(tasks, None)
     train, test = tasks.data.split(jax.random.fold_in(key, 0), 0.75)
-    fit, held = train.split(jax.random.fold_in(key, 1), 0.8)
+    part = train.folds(jax.random.fold_in(key, 1), 5) == 0  # a fifth that validates
+    fit, held = train.keep(~part), train.keep(part)
+    once: dict[str, Any] = {"folds": np.where(part, 0, -1), "stopping": 0, "prior": np.inf, "steps": options.steps}
+    once["optimizer"] = optax.adam(optax.cosine_decay_schedule(0.7, options.steps))
     budget = dict(tol=options.tol, max_rounds=options.rounds, record_every=10)
     joint = mj.Problem(fit, tasks.loss, mj.regularizers.Probabilistic(0.5 * 1e-2))
     print(f"{tasks.name}: {tasks.data.num_tasks} tasks", flush=True)
@@ -90,7 +94,7 @@ def study(tasks: TaskSet, options: argparse.Namespace, left: Axes, right: Axes) 
     coarse = curve.value[::2]
     at = int(np.argmin(coarse))
     began = time.perf_counter()
-    tuned = mj.tune(joint, held, steps=options.steps, key=key, **budget)
+    tuned = mj.tune(joint.replace(data=train), key=key, **once, **budget)
     seconds = time.perf_counter() - began
     lam = float(2.0 * tuned.hyperparameters["lam"])
     best = LAMBDAS[at]
@@ -101,7 +105,7 @@ def study(tasks: TaskSet, options: argparse.Namespace, left: Axes, right: Axes) 
         crossed(train, test, tasks, key, score, budget),
     ]
     draw_curve(left, tasks.name, curve, tuned)
-    ways += per_task(right, tasks, fit, held, train, test, key, score, options.steps, budget)
+    ways += per_task(right, tasks, train, test, key, score, once, budget)
     print(
         f"  {'chosen by':<28} {'lambda':>18} {'validation loss':>16} {'test ' + score.title:>14} {'rounds':>7} {'s':>6}"
     )
@@ -154,22 +158,21 @@ def crossed(train: mj.TaskData, test: mj.TaskData, tasks: TaskSet, key: jax.Arra
 
 
 def per_task(
-    axes: Axes, tasks: TaskSet, fit: mj.TaskData, held: mj.TaskData, train: mj.TaskData, test: mj.TaskData,
-    key: jax.Array, score: Score, steps: int, budget: dict,
+    axes: Axes, tasks: TaskSet, train: mj.TaskData, test: mj.TaskData, key: jax.Array, score: Score,
+    once: dict[str, Any], budget: dict,
 ) -> list[Way]:  # fmt: skip
     """Local models: one ridge for all tasks, then one for each, from there."""
     m = tasks.data.num_tasks
-    local = mj.Problem(fit, tasks.loss, mj.regularizers.Independent(0.5 * 1e-2))
+    local = mj.Problem(train, tasks.loss, mj.regularizers.Independent(0.5 * 1e-2))
 
-    def with_ridges(lam: jax.Array) -> mj.Problem:
-        return local.replace(regularizer=mj.regularizers.Independent(lam))
+    def with_ridges(problem: mj.Problem, lam: jax.Array) -> mj.Problem:
+        return problem.replace(regularizer=mj.regularizers.Independent(lam))
 
     ways, start = [], jnp.asarray(0.5 * 1e-1)
     for name in ("local, one lambda", f"local, {m} lambdas"):
         began = time.perf_counter()
-        tuned = mj.tune(local, held, make=with_ridges, start=start, steps=steps, key=key, **budget)
-        final = tuned.problem.replace(data=train)
-        result = score.factor * float(getattr(mj.metrics, score.name)(mj.solve(final, key=key, **budget).weights, test))
+        tuned = mj.tune(local, make=with_ridges, start=start, key=key, **once, **budget)
+        result = score.factor * float(getattr(mj.metrics, score.name)(tuned.solution.weights, test))
         lam = 2.0 * np.asarray(tuned.hyperparameters)
         shown = f"{lam:.3g}" if lam.ndim == 0 else f"{lam.min():.2g} to {lam.max():.2g}"
         ways.append(Way(name, shown, tuned.value, result, int(tuned.history.rounds.sum()), time.perf_counter() - began))

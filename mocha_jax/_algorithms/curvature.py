@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
@@ -34,6 +35,9 @@ class _OfSamples(Curvature):
     def left(self, w: Array, slopes: Array) -> Array:
         return slopes - self.bend * self.data.predictions(w)
 
+    def scaled(self, scale: Array) -> Self:
+        return self.replace(data=self.data.replace(x=self.data.x * scale[None, None, :].astype(self.data.x.dtype)))
+
 
 class ByFeatures(_OfSamples):
     """A matrix ``[d, d]`` for every task."""
@@ -42,6 +46,10 @@ class ByFeatures(_OfSamples):
 
     def times(self, w: Array) -> Array:
         return jnp.einsum("mde,me->md", self.hessian, w, precision=EXACT)
+
+    def scaled(self, scale: Array) -> Self:
+        squares = (scale[:, None] * scale[None, :])[None]
+        return self.replace(data=super().scaled(scale).data, hessian=squares * self.hessian)
 
     def own(self, scale: Array) -> FeatureSystems:
         unit = jnp.eye(self.hessian.shape[1], dtype=self.hessian.dtype)

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.processes import all_rows
+from mocha_jax._core.values import is_traced
 
 Shared = TypeVar("Shared")
 Tree = TypeVar("Tree")
@@ -155,6 +156,17 @@ def on_all(sharding: NodeSharding | None, tree: Tree) -> Tree:
         return place(leaf, sharding.replicated)
 
     return cast(Tree, jax.tree.map(copied, tree))
+
+
+def beside(array: object, tree: Tree) -> Tree:
+    """Put arrays on the one device on which another lies on purpose, as the results of programs with it do.
+
+    A program is compiled anew for arguments of which JAX may choose the device.
+    """
+    if not isinstance(array, jax.Array) or is_traced(array) or not array.committed or len(array.devices()) > 1:
+        return tree
+    (device,) = array.devices()
+    return cast(Tree, jax.device_put(tree, device))
 
 
 def _in_plain_order(array: ArrayLike, sharding: Sharding) -> ArrayLike:

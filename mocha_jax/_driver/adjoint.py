@@ -244,9 +244,11 @@ def hypergradient(
         raise ValueError(f"hypergradient: fn must return a single number, got shape {value.shape}.")
     at = refine(problem, solution.weights, beta, solution.relation, **how)
 
-    slope = jax.grad(fn)(at.point.weights)
-    here, solved, free = pulled_back(problem, at.point, slope, **how)
-    before, *_ = pulled_back(problem, at.before, jax.grad(fn)(at.before.weights), **how)
+    points = jax.tree.map(lambda *both: jnp.stack(both), at.point, at.before)
+    slopes = jnp.stack([jax.grad(fn)(point.weights) for point in (at.point, at.before)])
+    gradients, every, moving = pulled_back(problem, points, slopes, **how)
+    here, solved, free = jax.tree.map(lambda a: a[0], (gradients, every, moving))
+    before, slope = jax.tree.map(lambda a: a[1], gradients), slopes[0]
     known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
     lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
 

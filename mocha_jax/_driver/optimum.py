@@ -104,19 +104,31 @@ def _share(change: Array, old: Array, new: Array) -> Array:
 
 
 def _pulled_back(
-    problem: Problem, point: Point, weights_bar: Array, *, tol: float | None, max_steps: int
+    problem: Problem, points: Point, weights_bar: Array, *, tol: float | None, max_steps: int
 ) -> tuple[Problem, Solved[Unknowns], Array]:
-    """The gradient with respect to the problem of something with this gradient with respect to the weights.
+    """The gradients with respect to the problem of something with these gradients with respect to the weights.
+
+    Args:
+      problem: the problem.
+      points: with a leading axis; one after the other, as one program.
+      weights_bar: gradients at them, ``[., num_tasks, d]``.
+      tol: see `Implicit`.
+      max_steps: see `Implicit`.
 
     Returns:
-      The gradient; how the linear system was solved; how many dual variables are free.
+      Of every point the gradient; how the linear system was solved; how many dual variables are free.
     """
-    _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
-    direct, towards = pull(weights_bar)
-    system = Sensitivity(problem, point.unknown, point.beta, tol=tol, max_steps=max_steps)
-    through, found = system.cotangent(towards, jnp.zeros_like(point.beta))
-    gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
-    return gradient, found, jnp.sum(system.free, dtype=jnp.int32)
+
+    def one(given: tuple[Point, Array]) -> tuple[Problem, Solved[Unknowns], Array]:
+        point, bar = given
+        _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
+        direct, towards = pull(bar)
+        system = Sensitivity(problem, point.unknown, point.beta, tol=tol, max_steps=max_steps)
+        through, found = system.cotangent(towards, jnp.zeros_like(point.beta))
+        gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
+        return gradient, found, jnp.sum(system.free, dtype=jnp.int32)
+
+    return lax.map(one, (points, weights_bar))
 
 
 pulled_back = Program(_pulled_back, _numbers, static_argnames=("tol", "max_steps"))

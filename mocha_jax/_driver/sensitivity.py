@@ -15,8 +15,9 @@ $$
 \begin{pmatrix} \partial r & -P X^\top C \\ -C X P & -C D \end{pmatrix},
 $$
 
-with $P = \partial W$ and D the curvature of the conjugate loss (0 for hinge-like losses, so that nothing may be
-eliminated). It is solved by `mocha_jax._numerics.minres`; no matrix is formed.
+with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
+eliminated: `mocha_jax._numerics.minres` solves the system, and no matrix is formed. For smooth losses, a given
+relationship and few features `mocha_jax._driver.elimination` has its inverse.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core.pytree import Relation, Tree
+from mocha_jax._driver.elimination import can_eliminate, eliminated
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.minres import Solved, minres
+from mocha_jax._numerics.refinement import refined
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import OptimalityConditions
+from mocha_jax.regularizers._optimality import Proximal
 
 # A step that answers to less than this share of a change of its prediction is clipped, or as good as.
 _CLIPPED = 1e-12
@@ -56,7 +60,9 @@ class Sensitivity:
         self._max_steps = max_steps
         stationary = _stationary(problem)
         real = data.weight > 0
-        self._kappa = _curvatures(problem, stationary.relation(unknown))
+        # The only unknown of a given relationship, unless it is one of the user's own.
+        direct = stationary if isinstance(stationary, Proximal) and can_eliminate(problem) else None
+        self._kappa = _least(problem) if direct is not None else _curvatures(problem, stationary.relation(unknown))
         z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
         slope = jax.jvp(lambda z: loss.dual_step(beta, z, data.y, self._kappa), (z,), (jnp.ones_like(z),))[1]
         self.free = real & (-slope * self._kappa > _CLIPPED)
@@ -65,6 +71,13 @@ class Sensitivity:
         self._scale = jnp.where(self.free, safe_ratio(data.weight, -slope), 0.0)
         self._stiffness = stationary.stiffness(unknown)
         self._moved = jax.linearize(partial(self._conditions, problem), unknown, beta)[1]
+        self._inverse: Callable[[Any], Any] | None = None
+        if direct is not None:
+            # A dual's own share of a step is D / (D + kappa), and the slope 1 / (D + kappa).
+            own = -self._moved(jax.tree.map(jnp.zeros_like, unknown), jnp.ones_like(beta))[1]
+            # Of the point, where it is the same everywhere too: see `_second_derivatives` of `Newton`.
+            flexibility = jnp.where(jnp.isnan(z), z, safe_ratio(-slope, own))
+            self._inverse = eliminated(problem, direct.rho, flexibility, self.free)
 
     def _conditions(self, problem: Problem, unknown: Tree, beta: Array) -> Unknowns:
         """Return the residual of the regularizer's condition, and the step of each dual variable."""
@@ -83,6 +96,8 @@ class Sensitivity:
         return unknown, r[1] / jnp.where(self.free, self._scale, 1.0)
 
     def _solve(self, b: Unknowns) -> Solved[Unknowns]:
+        if self._inverse is not None:
+            return refined(self._apply, b, self._inverse, self._precondition, tol=self._tol)
         return minres(self._apply, b, self._precondition, tol=self._tol, max_steps=self._max_steps)
 
     def _pushed(self, fixed: Array) -> Tree:
@@ -112,6 +127,8 @@ class Sensitivity:
         problem, unknown, beta = self._at
         residual, step = self._conditions(problem, unknown, beta)
         right = self._against(residual, step)
+        if self._inverse is not None:  # what it leaves is up to the next step
+            return self._with_fixed(self._inverse(right), step), jax.tree.map(jnp.zeros_like, right)
         found = self._solve(right)
         left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
         return self._with_fixed(found.x, step), left
@@ -150,6 +167,13 @@ def read(problem: Problem, unknown: Tree) -> tuple[Array, Relation]:
 
 def _stationary(problem: Problem) -> OptimalityConditions[Any]:
     return problem.regularizer.optimality(problem.data.num_tasks, problem.data.num_features)
+
+
+def _least(problem: Problem) -> Array:
+    """The least curvature of the conjugate of a smooth loss, of every sample: near it nothing is lost to rounding."""
+    data = problem.data
+    most = jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, data.dtype), (data.num_tasks,))
+    return lax.stop_gradient(jnp.broadcast_to(1.0 / data.to_nodes(most)[:, None], data.y.shape))
 
 
 def _curvatures(problem: Problem, relation: Relation) -> Array:

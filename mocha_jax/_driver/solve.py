@@ -14,7 +14,7 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import fetched
+from mocha_jax._core.devices import beside, fetched
 from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._core.values import is_traced
@@ -151,7 +151,7 @@ def solve(
         return _within_a_transformation(problem, adjoint, key, config, state, tol, max_rounds, record_every)
 
     given, config = config, config.laid_out()
-    where, room = allocate(key, config, state, records=chunk // record_every)
+    where, room = beside(config.problem.data.x, allocate(key, config, state, records=chunk // record_every))
     first = int(where.state.round)
     last = first + int(max_rounds)
     (_, within), stopped = _aims(problem, tol), False

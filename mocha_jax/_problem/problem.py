@@ -163,6 +163,7 @@ class Problem(Federated):
             object.__setattr__(self, name, jax.tree.map(lambda leaf: on_device(leaf, dtype), given))
         self.loss.check_tasks(self.data.num_tasks)
         self.regularizer.check_tasks(self.data.num_tasks)
+        self.regularizer.check_features(self.data.num_features)
         if self.loss.label_rule:
             _check_labels(self.data, self.loss)
 

@@ -1,76 +1,102 @@
-"""Choosing hyperparameters by gradient descent on a validation loss."""
+"""Choosing hyperparameters by gradient descent on the loss of held-out folds."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import Algorithm, State
-from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
+from mocha_jax._core.compiling import Program
+from mocha_jax._core.devices import beside
 from mocha_jax._core.pytree import Pytree, Tree, fields_of, short
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._core.warnings import NotConverged, warn
+from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.preparation import Preparation, of_residuals, preparation, prepared, to_score
-from mocha_jax._selection.solves import SolveOptions, warm_started
+from mocha_jax._selection.learner import Learner
+from mocha_jax._selection.one_problem import learner_of
+from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared, to_score
+from mocha_jax._selection.solves import SolveOptions, solve_options, warm_started
+from mocha_jax.regularizers import Regularizer
+
+Make = Callable[[Problem, Any], Problem]
+Score = Callable[[Problem, Solution[Problem], Any], Array]
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
-_RATE = 0.7
+_RATE = 0.3
+
+# Steps without progress on the folds that stop, after which descent ends.
+_PATIENCE = 5
 
 
 class Trace(Pytree):
     """The steps of `tune`; every field has a leading axis, one entry per step."""
 
-    value: Array  # validation loss
-    hyperparameters: Any  # at which it was taken
-    gradient: Any  # with respect to their logarithms
+    value: Array  # mean loss of the folds that stop
+    descended: Array  # of the other folds, and the prior: what descent is on
+    losses: Array  # [., folds]
+    hyperparameters: Any  # at which they were taken
+    gradient: Any  # of `descended`, with respect to their logarithms
     error: Any  # of the gradient, about, see `Hypergradient`
-    distance: Array  # from the optimum of where the gradient was taken
-    residual: Array  # of the linear system behind it
-    gap: Array  # relative gap at which the training ended
-    rounds: Array  # of the training
+    distance: Array  # from the optimum of where the gradient was taken, the largest of all folds
+    residual: Array  # of the linear system behind it, likewise
+    gap: Array  # relative gap at which the trainings ended, likewise
+    rounds: Array  # of the trainings, of all folds together
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """The best hyperparameters and the way there, from `tune`."""
+    """The hyperparameters that were chosen and the way there, from `tune`."""
 
-    hyperparameters: Any  # the best ones seen
-    problem: Problem  # with them
-    solution: Solution[Problem]  # of the training then; its history holds the last record
-    value: float  # the validation loss of its weights
-    best: int  # the step at which they were seen
+    hyperparameters: Any  # those of the best step
+    problem: Problem  # with them, of all samples
+    solution: Solution[Problem]  # of that problem
+    value: float  # the loss of the folds that stop, at the best step
+    best: int  # the step at which it is least
     history: Trace
 
     def __repr__(self) -> str:
-        gap = float(self.history.gap[self.best])
         best = short(self.hyperparameters)
-        return f"Tuned(value={self.value:.6g}, hyperparameters={best}, trained to a gap of {gap:.1e})"
+        return f"Tuned(value={self.value:.6g}, hyperparameters={best}, {self.solution.message})"
+
+
+class _OfFold(Pytree):
+    """A training for one fold, and how its loss changes with the hyperparameters."""
+
+    loss: Array
+    gradient: Any
+    error: Any
+    distance: Array
+    residual: Array
+    gap: Array
+    rounds: Array
+    state: State
 
 
 @on_purpose
 def tune(
     problem: Problem,
-    validation: TaskData,
     *,
-    make: Callable[[Any], Problem] | None = None,
+    make: Make | None = None,
     start: Any = None,
-    score: Callable[[Array, TaskData], Array] | None = None,
+    score: Score | None = None,
+    folds: int | ArrayLike = 5,
+    stopping: int = 1,
+    prior: float = 1.0,
     standardize: str | Preparation | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 25,
@@ -78,132 +104,127 @@ def tune(
     key: Array | None = None,
     tol: float = 1e-4,
     max_rounds: int = 500,
-    record_every: int = 5,
+    record_every: int = 1,
     adjoint: Implicit | None = None,
     callback: Callable[[int, float], object] | None = None,
 ) -> Tuned:
-    r"""Gradient descent on the validation loss over the logarithms of any number of hyperparameters.
+    r"""Gradient descent on the loss of held-out folds, over the logarithms of any number of hyperparameters.
 
-    A step trains from the solution of the last one, differentiates the validation loss through the optimum
-    (`hypergradient`) and moves all hyperparameters at once. The best ones seen are returned, so the result is never
-    worse than the start. Where a training ends so far from the optimum that there is no gradient, descent stops with a
-    warning, or at the first step with an error. The loss need not be convex in them: start where a coarse grid says.
+    A step trains without each of the folds in turn, from its last solution, all in one compiled call. It differentiates
+    the losses of the held-out folds through the optima (`hypergradient`) and moves all hyperparameters at once, down
 
-    By default all positive numbers of the regularizer are tuned, but for counts and matrices. Any others by `make`: one
-    $\lambda$ for each cluster of tasks,
+    $$
+    \bar L(h) + \frac{\bar L(h_0)}{n} \sum_a \sum_{j \in a} \frac{(\log h_j - \overline{\log h_a})^2}{2\tau^2},
+    $$
+
+    with $\bar L$ the mean loss of the folds but for the last, $h_0$ the start, n their samples and $\tau$ the `prior`:
+    each array a of hyperparameters is log-normal about a level of its own, so that a single number has none. The fold
+    that descent does not see says where to stop: the step at which its loss is least is chosen, the start among them,
+    and descent ends some steps after. The solution is then one of all samples. The loss need not be convex in the
+    hyperparameters: start where a coarse grid says.
+
+    Where a training ends so far from the optimum that there is no gradient, descent ends with a warning, or at the
+    first step with an error.
+
+    By default all positive numbers of the regularizer are tuned, but for counts and matrices: one or one for each task,
+    as they are. Any others by `make`: one $\lambda$ for each cluster of tasks,
 
         >>> import jax, jax.numpy as jnp, mocha_jax as mj
         >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
-        >>> train, validation = data.split(jax.random.key(1), 0.7)
-        >>> problem = mj.Problem(train, mj.losses.Logistic(), mj.regularizers.Independent(1.0))
+        >>> problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.Independent(1.0))
         >>> cluster = jnp.array([0, 0, 1, 1, 2, 2])
-        >>> def with_ridges(lam):
+        >>> def with_ridges(problem, lam):
         ...     return problem.replace(regularizer=mj.regularizers.Independent(lam[cluster]))
-        >>> tuned = mj.tune(problem, validation, make=with_ridges, start=jnp.ones(3), steps=5, tol=1e-3)
+        >>> tuned = mj.tune(problem, make=with_ridges, start=jnp.ones(3), folds=3, steps=5, tol=1e-3)
         >>> tuned.hyperparameters.shape, bool(tuned.value <= tuned.history.value[0])
         ((3,), True)
 
-    or how much each task's samples count, ``data.replace(weight=data.weight * h[:, None])``.
+    or how much each task's samples count, ``problem.data.replace(weight=problem.data.weight * h[:, None])``.
 
     Args:
-      problem: where to start; with `make`, only for its data and loss.
-      validation: samples of the same tasks that are not trained on.
-      make: the problem for given hyperparameters, a pure function.
+      problem: data, loss and where to start; with `make`, only the first two.
+      make: ``make(problem, hyperparameters)``, a pure function: the problem with them, of the samples of the one given.
+        The same function again is not compiled again.
       start: the first hyperparameters, any pytree of positive arrays; needed with `make`.
-      score: ``score(weights, validation)``, differentiable; default `metrics.mean_loss` with the problem's loss.
-      standardize: what to do with features, fitted to the problem's samples and done with those for validation too, see
-        `cross_validate`; not with `make`, which has the samples that it has.
-      optimizer: of logarithms; default Adam with a rate that falls from 0.7 to 0.
-      steps: how many trainings.
+      score: ``score(problem, solution, hyperparameters)``, to be small; `problem` is the one given with held-out
+        samples. It is differentiated through ``solution.weights`` and the hyperparameters. Default `metrics.mean_loss`.
+      folds: how many, drawn with `key` as `cross_validate` draws them; or ``[m, n]`` integers, the fold in which each
+        sample is held out: 0 and 1 for two validation parts, and -1 for samples that always train.
+      stopping: how many of the folds, the last ones, descent does not see. With 0 the step at which what it descends on
+        is least is chosen.
+      prior: $\tau$, on a natural log scale; infinity for none.
+      standardize: what to do with features, fitted to the training samples of every fold, see `cross_validate`.
+      optimizer: of logarithms; default `optax.novograd`, by which an array moves as one vector, with a rate that falls
+        from 0.3 to 0.
+      steps: how many at most.
       algorithm: default as for `solve`.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap of the trainings.
       max_rounds: of each training.
       record_every: rounds between looks at the gap.
       adjoint: how exactly to solve for the gradient.
-      callback: called as ``callback(step, validation_loss)`` after each step; a true return value stops.
+      callback: called as ``callback(step, value)`` after each step; a true return value stops.
     """
     name = "tune"
     check.instance(name, "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    check.instance(name, "validation", validation, TaskData, "data.split(key, 0.75)[1]")
-    if score is None and (
-        problem.data.num_features != validation.num_features or problem.data.num_tasks not in (1, validation.num_tasks)
+    check.integer(name, 1, steps=steps)
+    check.integer(name, 0, stopping=stopping)
+    check.positive_or_infinite(name, prior=prior)
+    check.scalar(name, prior=prior)
+    for what, function, example in (
+        ("make", make, "lambda problem, h: problem"),
+        ("score", score, "lambda problem, solution, h: ..."),
+        ("callback", callback, "lambda step, loss: loss < 0.1"),
     ):
-        raise ValueError(
-            f"tune: validation has {validation.num_tasks} tasks of {validation.num_features} features, but problem "
-            f"{problem.data.num_tasks} of {problem.data.num_features}; pass samples of the same tasks, or a score."
-        )
-    check.integer(name, 1, steps=steps, max_rounds=max_rounds, record_every=record_every)
-    check.scalar(name, tol=tol)
-    check.nonnegative(name, tol=tol)
-    tol = float(tol)
-    if algorithm is not None:
-        check.instance(name, "algorithm", algorithm, Algorithm, "Mocha()")
-    if score is not None:
-        check.function(name, "score", score, "lambda weights, validation: ...")
+        if function is not None:
+            check.function(name, what, function, example)
     if optimizer is not None:
         check.instance(name, "optimizer", optimizer, optax.GradientTransformation, "optax.adam(0.1)")
-    if callback is not None:
-        check.function(name, "callback", callback, "lambda step, loss: loss < 0.1")
     if (make is None) != (start is None):
         raise ValueError(
             "tune: make and start belong together: the problem for given hyperparameters, and the first ones."
         )
-    if standardize is not None and make is not None:
-        raise ValueError("tune: standardize must be left out where make builds the problem; give it such samples.")
-    prepare = preparation(name, standardize, of_residuals(problem))
-    _, validation, for_those = to_score(prepare, problem.data, validation)
-    problem = problem.replace(data=prepared(prepare, problem.data))
+    key = jax.random.key(0) if key is None else key
+    check.key(name, key)
+    adjoint = Implicit() if adjoint is None else adjoint
+    check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
     if make is None:
-        make, start = _of_regularizer(problem)
+        make, start = _with_numbers, _positive_numbers(problem.regularizer)
     start = jax.tree.map(partial(jnp.asarray, dtype=problem.data.dtype), start)
     if not jax.tree.leaves(start) or not all(
         (_np(a) > 0).all() and np.isfinite(_np(a)).all() for a in jax.tree.leaves(start)
     ):
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
-    score = partial(metrics.mean_loss, loss=problem.loss) if score is None else score
-    optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, steps)) if optimizer is None else optimizer
-    algorithm = default_algorithm(make(start)) if algorithm is None else algorithm
-    budget = SolveOptions(algorithm, tol, int(max_rounds), int(record_every))
-    adjoint = Implicit() if adjoint is None else adjoint
-    check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
-    key = jax.random.key(0) if key is None else key
-    check.key(name, key)
-
-    @jax.jit
-    def step(
-        algorithm: Algorithm[Problem], logs: Tree, progress: optax.OptState, state: State, validation: TaskData
-    ) -> tuple[Tree, optax.OptState, Solution[Problem], Trace]:
-        by = budget.replace(algorithm=algorithm)
-        values = jax.tree.map(jnp.exp, logs)
-        there, pull = jax.vjp(lambda logs: make(jax.tree.map(jnp.exp, logs)), logs)
-        solution = by.solve(key, there, warm_started(algorithm, state, there))
-        found: Hypergradient = hypergradient(lambda w: score(for_those(w), validation), solution, adjoint=adjoint)
-        gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
-        with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
-            updates, progress = optimizer.update(gradient, progress, logs)
-            moved = optax.apply_updates(logs, updates)
-        seen = Trace(
-            found.value, values, gradient, error, found.distance, found.residual,
-            solution.certificate.residual, jnp.asarray(solution.rounds),
-        )  # fmt: skip
-        return moved, progress, solution, seen
+    learner: Learner[Any, Any] = learner_of(name, problem)
+    prepare = preparation(name, standardize, learner.centres_labels)
+    budget = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
+    parts, count = _parts(problem.data, key, folds)
+    if stopping >= count:
+        raise ValueError(f"tune: stopping must leave a fold to descend on, of {count} folds at most {count - 1}.")
+    optimizer = _usual_optimizer(int(steps)) if optimizer is None else optimizer
+    slim = problem.exchange(data=anonymous(problem.data, prepare))
+    fixed = dict(count=count, make=make, score=_mean_loss if score is None else score, prepare=prepare)
+    samples = int(((_np(parts) >= 0) & (_np(parts) < count - stopping) & (_np(problem.data.weight) > 0)).sum())
 
     seen: list[Trace] = []
-    logs, chosen = jax.tree.map(jnp.log, start), None
-    progress = optimizer.init(logs)
-    state: State = jax.jit(lambda start: budget.algorithm.init(make(start)))(start)
+    logs, unit = jax.tree.map(jnp.log, start), None
+    # What is not finite is begun anew.
+    like = jax.eval_shape(lambda start: budget.algorithm.init(make(slim, start)), start)
+    states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.inf if a.dtype.kind == "f" else 0, a.dtype), like)
+    logs, progress, states = beside(slim.data.x, (logs, optimizer.init(logs), states))
     for i in range(steps):
-        logs, progress, solution, now = or_by_loops(
+        found = or_by_loops(
             problem, budget.algorithm,
-            lambda by: step(by, logs, progress, state, validation),  # noqa: B023
+            lambda by: _trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
         )  # fmt: skip
-        numbers = now.value, *jax.tree.leaves(now.gradient)
-        if not all(np.isfinite(_np(a)).all() for a in numbers):
+        states = found.state
+        now, gradient = _summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
+        unit = float(now.losses[: count - stopping].mean()) if unit is None else unit
+        if not all(np.isfinite(a).all() for a in (now.value, *jax.tree.leaves(now.gradient))):
             if not seen:
                 raise ValueError(
-                    f"tune: there is no gradient at the start, {start}: validation loss {float(now.value):.3g}, gap of "
-                    f"the training {float(now.gap):.1e}, distance from the optimum {float(now.distance):.1e} and "
+                    f"tune: there is no gradient at the start, {start}: loss {float(now.value):.3g}, gap of "
+                    f"the trainings {float(now.gap):.1e}, distance from the optimum {float(now.distance):.1e} and "
                     f"residual of the linear system {float(now.residual):.1e} (each at most {adjoint.worst:g}). Train "
                     f'to a smaller tol, with more max_rounds, not with Mocha(server="dual") where Omega is learned, or '
                     f"start elsewhere."
@@ -215,35 +236,132 @@ def tune(
                 f"elsewhere. The best of the steps before is returned."
             )
             break
-        state = solution.state
-        if not seen or now.value < min(trace.value for trace in seen):
-            chosen = solution
-        seen.append(jax.tree.map(np.asarray, now))
+        seen.append(now)
+        values = [trace.value for trace in seen]
         if callback is not None and callback(i, float(now.value)):
             break
+        if stopping and i - int(np.argmin(values)) >= _PATIENCE:
+            break
+        logs, progress = _moved(optimizer, gradient, progress, logs)
     history = jax.tree.map(lambda *leaves: np.stack(leaves), *seen)
     best = int(np.argmin(history.value))
-    assert chosen is not None
-    if history.gap[best] > 10.0 * tol:
-        warn(
-            f"tune: the best training stopped at max_rounds={max_rounds} with a relative gap of "
-            f"{history.gap[best]:.1e}, far from tol={tol:g}; its validation loss is not the optimum's.",
-            NotConverged,
-        )
-    values = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
-    return Tuned(values, make(values), chosen, float(history.value[best]), best, history)
+    chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
+    final = make(problem.replace(data=prepared(prepare, problem.data)), chosen)
+    return Tuned(chosen, final, budget.solve(key, final, None), float(history.value[best]), best, history)
 
 
-def _of_regularizer(problem: Problem) -> tuple[Callable[[Any], Problem], dict[str, ArrayLike]]:
-    """All its positive numbers, by name, but for those that it says to leave alone."""
-    regularizer = problem.regularizer
-    fields = {k: v for k, v in fields_of(regularizer).items() if k not in regularizer.frozen_fields}
-    start = {k: v for k, v in fields.items() if np.isfinite(_np(v)).all() and (_np(v) > 0).all()}
+def _fold_by_fold(
+    given: tuple[Array, Problem, Array, SolveOptions, Implicit], logs: Tree, states: Tree, *, count: int, make: Make,
+    score: Score, prepare: Preparation | None,
+) -> _OfFold:  # fmt: skip
+    """Train without each fold, from the states of the last time, and differentiate its loss."""
+    key, problem, parts, budget, adjoint = given
 
-    def make(values: dict[str, ArrayLike]) -> Problem:
-        return problem.replace(regularizer=regularizer.replace(**values))
+    def with_hyperparameters(problem: Problem, logs: Tree) -> Problem:
+        return make(problem, jax.tree.map(jnp.exp, logs))
 
-    return make, start
+    def one(fold: Array, state: Any) -> _OfFold:
+        rows = parts != fold
+        training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
+        there, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
+        solution = budget.solve(key, there, warm_started(budget.algorithm, state, there))
+        asked = problem.exchange(data=held_out)  # which may have one more feature, see `to_score`
+
+        def loss(weights: Array, logs: Tree) -> Array:
+            return score(asked, solution.exchange(weights=for_those(weights)), jax.tree.map(jnp.exp, logs))
+
+        found: Hypergradient = hypergradient(lambda w: loss(w, logs), solution, adjoint=adjoint)
+        gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
+        gradient = jax.tree.map(jnp.add, gradient, jax.grad(loss, 1)(solution.weights, logs))
+        return _OfFold(
+            found.value, gradient, jax.tree.map(jnp.abs, error), found.distance, found.residual,
+            solution.history.residual, jnp.asarray(solution.rounds), solution.state,
+        )  # fmt: skip
+
+    # On a CPU one training keeps a core busy, see `room`.
+    every = jnp.arange(count, dtype=parts.dtype), states
+    return lax.map(lambda given: one(*given), every) if jax.default_backend() == "cpu" else jax.vmap(one)(*every)
+
+
+_trained = Program(
+    _fold_by_fold, lambda given, *_, **__: given[1].data.x.size, often=True,
+    static_argnames=("count", "make", "score", "prepare"),
+)  # fmt: skip
+
+
+def _summed(
+    found: _OfFold, logs: Tree, stopping: int, unit: float | None, samples: int, prior: float
+) -> tuple[Trace, Tree]:
+    """Put the folds together: the record of a step, and the gradient of what descent is on."""
+    found, logs = jax.tree.map(_np, (found, logs))
+    kept = len(found.loss) - stopping
+    mean = float(found.loss[:kept].mean())
+    weight = (mean if unit is None else unit) / (samples * prior**2)
+    aside = jax.tree.map(lambda a: a - a.mean(), logs)
+    total = mean + 0.5 * weight * sum(float((a**2).sum()) for a in jax.tree.leaves(aside))
+    gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), found.gradient, aside)
+    error = jax.tree.map(lambda e: e[:kept].mean(0), found.error)
+    value = float(found.loss[kept:].mean()) if stopping else total
+    largest: tuple[Any, Any, Any] = found.distance.max(), found.residual.max(), found.gap.max()
+    at: tuple[Any, Any] = np.asarray(value), np.asarray(total)
+    trace = Trace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
+    return trace, gradient
+
+
+@lru_cache
+def _usual_optimizer(steps: int) -> optax.GradientTransformation:
+    """Follow the direction of an array's gradient, whatever its size: numbers that hardly matter hardly move."""
+    return optax.novograd(optax.cosine_decay_schedule(_RATE, steps), b1=0.5, b2=0.9)
+
+
+@partial(jax.jit, static_argnums=0)
+def _moved(
+    optimizer: optax.GradientTransformation, gradient: Tree, progress: optax.OptState, logs: Tree
+) -> tuple[Tree, optax.OptState]:
+    """One step of the optimizer."""
+    with jax.numpy_dtype_promotion("standard"):  # which optimizers take for granted
+        updates, progress = optimizer.update(gradient, progress, logs)
+        return optax.apply_updates(logs, updates), progress
+
+
+def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, int]:
+    """The fold of every sample ``[m, n]``, and how many folds there are."""
+    if np.ndim(folds) == 0:
+        check.integer("tune", 2, folds=folds)
+        return data.folds(jax.random.fold_in(key, 0), int(folds)), int(folds)  # type: ignore[arg-type]
+    parts = np.asarray(folds)
+    if parts.shape != data.y.shape or parts.dtype.kind not in "iu":
+        raise ValueError(f"tune: folds must be a number or integers [m, n] = {data.y.shape}, got {check.shown(folds)}.")
+    real = _np(data.weight) > 0
+    count = int(parts[real].max(initial=-1)) + 1
+    empty = sorted(set(range(count)) - set(parts[real].tolist()))
+    if count < 1 or empty:
+        raise ValueError(f"tune: each of the folds 0, 1, ... must have samples, but fold {(empty or [0])[0]} has none.")
+    return jnp.asarray(np.where(real, parts, -1).astype(np.int32)), count
+
+
+def _mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Any) -> Array:
+    """The usual score."""
+    return metrics.mean_loss(solution.weights, problem.data, problem.loss)
+
+
+def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
+    """All positive numbers of a regularizer, by name, but for those that it says to leave alone; of its parts too."""
+    found: dict[str, Any] = {}
+    for name, value in fields_of(regularizer).items():
+        if isinstance(value, Regularizer):
+            found[name] = _positive_numbers(value)
+        elif name not in regularizer.frozen_fields and np.isfinite(_np(value)).all() and (_np(value) > 0).all():
+            found[name] = value
+    return found
+
+
+def _with_numbers(problem: Problem, values: dict[str, Any]) -> Problem:
+    def changed(record: Any, values: dict[str, Any]) -> Any:
+        parts = {name: changed(getattr(record, name), v) if isinstance(v, dict) else v for name, v in values.items()}
+        return record.replace(**parts)
+
+    return problem.replace(regularizer=changed(problem.regularizer, values))
 
 
 def _np(a: ArrayLike) -> np.ndarray:

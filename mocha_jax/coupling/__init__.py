@@ -19,6 +19,7 @@ from mocha_jax.coupling._curvature import Curvature as Curvature
 from mocha_jax.coupling._curvature import OwnSystems as OwnSystems
 from mocha_jax.coupling._dense import Dense as Dense
 from mocha_jax.coupling._low_rank import LowRank as LowRank
+from mocha_jax.coupling._scaled import Scaled as Scaled
 from mocha_jax.coupling._simple import Diagonal as Diagonal
 from mocha_jax.coupling._simple import Exchangeable as Exchangeable
 from mocha_jax.coupling._simple import PerFeature as PerFeature
@@ -38,6 +39,7 @@ __all__ = [
     "Parts",
     "PerFeature",
     "SIGMA_PRIME_RULES",
+    "Scaled",
 ]
 
 

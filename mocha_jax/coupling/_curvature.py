@@ -26,6 +26,10 @@ class Curvature(Pytree):
         r"""$\rho_{ti} - b_{ti}x_{ti}^\top w_t$ of every sample."""
 
     @abstractmethod
+    def scaled(self, scale: Array) -> Curvature:
+        """Those of samples whose features are multiplied by so much, ``[d]``."""
+
+    @abstractmethod
     def own(self, scale: Array) -> OwnSystems:
         """Each task's system by itself, of its number of ``[m]``, or one ``[1]`` for all."""
 

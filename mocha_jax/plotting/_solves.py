@@ -60,13 +60,15 @@ def overview(histories: Mapping[str, History], weights: Mapping[str, Array]) -> 
 
 
 def tuning(tuned: Tuned) -> Figure:
-    """The validation loss at every step of `tune`, and the hyperparameters on a log scale; the best step is marked."""
-    check.instance("tuning", "tuned", tuned, Tuned, "tune(problem, validation)")
+    """The losses of held-out folds at every step of `tune`, the best one marked, and hyperparameters on a log scale."""
+    check.instance("tuning", "tuned", tuned, Tuned, "tune(problem)")
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = np.arange(len(tuned.history.value))
-    left.plot(steps, tuned.history.value, "o-", color=COLOURS[0], ms=4)
-    left.set_ylabel("validation loss")
+    left.plot(steps, tuned.history.value, "o-", color=COLOURS[0], ms=4, label="folds that stop")
+    left.plot(steps, tuned.history.descended, "-", color=COLOURS[1], lw=1.6, label="descended on")
+    left.set_ylabel("loss of held-out samples")
+    left.legend(frameon=False)
     leaves, _ = jax.tree_util.tree_flatten_with_path(tuned.history.hyperparameters)
     for (path, values), colour in zip(leaves, COLOURS * len(leaves), strict=False):
         rows = np.asarray(values).reshape(len(steps), -1)

@@ -6,6 +6,7 @@ regularizer             R(W, Omega)                                       Omega
 `Independent`           lam |W|^2                                         none: tasks on their own
 `MeanRegularized` (11)  lam1 sum_t |w_t - mean|^2 + lam2 |W|^2            given
 `Graph` (2)             lam1 tr(W' Omega W) + lam2 |W|^2                  given
+`PerFeature`            one of these three, of W diag(f)^(1/2)            given
 `Clustered` (12)        lam tr(W' inv(eta I + Omega) W)                   learned: 0 <= Omega <= I, trace k
 `Probabilistic` (14)    lam (|W|^2 / sigma2 + tr(W' inv(Omega) W))        learned: Omega >= 0, trace 1
 `MeanCovariance`        lam0 m |mean|^2 + lam (|U|^2 / sigma2             learned: Omega >= 0, trace 1,
@@ -36,6 +37,7 @@ from mocha_jax.regularizers._joint_sparse import JointSparse as JointSparse
 from mocha_jax.regularizers._low_rank import TraceNorm as TraceNorm
 from mocha_jax.regularizers._matrix_normal import MatrixNormal as MatrixNormal
 from mocha_jax.regularizers._optimality import OptimalityConditions as OptimalityConditions
+from mocha_jax.regularizers._per_feature import PerFeature as PerFeature
 from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
 from mocha_jax.regularizers._spectral import Spectral as Spectral
@@ -51,6 +53,7 @@ __all__ = [
     "MeanCovariance",
     "MeanRegularized",
     "OptimalityConditions",
+    "PerFeature",
     "Probabilistic",
     "Regularizer",
     "SparsePrecision",

@@ -189,6 +189,9 @@ class Regularizer(Pytree):
     def check_tasks(self, num_tasks: int) -> None:
         """Raise where the hyperparameters do not fit that many tasks."""
 
+    def check_features(self, num_features: int) -> None:
+        """Raise where the hyperparameters do not fit that many features."""
+
     def check_relation(self, owner: str, relation: object, num_tasks: int, num_features: int) -> None:
         """Raise where what is handed in as Omega is no record such as `initial_relation` makes."""
         if relation is None:

@@ -171,8 +171,8 @@ def drivers():
             "scored_as": Arg(None, optional(instance(mj.TaskData, same_shape))), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "chunk": Arg(1, optional(count(1))), "refit": Arg(False, flag), "progress": Arg(False, flag),
         }),
         "tune": Call(mj.tune, budget() | {
-            "problem": problem_arg(), "validation": of(mj.TaskData, world.data()), "make": Arg(None, optional(function)), "start": Arg(None, optional(anything)),
-            "score": Arg(None, optional(function)), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
+            "problem": problem_arg(), "make": Arg(None, optional(function)), "start": Arg(None, optional(anything)),
+            "score": Arg(None, optional(function)), "standardize": Arg(None, optional(either(function, word("pooled", "task", "within")))), "folds": Arg(2, lambda v: count(2)(v) and v <= world.N), "stopping": Arg(1, lambda v: count(0)(v) and v < 2), "prior": Arg(1.0, number(above=0, shapes=[()], infinite=True)), "optimizer": Arg(optax.sgd(0.5), optional(lambda v: isinstance(v, optax.GradientTransformation))), "steps": Arg(1, count(1)), "algorithm": algorithm_arg(), "key": optional_key(),
             "max_rounds": Arg(30, count(1)), "adjoint": Arg(mj.Implicit(), optional(instance(mj.Implicit))), "callback": Arg(None, optional(function)),
         }),
         "hypergradient": Call(mj.hypergradient, {

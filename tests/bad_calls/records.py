@@ -115,6 +115,9 @@ def constructors():
         }),
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
         "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
+        "coupling.Scaled": Call(c.Scaled, {
+            "of": Arg(c.Diagonal(jnp.ones(3)), instance(c.Coupling)), "scale": Arg(np.ones(2), reals(None, least=1)),
+        }),
         "coupling.Exchangeable": Call(c.Exchangeable, {
             "within": Arg(0.5, any_numbers), "common": Arg(1.0, any_numbers),
             "num_tasks": Arg(3, count(1)),
@@ -130,6 +133,9 @@ def constructors():
             "lam0": Arg(0.5, POSITIVE), "lam": Arg(0.5, POSITIVE), "sigma2": Arg(1.0, number(above=0, infinite=True)),
         }),
         "regularizers.Independent": Call(r.Independent, {"lam": Arg(0.5, POSITIVE)}),
+        "regularizers.PerFeature": Call(r.PerFeature, {
+            "regularizer": Arg(r.Independent(0.5), instance(r.Regularizer, lambda v: not v.learned)), "factor": Arg(np.ones(2), lambda v: reals(None, least=1)(v) and number(above=0)(v)),
+        }),
         "regularizers.MeanRegularized": Call(r.MeanRegularized, {"lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE)}),
         "regularizers.Graph": Call(r.Graph, {
             "omega": Arg(np.eye(3), covariance(None)), "lam1": Arg(0.5, number(0)), "lam2": Arg(0.5, POSITIVE),

@@ -270,8 +270,8 @@ def refined():
 
 @functools.cache
 def tuned():
-    with_validation = mj.Problem(data(), mj.losses.SmoothedHinge(0.5), mj.regularizers.Independent(0.5))
-    return mj.tune(with_validation, data(), steps=1, max_rounds=30, tol=1e-2)
+    with_numbers = mj.Problem(data(), mj.losses.SmoothedHinge(0.5), mj.regularizers.Independent(0.5))
+    return mj.tune(with_numbers, folds=2, steps=1, max_rounds=30, tol=1e-2)
 
 
 def make_problem(data):

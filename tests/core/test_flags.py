@@ -93,8 +93,7 @@ def drawn():
 
 
 def tuned():
-    train, held = DATA.split(KEY, 0.5)
-    mj.tune(problem().replace(data=train), held, steps=2, max_rounds=50)
+    mj.tune(problem(), folds=2, steps=2, max_rounds=50)
 
 
 ENTRIES = {

@@ -35,6 +35,7 @@ CASES = {
     "ridge, low rank": ("squared", R.TraceNorm(0.05, 0.02)),
     "svm, joint sparse": ("hinge", R.JointSparse(0.1, 0.02)),
     "svm about the mean": ("hinge", R.MeanCovariance(0.03, 0.02, 3.0)),
+    "logistic, a factor a feature": ("logistic", R.PerFeature(R.MeanRegularized(0.2, 0.05), np.array([0.5, 1.0, 4.0]))),
     "svm, sparse precision": ("hinge", R.SparsePrecision(0.05, 2.0, 0.0, 0.05)),
 }
 # Each loss and regularizer is in one that is not slow, but for those that take the way of another.
@@ -47,6 +48,7 @@ SLOW = {
     "squared hinge, learned",
     "svm, sparse precision",
     "logistic near the mean",
+    "logistic, a factor a feature",
     "smoothed svm, learned",
     "svm, learned",
     "svm about the mean",
@@ -430,3 +432,50 @@ def test_rounds_need_be_no_whole_number_of_records():
         within, outside = jax.jit(partial(solved, tol=tol))(0.1), solved(0.1, tol)
         assert int(within.rounds) == int(outside.rounds) == rounds
         np.testing.assert_allclose(within.weights, outside.weights, rtol=1e-9, atol=1e-12)
+
+
+MANY = {
+    "weights of samples, factorised": ("logistic", "mean", "weights"),
+    "weights of samples, by MINRES": ("hinge", "mean", "weights"),
+    "lambdas of tasks": ("squared", "independent", "lam"),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.slow
+def test_hypergradients_of_500_numbers_equal_central_differences(name):
+    # Each number by itself, from 1,000 solves that are one compiled call.
+    loss, penalty, of = MANY[name]
+    m = 500 if of == "lam" else 10
+    rng = np.random.default_rng(1)
+    xs = [rng.normal(size=(50 if of == "weights" else 6, 4)) for _ in range(m)]
+    ys = [x @ rng.normal(size=4) + rng.normal(size=len(x)) for x in xs]
+    ys = ys if loss == "squared" else [np.where(y > 0, 1.0, -1.0) for y in ys]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    # Strong, so that fewer margins than features are at a kink, and the hinge loss leaves the weights free to move.
+    regularizer = R.MeanRegularized(1.0, 0.5) if penalty == "mean" else R.Independent(np.full(m, 0.05))
+    problem = mj.Problem(data, LOSSES[loss], regularizer)
+    target = jnp.asarray(rng.normal(size=(m, 4)))
+
+    def score(weights):
+        return jnp.sum((weights - target) ** 2)
+
+    def at(factors):
+        if of == "lam":
+            return problem.replace(regularizer=R.Independent(0.05 * factors))
+        return problem.replace(data=data.replace(weight=data.weight * factors.reshape(m, 50)))
+
+    def value(factors):
+        return score(mj.solve(at(factors), tol=1e-13, max_rounds=200).weights)
+
+    step, ones = 1e-4, jnp.ones(500)
+    values = jax.jit(lambda moved: jax.lax.map(value, moved, batch_size=50))
+    high, low = (values(ones[None] + sign * step * jnp.eye(500)) for sign in (1, -1))
+    solution = mj.solve(at(ones), tol=1e-13, max_rounds=200)
+    found = mj.hypergradient(score, solution)
+    _, pull = jax.vjp(at, ones)
+    want = np.asarray((high - low) / (2 * step))
+    # Of an interior point the weights are only as near the optimum as the root of the gap, which the step magnifies.
+    lost = 2e-5 if loss == "hinge" else 1e-6
+    np.testing.assert_allclose(pull(found.gradient)[0], want, rtol=1e-5, atol=lost * np.abs(want).max())
+    assert np.count_nonzero(np.abs(want) > 100 * lost * np.abs(want).max()) > 250

@@ -419,7 +419,7 @@ SEARCHES = {
     "cross-validation": lambda p, a: mj.cross_validate(
         p, mj.grid(mj.regularizers.Independent, lam=[1.0, 0.5]), a, folds=2, max_rounds=2, refit=False
     ).scores,
-    "descent": lambda p, a: mj.tune(p, p.data, algorithm=a, steps=1, tol=1e-2).value,
+    "descent": lambda p, a: mj.tune(p, folds=2, algorithm=a, steps=1, tol=1e-2).value,
     "classes": lambda p, a: mj.one_vs_rest(
         p.data.replace(y=(p.data.y > 0).astype(p.data.dtype)), lambda data: p.replace(data=data), a, tol=0.1
     ).weights,

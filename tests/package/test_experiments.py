@@ -29,6 +29,7 @@ def experiments(monkeypatch):
         rows,
         shakespeare,
         tasksets,
+        tuning,
         virtual_letter,
         virtual_table2,
     )
@@ -36,6 +37,7 @@ def experiments(monkeypatch):
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
+        tuning=tuning,
     )  # fmt: skip
 
 
@@ -277,10 +279,13 @@ STUDIES = {
     "mixed": ["--trials", "1", "--rounds", "20"],
     "heads": ["--trials", "1", "--rounds", "4", "--hidden", "8"],
     "defaults": ["--trials", "1", "--rows", "5", "--only", "one model"],
+    "tuning": ["--short"],
 }
 
 
-@pytest.mark.parametrize("name", [n if n == "kernels" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
+@pytest.mark.parametrize(
+    "name", [n if n in ("kernels", "tuning") else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
+)
 @pytest.mark.filterwarnings("ignore:cross_validate")
 @pytest.mark.extended
 def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, monkeypatch):
@@ -296,7 +301,7 @@ def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, mon
     assert "trial 0" not in again
     assert first.endswith(again[again.index("\n|") :])
     rows = experiments.rows.read(tmp_path / "trials.csv", study.Row)
-    assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5, "defaults": 4}[name]
+    assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5, "defaults": 4, "tuning": 3}[name]
 
 
 @pytest.mark.slow

@@ -75,10 +75,6 @@ def test_a_search_names_what_is_wrong():
         mj.cross_validate(problem, mj.grid(R.Independent, lam=[1.0]), metric="accuracy")
     with pytest.raises(ValueError, match="scored_as must have the rows"):
         mj.cross_validate(problem, mj.grid(R.Independent, lam=[1.0]), scored_as=zoo.data(m=2))
-    with pytest.raises(ValueError, match="make and start belong together"):
-        mj.tune(problem, problem.data, start=1.0)
-    with pytest.raises(ValueError, match="positive and finite"):
-        mj.tune(problem, problem.data, make=lambda h: problem, start=-1.0)
 
 
 @pytest.mark.slow
