@@ -29,7 +29,7 @@ class State(Pytree):
 
     @property
     def settled(self) -> Array | bool:
-        """Whether rounding lets no further round of full work change the state, [] bool. Default: never known."""
+        """True where rounding lets no further round of full work gain anything, [] bool. Default: never known."""
         return False
 
 
