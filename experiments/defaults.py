@@ -73,24 +73,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "trials.csv"
     done = {(row.tasks, row.rows, row.trial, row.model) for row in read(path, Row)}
-    for name, split, kind in sets(options.data):
-        if options.only and name not in options.only:
-            continue
-        for count in options.rows:
-            jax.clear_caches()  # a process holds only so many programs
-            for trial in range(options.trials):
-                part = split(np.random.default_rng([trial, count]), count)
-                if part is None:
-                    continue
-                for model in MODELS:
-                    if (name, count, trial, model) not in done:
-                        began = time.process_time()
-                        errors, chosen = trained(part, model, kind)
-                        row = Row(name, count, trial, model, " ".join(f"{e:.6g}" for e in errors),
-                                  time.process_time() - began, chosen)  # fmt: skip
-                        append(path, row)
-                        print(f"{name:>14} {count:4d} rows, trial {trial} {model:>6}: {np.nanmean(errors):8.4f} "
-                              f"{row.seconds:6.1f} s {chosen}", flush=True)  # fmt: skip
+    for name, kind, count, trial, part in trials(options.data, options.only, options.rows, options.trials):
+        for model in MODELS:
+            if (name, count, trial, model) not in done:
+                began = time.process_time()
+                errors, chosen = trained(part, model, kind)
+                row = Row(name, count, trial, model, " ".join(f"{e:.6g}" for e in errors),
+                          time.process_time() - began, chosen)  # fmt: skip
+                append(path, row)
+                print(f"{name:>14} {count:4d} rows, trial {trial} {model:>6}: {np.nanmean(errors):8.4f} "
+                      f"{row.seconds:6.1f} s {chosen}", flush=True)  # fmt: skip
     print("\n" + table(read(path, Row)))
 
 
@@ -127,6 +119,21 @@ def trained(part: Split, name: str, kind: str) -> tuple[np.ndarray, str]:
             else:  # of classes of which one may be rare
                 errors = 1.0 - mj.metrics.auc(model, test, per_task=True)
     return np.asarray(errors, float), repr(jax.tree.map(lambda leaf: float(f"{float(leaf):.3g}"), found.regularizer))
+
+
+def trials(
+    paths: list[Path], only: list[str] | None, rows: list[int], count: int
+) -> Iterator[tuple[str, str, int, int, Split]]:
+    """Name, what labels are, rows for training, number and division of every trial; all names where none is given."""
+    for name, split, kind in sets(paths):
+        if only and name not in only:
+            continue
+        for each in rows:
+            jax.clear_caches()  # a process holds only so many programs
+            for trial in range(count):
+                part = split(np.random.default_rng([trial, each]), each)
+                if part is not None:
+                    yield name, kind, each, trial, part
 
 
 def sets(paths: list[Path]) -> Iterator[tuple[str, Splitter, str]]:

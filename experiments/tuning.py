@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 import mocha_jax as mj
-from experiments.defaults import Split, sets
+from experiments.defaults import Split, trials
 from experiments.rows import append, read
 from mocha_jax._selection.preparation import FREE_INTERCEPT, frees_intercept, usual
 
@@ -100,27 +100,21 @@ def main() -> None:
         options.only, options.trials, options.models = ["near a mean"], 1, ["local, a lambda a task"]
     names = options.only or [*(file.stem for file in options.data), "levels"]
     done = {(row.tasks, row.rows, row.trial, row.model, row.way) for row in read(path, Row)}
-    for name, split, kind in sets(options.data):
-        if name not in names or kind == "classes":
+    for name, kind, count, trial, part in trials(options.data, names, options.rows, options.trials):
+        if kind == "classes":
             continue
-        for count in options.rows:
-            jax.clear_caches()  # a process holds only so many programs
-            for trial in range(options.trials):
-                part = split(np.random.default_rng([trial, count]), count)
-                if part is None:
+        study = Study(part, kind, trial)
+        for model in options.models or study.models:
+            for way in options.ways:
+                if (name, count, trial, model, way) in done or not study.has(model, way):
                     continue
-                study = Study(part, kind, trial)
-                for model in options.models or study.models:
-                    for way in options.ways:
-                        if (name, count, trial, model, way) in done or not study.has(model, way):
-                            continue
-                        began = time.process_time()
-                        errors, value, trainings = study.chosen(model, way)
-                        seconds, shown = time.process_time() - began, " ".join(f"{e:.6g}" for e in errors)
-                        row = Row(name, count, trial, model, way, shown, value, trainings, seconds)
-                        append(path, row)
-                        print(f"{name:>14} {count:3d} rows, trial {trial} {model:>26} {way:>12}: "
-                              f"{np.nanmean(errors):8.4f} {value:8.4f} {row.seconds:6.1f} s", flush=True)  # fmt: skip
+                began = time.process_time()
+                errors, value, trainings = study.chosen(model, way)
+                seconds, shown = time.process_time() - began, " ".join(f"{e:.6g}" for e in errors)
+                row = Row(name, count, trial, model, way, shown, value, trainings, seconds)
+                append(path, row)
+                print(f"{name:>14} {count:3d} rows, trial {trial} {model:>26} {way:>12}: "
+                      f"{np.nanmean(errors):8.4f} {value:8.4f} {row.seconds:6.1f} s", flush=True)  # fmt: skip
     print("\n" + table(read(path, Row)))
 
 

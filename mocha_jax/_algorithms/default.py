@@ -11,22 +11,23 @@ from mocha_jax._algorithms.newton import Newton, NewtonState
 from mocha_jax._core import check
 from mocha_jax._problem.problem import Federated, Problem
 
-# Size of a task's system up to which second derivatives pay, for losses that need one round of them and those that need
-# several. Where tasks have something in common, smooth losses that are not quadratic and have fewer rows than features
-# are quicker by coordinate ascent, but for small problems, which compile in half the time by second derivatives.
-# Measured: `benchmarks.default_algorithm`.
-_SIZE_IF_QUADRATIC, _SIZE, _SMALL = 128, 64, 2**20
+# Size of a task's system up to which second derivatives pay: for the squared loss, which needs one round of them, and
+# for losses with kinks, of which coordinate ascent needs many passes; for the latter where tasks have nothing in
+# common; and for other smooth losses. Of these, where tasks have something in common and fewer rows than features,
+# coordinate ascent is quicker, but for small problems, which compile in half the time by second derivatives. Measured:
+# `benchmarks.default_algorithm`.
+_SIZE, _SIZE_ALONE, _SIZE_IF_SMOOTH, _SMALL = 128, 512, 64, 2**20
 
 
 def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm[Any]:
     """Choose what `solve` uses where no algorithm is named.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
-    `Absolute` and `Quantile`. Few are up to 64, or 128 with the squared loss; with `Independent` few samples of the
-    largest node will do. With other regularizers, a smooth loss that is not quadratic and more features than rows of
-    the largest node it is `Newton` only where all second derivatives are less than a million numbers. It is `Mocha` for
-    all other losses, for relationships that are learned, for more features, for data that are sharded over devices, and
-    for a federation.
+    `Absolute` and `Quantile`. Few are up to 128, or 64 with a smooth loss that is not quadratic. With `Independent` few
+    samples of the largest node will do, and for losses with kinks few are up to 512. With other regularizers, a smooth
+    loss that is not quadratic and more features than rows of the largest node it is `Newton` only where all second
+    derivatives are less than a million numbers. It is `Mocha` for all other losses, for relationships that are learned,
+    for more features, for data that are sharded over devices, and for a federation.
 
     Args:
       problem: what to solve.
@@ -53,8 +54,12 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
         return Mocha()
     data, loss, regularizer = problem.data, problem.loss, problem.regularizer
     d, rows, smooth = data.num_features, data.y.shape[1], loss.smoothness is not None
-    size = min(d, rows) if regularizer.separate and not data.shared else d
-    few = size <= (_SIZE_IF_QUADRATIC if loss.quadratic else _SIZE)
+    alone = regularizer.separate and not data.shared
+    size = min(d, rows) if alone else d
+    if smooth:
+        few = size <= (_SIZE if loss.quadratic else _SIZE_IF_SMOOTH)
+    else:
+        few = size <= (_SIZE_ALONE if alone else _SIZE)
     ascent = smooth and not loss.quadratic and size > rows and data.num_nodes * d**2 > _SMALL
     if regularizer.learned or ascent or not few:
         return Mocha()

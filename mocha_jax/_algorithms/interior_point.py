@@ -157,8 +157,7 @@ class InteriorPoint(PrimalMethod):
         numbers = jnp.isfinite(gap) & jnp.all(jnp.isfinite(point.lower + point.upper))
         answered, better = jnp.all(steps >= full), numbers & (gap <= _WORSE * state.gap)
         after = jax.tree.map(partial(jnp.where, answered & better), after, state)
-        lower, upper = after.point.products()
-        idle = ~better | ((gap > _ROUNDED * jnp.sum(data.weighted(lower + upper))) & (gap > 0.75 * state.gap))
+        idle = ~better | ((gap > _ROUNDED * _products(problem, after.point)) & (gap > 0.75 * state.gap))
         idle = jnp.where(answered, jnp.where(idle, state.idle + 1, 0), state.idle)
         after = after.replace(round=state.round + 1, idle=idle)
         fixed = jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
@@ -188,7 +187,7 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
     nothing = jnp.zeros_like(z)
     _, first = change(nothing, nothing)
     after = _moved(at, first, jnp.minimum(_room(problem, at, first), 1.0))
-    now, left = (_mean_product(problem, one) for one in (at, after))
+    now, left = (0.5 * _products(problem, one) / jnp.sum(data.weight) for one in (at, after))
     aim = jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
     dw, way = change(aim - first.lower * first.below, aim - first.upper * first.above)
     share = jnp.minimum(_SHARE * _room(problem, at, way), 1.0)
@@ -212,10 +211,10 @@ def _room(problem: Problem, at: Interior, way: Interior) -> Array:
     return jnp.min(jnp.stack(jax.tree.leaves(jax.tree.map(least, at, way))))
 
 
-def _mean_product(problem: Problem, at: Interior) -> Array:
-    data = problem.data
+def _products(problem: Problem, at: Interior) -> Array:
+    """Add up the products: the duality gap of a point that satisfies all other conditions."""
     lower, upper = at.products()
-    return 0.5 * jnp.sum(data.weighted(lower + upper)) / jnp.sum(data.weight)
+    return jnp.sum(problem.data.weighted(lower + upper))
 
 
 def _bounds(problem: Problem) -> tuple[Array, Array, Array]:

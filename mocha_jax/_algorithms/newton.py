@@ -198,10 +198,7 @@ def _slopes(problem: Problem, z: Array, left: Array) -> Array:
 def _second_derivatives(problem: Problem, z: Array) -> Array:
     r"""Return $\ell''(z)$ of predictions ``[m, n]``; at a kink that of one side."""
     loss, y = problem.node_loss, problem.data.y
-    found = jax.jvp(lambda z: loss.derivative(z, y), (z,), (jnp.ones_like(z),))[1]
-    # Of the squared loss they are the same everywhere, and XLA would move their factorisation out of the loop over
-    # rounds, beside others: with JAX 0.10 a program on a CPU must not solve two batches of systems at a time.
-    return jnp.where(jnp.isnan(z), z, found)
+    return jax.jvp(lambda z: loss.derivative(z, y), (z,), (jnp.ones_like(z),))[1]
 
 
 def _expect_smooth(problem: Problem) -> None:

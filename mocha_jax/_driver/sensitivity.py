@@ -75,9 +75,7 @@ class Sensitivity:
         if direct is not None:
             # A dual's own share of a step is D / (D + kappa), and the slope 1 / (D + kappa).
             own = -self._moved(jax.tree.map(jnp.zeros_like, unknown), jnp.ones_like(beta))[1]
-            # Of the point, where it is the same everywhere too: see `_second_derivatives` of `Newton`.
-            flexibility = jnp.where(jnp.isnan(z), z, safe_ratio(-slope, own))
-            self._inverse = eliminated(problem, direct.rho, flexibility, self.free)
+            self._inverse = eliminated(problem, direct.rho, safe_ratio(-slope, own), self.free)
 
     def _conditions(self, problem: Problem, unknown: Tree, beta: Array) -> Unknowns:
         """Return the residual of the regularizer's condition, and the step of each dual variable."""

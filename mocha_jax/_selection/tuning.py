@@ -11,51 +11,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
-from mocha_jax import metrics
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import beside
-from mocha_jax._core.pytree import Pytree, Tree, fields_of, short
+from mocha_jax._core.pytree import Tree, fields_of, short
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
+from mocha_jax._driver.adjoint import Implicit
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.descent import Make, Score, Trace, mean_loss, summed, trained
 from mocha_jax._selection.learner import Learner
 from mocha_jax._selection.one_problem import learner_of
-from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared, to_score
-from mocha_jax._selection.solves import SolveOptions, solve_options, warm_started
+from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared
+from mocha_jax._selection.solves import solve_options
 from mocha_jax.regularizers import Regularizer
-
-Make = Callable[[Problem, Any], Problem]
-Score = Callable[[Problem, Solution[Problem], Any], Array]
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
 _RATE = 0.3
 
 # Steps without progress on the folds that stop, after which descent ends.
 _PATIENCE = 5
-
-
-class Trace(Pytree):
-    """The steps of `tune`; every field has a leading axis, one entry per step."""
-
-    value: Array  # mean loss of the folds that stop
-    descended: Array  # of the other folds, and the prior: what descent is on
-    losses: Array  # [., folds]
-    hyperparameters: Any  # at which they were taken
-    gradient: Any  # of `descended`, with respect to their logarithms
-    error: Any  # of the gradient, about, see `Hypergradient`
-    distance: Array  # from the optimum of where the gradient was taken, the largest of all folds
-    residual: Array  # of the linear system behind it, likewise
-    gap: Array  # relative gap at which the trainings ended, likewise
-    rounds: Array  # of the trainings, of all folds together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +53,6 @@ class Tuned:
     def __repr__(self) -> str:
         best = short(self.hyperparameters)
         return f"Tuned(value={self.value:.6g}, hyperparameters={best}, {self.solution.message})"
-
-
-class _OfFold(Pytree):
-    """A training for one fold, and how its loss changes with the hyperparameters."""
-
-    loss: Array
-    gradient: Any
-    error: Any
-    distance: Array
-    residual: Array
-    gap: Array
-    rounds: Array
-    state: State
 
 
 @on_purpose
@@ -203,7 +171,7 @@ def tune(
         raise ValueError(f"tune: stopping must leave a fold to descend on, of {count} folds at most {count - 1}.")
     optimizer = _usual_optimizer(int(steps)) if optimizer is None else optimizer
     slim = problem.exchange(data=anonymous(problem.data, prepare))
-    fixed = dict(count=count, make=make, score=_mean_loss if score is None else score, prepare=prepare)
+    fixed = dict(count=count, make=make, score=mean_loss if score is None else score, prepare=prepare)
     samples = int(((_np(parts) >= 0) & (_np(parts) < count - stopping) & (_np(problem.data.weight) > 0)).sum())
 
     seen: list[Trace] = []
@@ -215,10 +183,10 @@ def tune(
     for i in range(steps):
         found = or_by_loops(
             problem, budget.algorithm,
-            lambda by: _trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
+            lambda by: trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
         )  # fmt: skip
         states = found.state
-        now, gradient = _summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
+        now, gradient = summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
         unit = float(now.losses[: count - stopping].mean()) if unit is None else unit
         if not all(np.isfinite(a).all() for a in (now.value, *jax.tree.leaves(now.gradient))):
             if not seen:
@@ -248,64 +216,6 @@ def tune(
     chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
     final = make(problem.replace(data=prepared(prepare, problem.data)), chosen)
     return Tuned(chosen, final, budget.solve(key, final, None), float(history.value[best]), best, history)
-
-
-def _fold_by_fold(
-    given: tuple[Array, Problem, Array, SolveOptions, Implicit], logs: Tree, states: Tree, *, count: int, make: Make,
-    score: Score, prepare: Preparation | None,
-) -> _OfFold:  # fmt: skip
-    """Train without each fold, from the states of the last time, and differentiate its loss."""
-    key, problem, parts, budget, adjoint = given
-
-    def with_hyperparameters(problem: Problem, logs: Tree) -> Problem:
-        return make(problem, jax.tree.map(jnp.exp, logs))
-
-    def one(fold: Array, state: Any) -> _OfFold:
-        rows = parts != fold
-        training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
-        there, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
-        solution = budget.solve(key, there, warm_started(budget.algorithm, state, there))
-        asked = problem.exchange(data=held_out)  # which may have one more feature, see `to_score`
-
-        def loss(weights: Array, logs: Tree) -> Array:
-            return score(asked, solution.exchange(weights=for_those(weights)), jax.tree.map(jnp.exp, logs))
-
-        found: Hypergradient = hypergradient(lambda w: loss(w, logs), solution, adjoint=adjoint)
-        gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
-        gradient = jax.tree.map(jnp.add, gradient, jax.grad(loss, 1)(solution.weights, logs))
-        return _OfFold(
-            found.value, gradient, jax.tree.map(jnp.abs, error), found.distance, found.residual,
-            solution.history.residual, jnp.asarray(solution.rounds), solution.state,
-        )  # fmt: skip
-
-    # On a CPU one training keeps a core busy, see `room`.
-    every = jnp.arange(count, dtype=parts.dtype), states
-    return lax.map(lambda given: one(*given), every) if jax.default_backend() == "cpu" else jax.vmap(one)(*every)
-
-
-_trained = Program(
-    _fold_by_fold, lambda given, *_, **__: given[1].data.x.size, often=True,
-    static_argnames=("count", "make", "score", "prepare"),
-)  # fmt: skip
-
-
-def _summed(
-    found: _OfFold, logs: Tree, stopping: int, unit: float | None, samples: int, prior: float
-) -> tuple[Trace, Tree]:
-    """Put the folds together: the record of a step, and the gradient of what descent is on."""
-    found, logs = jax.tree.map(_np, (found, logs))
-    kept = len(found.loss) - stopping
-    mean = float(found.loss[:kept].mean())
-    weight = (mean if unit is None else unit) / (samples * prior**2)
-    aside = jax.tree.map(lambda a: a - a.mean(), logs)
-    total = mean + 0.5 * weight * sum(float((a**2).sum()) for a in jax.tree.leaves(aside))
-    gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), found.gradient, aside)
-    error = jax.tree.map(lambda e: e[:kept].mean(0), found.error)
-    value = float(found.loss[kept:].mean()) if stopping else total
-    largest: tuple[Any, Any, Any] = found.distance.max(), found.residual.max(), found.gap.max()
-    at: tuple[Any, Any] = np.asarray(value), np.asarray(total)
-    trace = Trace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
-    return trace, gradient
 
 
 @lru_cache
@@ -338,11 +248,6 @@ def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, i
     if count < 1 or empty:
         raise ValueError(f"tune: each of the folds 0, 1, ... must have samples, but fold {(empty or [0])[0]} has none.")
     return jnp.asarray(np.where(real, parts, -1).astype(np.int32)), count
-
-
-def _mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Any) -> Array:
-    """The usual score."""
-    return metrics.mean_loss(solution.weights, problem.data, problem.loss)
 
 
 def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:

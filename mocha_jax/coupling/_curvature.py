@@ -27,7 +27,7 @@ class Curvature(Pytree):
 
     @abstractmethod
     def scaled(self, scale: Array) -> Curvature:
-        """Those of samples whose features are multiplied by so much, ``[d]``."""
+        """Return the second derivatives for samples whose feature j is multiplied by ``scale[j]``."""
 
     @abstractmethod
     def own(self, scale: Array) -> OwnSystems:

@@ -130,8 +130,6 @@ class Exchangeable(Coupling):
         $(I + o\sum_t K_tH_t)\,c = o\sum_t (X_t^\top\rho_t - K_tH_t(C_t + aX_t^\top\rho_t))$.
         """
         own = curvature.own(jnp.reshape(self.within, 1))
-        # On a CPU one program must not solve two batches of systems at a time: with JAX 0.10 each holds the threads
-        # that the other waits for. So what follows depends on this one.
         bent, applied = own.bent()
         factor = jax.scipy.linalg.cho_factor(jnp.eye(len(bent), dtype=bent.dtype) + self._off * bent)
 

@@ -36,8 +36,8 @@ def test_shapes_decide():
     assert chosen(squared, n=400, d=129) is mj.Mocha
     assert chosen(logistic, n=400, d=64) is mj.Newton
     assert chosen(logistic, n=400, d=65) is mj.Mocha
-    assert chosen(hinge, n=400, d=64) is mj.InteriorPoint
-    assert chosen(hinge, n=400, d=65) is mj.Mocha
+    assert chosen(hinge, n=400, d=128) is mj.InteriorPoint
+    assert chosen(hinge, n=400, d=129) is mj.Mocha
     # 2,000 nodes are many: their second derivatives are more than a million numbers.
     assert [chosen(logistic, m=2000, n=n, d=32) for n in (31, 32)] == [mj.Mocha, mj.Newton]
     assert chosen(hinge, m=2000, n=7, d=32) is mj.InteriorPoint
@@ -48,7 +48,7 @@ def test_few_samples_do_where_tasks_have_nothing_in_common():
     logistic, alone = mj.losses.Logistic(), R.Independent(0.1)
     assert [chosen(logistic, alone, n=n, d=500) for n in (64, 65)] == [mj.Newton, mj.Mocha]
     assert chosen(logistic, alone, m=2000, n=7, d=32) is mj.Newton
-    assert chosen(mj.losses.Hinge(), alone, n=64, d=500) is mj.InteriorPoint
+    assert [chosen(mj.losses.Hinge(), alone, n=n, d=600) for n in (512, 513)] == [mj.InteriorPoint, mj.Mocha]
     two = problem(logistic, alone, m=4, n=64, d=500).data.replace(task=jnp.asarray([0, 0, 1, 1]), num_tasks=2)
     assert two.shared
     assert type(mj.default_algorithm(mj.Problem(two, logistic, alone))) is mj.Mocha

@@ -1,5 +1,7 @@
 """Inverses of Cholesky factors, against LAPACK's by way of NumPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,3 +24,12 @@ def test_what_is_not_positive_definite_has_none():
     found = jax.jit(inverse_factor)(a)
     np.testing.assert_array_equal(found[0], jnp.eye(20))
     assert jnp.isnan(found[1]).any()
+
+
+def test_a_cpu_factorises_one_matrix_at_a_time_where_batches_wait():
+    """With JAX 0.10 two batches at a time wait for one another's threads."""
+    text = jax.jit(inverse_factor).lower(jnp.ones((139, 20, 20))).as_text()
+    calls = re.findall(r"@lapack_\w+.*", text)
+    count = 1 if jax.__version_info__ < (0, 11) else 139
+    assert len(calls) == 4
+    assert all(set(re.findall(r"tensor<(\d+)x\d+x\d+x", call)) == {str(count)} for call in calls)
