@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.cholesky import inverse_factor
 from mocha_jax._numerics.math import EXACT
+from mocha_jax._numerics.refinement import twice
 from mocha_jax.coupling import Curvature, OwnSystems
 
 
@@ -135,8 +136,7 @@ def _solved(factor: Array, right: Array, system: Callable[[Array], Array]) -> Ar
 
     The first solution is corrected by its residual: by inverses alone it is worse than by triangular systems.
     """
-    found = _by_factor(factor, right)
-    return found + _by_factor(factor, right - system(found))
+    return twice(lambda found: found + _by_factor(factor, right - system(found)), jnp.zeros_like(right))
 
 
 def _by_factor(factor: Array, right: Array) -> Array:

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
@@ -184,13 +184,20 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
         more = (lower - at.lower * db) / at.below - at.lower, (upper + at.upper * db) / at.above - at.upper
         return dw, Interior(db, -db, *more)
 
-    nothing = jnp.zeros_like(z)
-    _, first = change(nothing, nothing)
-    after = _moved(at, first, jnp.minimum(_room(problem, at, first), 1.0))
-    now, left = (0.5 * _products(problem, one) / jnp.sum(data.weight) for one in (at, after))
-    aim = jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
-    dw, way = change(aim - first.lower * first.below, aim - first.upper * first.above)
-    share = jnp.minimum(_SHARE * _room(problem, at, way), 1.0)
+    total, zero = jnp.sum(data.weight), jnp.zeros((), z.dtype)
+    now = 0.5 * _products(problem, at) / total
+
+    def correct(_: Array, carry: tuple[Array, Interior, Array, Array]) -> tuple[Array, Interior, Array, Array]:
+        """Change for products of `aim` and for those of the last change; see what it would leave of them."""
+        _, way, _, aim = carry
+        dw, way = change(aim - way.lower * way.below, aim - way.upper * way.above)
+        room = _room(problem, at, way)
+        left = 0.5 * _products(problem, _moved(at, way, jnp.minimum(room, 1.0))) / total
+        return dw, way, room, jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
+
+    nothing = jnp.zeros_like(state.w), jax.tree.map(jnp.zeros_like, at), zero, zero
+    dw, way, room, _ = lax.fori_loop(0, 2, correct, nothing)
+    share = jnp.minimum(_SHARE * room, 1.0)
     found = _moved(at, way, share)
     # Of the two distances the smaller one is exact.
     nearer = found.below < found.above

@@ -49,8 +49,7 @@ class NewtonState(PrimalState):
     models: Models
     base: Array  # [num_tasks, d] the best weights so far; w is on the way from there
     at: Array  # [m, n] predictions by the base
-    direction: Array  # [num_tasks, d] from there
-    share: Array  # [] of it
+    share: Array  # [] of the way from there to the models' optimum
 
     @property
     def duals(self) -> Array:
@@ -108,7 +107,7 @@ class Newton(PrimalMethod):
         coupling, beta = problem.regularizer.coupling(data.num_tasks), slopes_at(problem, z)
         never, none = jnp.full((), jnp.inf, dtype), jnp.zeros((), dtype)
         share = none + _SHORTER  # as if the first one came after a short one
-        return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, z, w, share)
+        return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, z, share)
 
     def resume(self, state: NewtonState, problem: Problem) -> NewtonState:
         """Keep weights, round and models. The values of the models may be another problem's, so none counts as told."""
@@ -151,19 +150,18 @@ class Newton(PrimalMethod):
         steps = work.budget(full)
         answers, sent = (steps > 0) | (work.active & (full == 0)), steps >= full
         models, better = _asked(problem, state, answers, answers & sent)
+        any_answer = jnp.any(answers)  # without one the round changes nothing
+        better &= any_answer
         models = jax.tree.map(partial(jnp.where, better), models, state.models)
         base, at = (jnp.where(better, new, old) for new, old in ((state.w, state.base), (state.z, state.at)))
-        way, left = state.coupling.newton_system(curvature(data, models.bend))(-base, models.slopes)
-        direction = jnp.where(better, way, state.direction)
-        share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), _SHORTER * state.share)
+        direction, left = state.coupling.newton_system(curvature(data, models.bend))(-base, models.slopes)
+        shorter = jnp.where(any_answer, _SHORTER * state.share, state.share)
+        share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), shorter)
         w = base + share * direction
         z = data.predictions(w)
+        beta = jnp.where(any_answer, _slopes(problem, z, left), state.beta)
         flops = steps.astype(data.dtype) * self.step_flops(problem) + jnp.where(answers, self.fixed_flops(problem), 0.0)
-        after = state.replace(
-            round=state.round + 1, w=w, beta=_slopes(problem, z, left), z=z, models=models, base=base, at=at,
-            direction=direction, share=share,
-        )  # fmt: skip
-        after = jax.tree.map(partial(jnp.where, jnp.any(answers)), after, state.replace(round=after.round))
+        after = state.replace(round=state.round + 1, w=w, beta=beta, z=z, models=models, base=base, at=at, share=share)
         return after, Info(steps, flops, jnp.zeros_like(work.active))
 
 

@@ -17,12 +17,15 @@ from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.run import block
 from mocha_jax._problem.quality import Quality
 
+# Traced once for the two programs that follow.
+_block = jax.jit(block, static_argnums=3)
+
 
 def _allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
     """Nothing done yet, and room for the records of a stretch."""
     config = config.whole()
     progress = config.start(state)
-    shapes = jax.eval_shape(lambda p: block(key, config, p, 1)[1], progress)
+    shapes = jax.eval_shape(lambda p: _block(key, config, p, 1)[1], progress)
     return progress, jax.tree.map(lambda r: jnp.zeros((records, *r.shape), r.dtype), shapes)
 
 
@@ -49,7 +52,7 @@ def _run_chunk(
 
     def body(carry: tuple[Progress, History, Array, Array]) -> tuple[Progress, History, Array, Array]:
         progress, history, i, _ = carry
-        progress, record = block(key, config, progress, rounds)
+        progress, record = _block(key, config, progress, rounds)
         at = jnp.minimum(i, len(history.round) - 1)
         history = jax.tree.map(lambda h, r: lax.dynamic_update_index_in_dim(h, r, at, 0), history, record)
         ended = (record.residual <= tol) | progress.best.stays(config.problem, tol)

@@ -13,6 +13,10 @@ from mocha_jax._numerics.minres import Solved, inner
 
 Vector = TypeVar("Vector")  # a pytree
 
+# Up to so many numbers the two steps of `twice` are a loop. Measured on two cores: the compiler's time for a round of
+# `Newton` less by a sixth, and of more numbers a sixth to a third more for a solve.
+_FEW = 8192
+
 # Corrections at most. Each multiplies the residual by what the inverse is off; with a factorisation one or two do.
 _MOST = 5
 
@@ -61,3 +65,13 @@ def refined(
     x, _, rest, steps = lax.while_loop(unfinished, step, (nothing, b, start, jnp.zeros((), jnp.int32)))
     residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
     return Solved(jax.tree.map(lambda leaf: unit * leaf, x), residual, steps)
+
+
+def twice(correct: Callable[[Vector], Vector], start: Vector) -> Vector:
+    """Return ``correct(correct(start))``, where `start` is zero.
+
+    With few numbers the compiler has one step to compile. With many, it has two, and leaves out of the first what is a
+    product with zeros.
+    """
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(start))
+    return lax.fori_loop(0, 2, lambda _, carry: correct(carry), start, unroll=numbers > _FEW)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
-from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.cholesky import inverse_factor
+from mocha_jax._numerics.math import matmul, safe_ratio
+from mocha_jax._numerics.refinement import twice
 from mocha_jax.coupling._base import Coupling, Parts
 from mocha_jax.coupling._curvature import Curvature
 
@@ -131,20 +132,21 @@ class Exchangeable(Coupling):
         """
         own = curvature.own(jnp.reshape(self.within, 1))
         bent, applied = own.bent()
-        factor = jax.scipy.linalg.cho_factor(jnp.eye(len(bent), dtype=bent.dtype) + self._off * bent)
-
-        def nearly(right: Array, slopes: Array) -> tuple[Array, Array]:
-            sums = curvature.sums(slopes)
-            left = jnp.sum(sums, axis=0) - applied(right + self.within * sums)
-            common = jax.scipy.linalg.cho_solve(factor, self._off * left)
-            return own.solve(right + common[None], slopes)
+        unit = jnp.eye(len(bent), dtype=bent.dtype)
+        factor = inverse_factor((unit + self._off * bent)[None])[0]
 
         def step(right: Array, slopes: Array) -> tuple[Array, Array]:
             # Rounding of the products makes the common system inexact; a second solution makes up for it.
-            found, left = nearly(right, slopes)
-            rest = right + self.apply(curvature.sums(left)) - found
-            more, less = nearly(rest, jnp.zeros_like(slopes))
-            return found + more, left + less
+            def corrected(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+                found, left, slopes = carry
+                rest, sums = right + self.apply(curvature.sums(left)) - found, curvature.sums(slopes)
+                aside = jnp.sum(sums, axis=0) - applied(rest + self.within * sums)
+                common = matmul(factor.T, matmul(factor, self._off * aside))
+                more, less = own.solve(rest + common[None], slopes)
+                return found + more, left + less, jnp.zeros_like(slopes)
+
+            nothing = jnp.zeros_like(right), jnp.zeros_like(slopes), slopes
+            return twice(corrected, nothing)[:2]
 
         return step
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,14 @@ def test_a_first_solve_compiles_few_programs(caplog, regularizer):
         caplog.clear()
         mj.solve(problem.replace(regularizer=jax.tree.map(lambda leaf: 0.5 * leaf, regularizer)))
         assert not [m for m in caplog.messages if m.startswith("Finished XLA compilation")]
+
+
+def test_a_first_solve_traces_a_round_once(monkeypatch):
+    step = Mock(side_effect=mj.Mocha.step)
+    monkeypatch.setattr(mj.Mocha, "step", lambda *given: step(*given))
+    jax.clear_caches()
+    mj.solve(small(mj.regularizers.Independent(0.1)), mj.Mocha(), max_rounds=3, tol=None)
+    assert step.call_count == 1
 
 
 @pytest.mark.slow

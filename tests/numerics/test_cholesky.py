@@ -1,7 +1,5 @@
 """Inverses of Cholesky factors, against LAPACK's by way of NumPy."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from mocha_jax._numerics.cholesky import inverse_factor
 
 
-@pytest.mark.parametrize("n", [1, 16, 17, 50])
+@pytest.mark.parametrize("n", [1, 16, 33, 70])
 def test_it_is_the_inverse_of_the_factor(n):
     x = np.random.default_rng(n).normal(size=(3, n, n + 2))
     a = x @ x.transpose(0, 2, 1) / n + 0.1 * np.eye(n)
@@ -26,10 +24,8 @@ def test_what_is_not_positive_definite_has_none():
     assert jnp.isnan(found[1]).any()
 
 
-def test_a_cpu_factorises_one_matrix_at_a_time_where_batches_wait():
-    """With JAX 0.10 two batches at a time wait for one another's threads."""
-    text = jax.jit(inverse_factor).lower(jnp.ones((139, 20, 20))).as_text()
-    calls = re.findall(r"@lapack_\w+.*", text)
-    count = 1 if jax.__version_info__ < (0, 11) else 139
-    assert len(calls) == 4
-    assert all(set(re.findall(r"tensor<(\d+)x\d+x\d+x", call)) == {str(count)} for call in calls)
+@pytest.mark.parametrize(("count", "n"), [(139, 20), (5000, 20)])
+def test_a_cpu_calls_no_library(count, n):
+    """Where two programs factorise batches at a time, JAX 0.10 may wait for ever; and the first call imports SciPy."""
+    text = jax.jit(inverse_factor).lower(jax.ShapeDtypeStruct((count, n, n), "float32")).as_text()
+    assert "custom_call" not in text
