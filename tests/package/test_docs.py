@@ -119,30 +119,38 @@ def test_the_page_of_errors_has_the_messages_that_are_raised():
         assert message in str(error.value)
 
 
-def rows_of_papers():
-    """The rows of the tables that say what verifies what: item, name here, tests."""
-    page = (DOCS / "papers.md").read_text()
+def rows_of(page, *columns):
+    """The rows of the tables of a page that begin with these columns."""
+    head = re.escape("| " + " | ".join(columns))
     found = []
-    for table in re.findall(r"^\| item \| here \| verified by.*\n\|[-|]+\n((?:\|.*\n)+)", page, flags=re.M):
+    for table in re.findall(rf"^{head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", (DOCS / page).read_text(), flags=re.M):
         found += [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
     return found
 
 
 def test_the_page_of_papers_names_what_is_there():
-    rows = rows_of_papers()
+    rows = rows_of("papers.md", "item", "here")
+    verified = {item for item, _ in rows_of("validation.md", "item", "verified by")}
     assert len(rows) > 60
-    for item, here, verified, *experiment in rows:
+    for item, here, *experiment in rows:
         for name in re.findall(r"`mj\.([\w.]+)`", here):
             thing = mj
             for part in name.split("."):
                 assert hasattr(thing, part), f"{item}: mj.{name}"
                 thing = getattr(thing, part)
-        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", verified)
-        for path, name in tests:
-            assert f"def {name}(" in (DOCS.parent / path).read_text(), f"{item}: {path}::{name}"
-        assert tests or re.search(r"\bnot\b|nobody|nothing", here), f"{item}: nothing shows it, and it is not said why"
+        assert item in verified or re.search(r"\bnot\b|nothing", here), f"{item}: nothing shows it, unexplained"
         for name in re.findall(r"`experiments\.(\w+)`", " ".join(experiment)):
             assert (DOCS.parent / "experiments" / f"{name}.py").exists(), f"{item}: experiments.{name}"
+
+
+def test_the_page_of_validation_names_tests_that_are_there():
+    items = {item for item, *_ in rows_of("papers.md", "item", "here")}
+    for item, verified in rows_of("validation.md", "item", "verified by"):
+        assert item in items, f"{item}: not on the page of papers"
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", verified)
+        assert tests, f"{item}: names no test"
+        for path, name in tests:
+            assert f"def {name}(" in (DOCS.parent / path).read_text(), f"{item}: {path}::{name}"
 
 
 def docstrings():
