@@ -11,7 +11,7 @@ Names are imported when they are first asked for; the file ``__init__.pyi`` list
 
 from mocha_jax._core import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, _names = lazy.attach(__name__)
 
