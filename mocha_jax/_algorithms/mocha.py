@@ -142,12 +142,12 @@ def algorithm1(
     omega_every: Schedule | None = None,
     initial_omega: Hyperparameter | None = None,
 ) -> Mocha:
-    r"""Return Algorithm 1 of the paper to the letter: `Mocha` with the dual server and a safe $\sigma'$.
+    r"""Return Algorithm 1 of the paper as published: `Mocha` with the dual server and a safe $\sigma'$.
 
-    Its lines and the arguments here and of `run` or `solve`:
+    The lines of the algorithm correspond to these arguments, here and of `run` or `solve`:
 
     - *Input*: data and loss are the problem's; $\Omega_0$ is `initial_omega`.
-    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (Of a loss whose duals cannot be 0, the nearest that can.)
+    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (For a loss whose duals cannot be 0, the feasible duals nearest to 0.)
     - *Set $\sigma'$ and $H_i$*: `sigma_prime` is the rule, applied to every new $\Omega$; `omega_every` has $H_0, H_1,
       \dots$, the federated iterations before each update of $\Omega$.
     - *Call the local solver, returning a $\theta_t^h$-approximate solution*: coordinate ascent for as many steps as

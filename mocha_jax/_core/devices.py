@@ -85,7 +85,7 @@ class NodeSharding:
 
 
 def _nowhere() -> None:
-    """Return what is left of a `NodeSharding` in a file or another process: None."""
+    """Return None, which replaces a `NodeSharding` in a file or another process."""
 
 
 def node_sharding(

@@ -51,7 +51,7 @@ def as_array(value: object) -> np.ndarray | None:
         value = float(value) if value.bit_length() < 1024 else np.inf if value > 0 else -np.inf
     try:
         array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
+    except Exception:  # a user's `__array__` may raise anything
         return None
     return None if array.dtype == object else array
 
@@ -75,7 +75,7 @@ def shown(value: object) -> str:
         return f"an array {dtype}{list(shape)}"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # whatever somebody's `__repr__` raises
+    except Exception:  # a user's `__repr__` may raise anything
         text = f"a {type(value).__name__}"
     return cut(text)
 
@@ -112,5 +112,5 @@ def whole(value: object) -> int | None:
     """The whole number that a value is; None where it is none."""
     try:
         return None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
-    except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
+    except Exception:  # TypeError for other types; a user's `__index__` may raise anything
         return None

@@ -208,8 +208,8 @@ class TaskData(NodeArrays):
           by: whose means and standard deviations: ``"pooled"``, those of all samples; ``"task"``, those of each task;
             ``"within"``, the means of each task, and the standard deviation from them of all samples;
             ``"centred"``, the means of each task and no deviations. A task without samples has the others' means.
-          labels: take the means of the labels from them too. By the means of tasks, with the squared loss, **no
-            intercept is penalised** then: what is left of it is 0.
+          labels: subtract the means of the labels too. With means of tasks and the squared loss, **no
+            intercept is penalised** then: the best one is 0.
           like: other data, for training, whose means and standard deviations to take in place of these.
 
         Examples:

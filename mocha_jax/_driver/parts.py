@@ -1,6 +1,6 @@
 """Parts of a checkpoint: the rows that a process holds of arrays that processes share, in a file of its own.
 
-A part has a name that nobody else uses and is complete when it has that name. It counts once the checkpoint beside it
+A part has a unique name and is complete when it has that name. It counts once the checkpoint beside it
 names it, with its digest: a set of which one is missing never counts, and the one before it is still there. Parts lie
 in the folder of the checkpoint, on a file system that all processes share.
 """
@@ -124,7 +124,7 @@ class PartReader:
 
 
 def remove_abandoned(checkpoint: Path, counting: Iterable[str]) -> None:
-    """Remove parts that do not count and that nobody is writing any more."""
+    """Remove parts that do not count and are no longer being written."""
     kept = set(counting)
     of_ours = rf"\.?{re.escape(checkpoint.name)}\.\d+-of-\d+\.[0-9a-f]{{12}}\.part(\.[0-9a-f]{{12}}\.partial)?"
     with contextlib.suppress(OSError):

@@ -108,7 +108,7 @@ class Solution(Pytree, Generic[Kind]):
     @property
     @on_purpose
     def model(self) -> Any:
-        """The model that predicts by name, without anybody's samples: a `LinearModel` or a `NetworkModel`."""
+        """The model that predicts by name, without samples: a `LinearModel` or a `NetworkModel`."""
         self._expect_one()
         if not isinstance(self.problem, Problem):
             return self._network_model()

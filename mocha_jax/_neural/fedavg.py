@@ -28,7 +28,7 @@ from mocha_jax.systems._work import Info, Work
 
 
 class FedAvgState(State):
-    """All that federated averaging carries from round to round."""
+    """The state of federated averaging between rounds."""
 
     params: Any = tree()  # of the model
     server: optax.OptState = tree()  # state of the server's optimizer
@@ -38,7 +38,7 @@ class FedAvgState(State):
 
 
 class Given(NamedTuple):
-    """All that the clients are given in a round."""
+    """The inputs of the clients in a round."""
 
     key: Array
     params: Any  # of the model
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A client's answer; the server wants no more of many than their sum."""
+    """A client's answer; the server needs only the sum over clients."""
 
     change: Any  # of the parameters, from where they end to where they began, times the weight
     weight: Array  # [] of the client's samples; 0 where the training was not finite
@@ -159,7 +159,7 @@ class FedAvg(Trainer):
         return self.heard(state, total), info(self, problem, budget)
 
     def given(self, key: Array, params: Params, problem: Prediction) -> Given:
-        """All that clients are given in a round of that key."""
+        """The inputs of the clients in a round with that key."""
         return Given(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
 
     def answer(self, given: Given, data: TaskData, place: Array, node: Array, budget: Array) -> Answer:

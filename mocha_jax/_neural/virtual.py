@@ -50,12 +50,12 @@ class Virtual(BayesianTrainer):
 
     **The prior counts once.** In (3) the paper puts $p(\theta)$ into every refinement, so that its fixed point
     has $p^K$ where (1) divides $K - 1$ of them out again. With ``prior="once"`` (default)
-    $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, the
-    letter of (3).
+    $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, as
+    published in (3).
 
-    **The server sees more than s.** The paper has it that a server that knows s only never learns a factor. It sees s
-    before and after the turn of a single client, though, and their quotient is that client's change
-    $s_i^{new} / s_i$. Factors stay with the clients only where the changes of several are multiplied before anybody
+    **The server sees more than s.** The paper claims that a server that knows only s never learns a factor. But it sees s
+    before and after the turn of a single client, and their quotient is that client's change
+    $s_i^{new} / s_i$. Factors stay with the clients only if the changes of several are multiplied before the server
     sees them, as a secure sum of both vectors of `parallel` refinements would do.
 
     **Several at once**: ``parallel=True`` and ``systems=mj.systems.Sampled(q)`` refine a share q of the m clients in a
@@ -270,7 +270,7 @@ class Virtual(BayesianTrainer):
     def given(
         self, key: Array, posterior: Gaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
     ) -> Given:
-        """All that a client is given in a round.
+        """The inputs of a client in a round.
 
         Args:
           key: of the round.

@@ -188,7 +188,7 @@ def _certified(
 
 
 def _admissible(problem: Problem) -> Array:
-    """Tell whether samples are weighed and labelled as they must be, [] bool: of traced ones nobody else could."""
+    """Tell whether samples have valid weights and labels, [] bool; it works for traced ones too."""
     data = problem.data
     fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
     if problem.loss.label_rule:

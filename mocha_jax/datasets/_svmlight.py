@@ -174,7 +174,7 @@ def _groups(path: object, file: _File, group: ArrayLike | str) -> np.ndarray:
     if (known := check.concrete(group)) is None:
         try:
             known = np.asarray(group, object)
-        except Exception:  # whatever somebody's `__array__` raises
+        except Exception:  # a user's `__array__` may raise anything
             known = np.zeros(0)
     if known.shape != (len(file.y),) or np.ma.is_masked(group):
         raise ValueError(

@@ -91,7 +91,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
 
     Args:
       record: a record of arrays, or a `Down` or `Up`.
-      owner: whoever is named in errors.
+      owner: the name for error messages.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -99,7 +99,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
       >>> from_bytes(blob, {"v": jnp.zeros(3)})["v"].tolist()
       [1.0, 1.0, 1.0]
 
-      Messages know their shapes by themselves; whoever receives one checks whether it fits.
+      Messages store their own shapes; the receiver checks whether they fit.
 
       >>> import mocha_jax as mj
       >>> server = mj.federated.Server(mj.Mocha(), mj.regularizers.Probabilistic(0.1), 3, 5, dtype="float32")

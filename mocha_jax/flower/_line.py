@@ -1,4 +1,4 @@
-"""The line to the process that does a node's work: a Unix socket in a folder that nobody else can enter."""
+"""The connection to a node's worker process: a Unix socket in a folder with mode 0700."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def receive(line: socket.socket) -> tuple[Header, Arrays]:
     """Wait for a message.
 
     Raises:
-      EOFError: whoever sends is gone.
+      EOFError: the sender is gone.
     """
     (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
     return from_bytes(_exactly(line, length))
@@ -143,7 +143,7 @@ def dismiss(folder: str) -> None:
             line.connect(address(folder))
             send(line, {"what": "end", "worker": "", "parent": os.getpid()}, {})
             receive(line)
-    except (OSError, EOFError, ValueError):  # nobody is there
+    except (OSError, EOFError, ValueError):  # no worker is running
         pass
 
 

@@ -69,11 +69,11 @@ def serve(
       min_answers: no round ends with fewer, but for rounds in which fewer nodes are asked.
       asynchronous: end a round as soon as `min_answers` are there, and begin the next one at once.
       start_seconds: the first round begins when all nodes are there, or with `min_answers` of them after so long.
-      leave_after: a node that was asked in so many rounds and not heard is counted out, see `Server.leave`, until it is
-        heard again; 0: it stays.
-      seed: of the nodes' draws: ``jax.random.key(seed)`` of a simulation.
-      poll_seconds: between two looks for answers.
-      checkpoint: path of a file that gets the server's state after every round; where it is there, the rounds go on
+      leave_after: a node that did not answer in this many rounds is excluded, see `Server.leave`, until it answers
+        again; 0: it stays.
+      seed: of the nodes' random numbers, as ``jax.random.key(seed)`` of a simulation.
+      poll_seconds: between two polls for answers.
+      checkpoint: path of a file for the server's state after every round; if it exists, the rounds resume
         from it.
     """
     check.instance("serve", "server", server, Server, "federated.Server(...)")
@@ -185,11 +185,11 @@ class Rounds:
                 begin = time.monotonic()
             elif late:
                 if self.resumed and not ups:
-                    # An older checkpoint was put back, it seems, and nodes do not answer a round twice.
+                    # Presumably an older checkpoint was restored, and nodes do not answer a round twice.
                     self.state = server.restarted(self.state, int(time.time()) % 2**31)
                     _log.warning("Nobody answers; the rounds go on as another life of the server.")
                 self.resumed = False
-                asked = set()  # too few: whoever is free is asked once more
+                asked = set()  # too few answers: ask all free nodes again
                 begin = time.monotonic()
             time.sleep(plan.poll_seconds)
 

@@ -45,7 +45,7 @@ class Loss(Pytree):
 
     @property
     def admissible(self) -> Array:
-        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        """True if the loss's hyperparameters lie in their domains, [] bool; it works for traced values too."""
         return domains.contain(self, self.domains)
 
     @property
@@ -100,14 +100,14 @@ class Loss(Pytree):
         return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
 
     def conjugate_bound(self, beta: Array, y: Array) -> Array:
-        """At least `conjugate`, whatever rounding does."""
+        """An upper bound on `conjugate` that allows for rounding."""
         conjugate = self.conjugate(beta, y)
-        # Of its parts one is at most a dual times a label or 1, and so is the other but for their sum.
+        # One of its parts is at most a dual times a label or 1, and so is the other up to their sum.
         parts = jnp.abs(conjugate) + 2.0 * jnp.abs(beta) * (1.0 + jnp.abs(y))
         return conjugate + 8.0 * jnp.finfo(conjugate.dtype).eps * parts
 
     def fenchel_young_bound(self, z: Array, error: Array, beta: Array, y: Array) -> Array:
-        """At least `fenchel_young` at every point within `error` of z, whatever rounding does.
+        """An upper bound on `fenchel_young` at all points within `error` of z that allows for rounding.
 
         The term is convex in z, so that it is largest at one end.
         """

@@ -97,7 +97,7 @@ def task_by_task(
 
 
 def check_labels(owner: str, data: TaskData, admits: Callable[[np.ndarray], np.ndarray], needs: str) -> None:
-    """Refuse labels that a score would say nonsense of; inside a transformation nobody can look at them."""
+    """Refuse labels for which a score is meaningless; traced labels are not checked."""
     y, weight, task = (check.of_this_process(a) for a in (data.y, data.weight, data.task))
     if y is None or weight is None or task is None:
         return

@@ -34,7 +34,7 @@ from mocha_jax.regularizers import Regularizer
 
 
 class OneVsRest(Pytree):
-    """A model for every class; the class whose model says most is predicted.
+    """A model for every class; the class with the largest decision value is predicted.
 
     Data is given as when it was packed; its tasks and features are found by name where there are names.
     """
@@ -94,7 +94,7 @@ class OneVsRest(Pytree):
     @property
     @on_purpose
     def model(self) -> MulticlassModel:
-        """The weights with the names of tasks, features and classes: what predicts, without anybody's samples."""
+        """The model that predicts: weights with the names of tasks, features and classes, without samples."""
         weights, gaps = np.asarray(self.weights), {}
         if self.certificate is not None:
             gaps = {

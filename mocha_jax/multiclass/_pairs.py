@@ -88,7 +88,7 @@ def weights_of_classes(weights: Array, classes: int) -> Array:
 
 @on_purpose
 def pair_model(solution: Solution[Problem], data: TaskData) -> MulticlassModel:
-    """The model of a problem of `by_pair`'s samples: what predicts by name, without anybody's samples.
+    """The model of a problem of `by_pair`'s samples: it predicts by name and contains no samples.
 
     Args:
       solution: of the problem of lifted samples.

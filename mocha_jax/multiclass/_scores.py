@@ -85,7 +85,7 @@ def _require_classes(owner: str, data: TaskData, known: int | None = None) -> No
 
 
 def _classes_of(data: TaskData, known: int) -> Array:
-    """The class of every sample ``[m, n]`` int32; of one that is none of those known their number."""
+    """The class of every sample ``[m, n]`` int32; `known` for an unknown class."""
     place = jnp.clip(data.y, 0, known).astype(jnp.int32)
     return jnp.where(place.astype(data.y.dtype) == data.y, place, known)
 

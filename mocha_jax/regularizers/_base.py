@@ -49,7 +49,7 @@ class Regularizer(Pytree):
 
     @property
     def admissible(self) -> Array:
-        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        """True if the hyperparameters lie in their domains, [] bool; it works for traced values too."""
         return domains.contain(self, self.domains)
 
     def fits(self, num_tasks: int) -> Array | bool:
@@ -175,7 +175,7 @@ class Regularizer(Pytree):
         return self.conjugate(jnp.zeros((num_tasks, num_features), norm.dtype).at[0, 0].set(norm))
 
     def value_error(self, weights: Array, relation: Any = None) -> Array:
-        """By how much rounding may have changed ``value(weights, relation)``, at most."""
+        """An upper bound on the rounding error of ``value(weights, relation)``."""
         return rounded(self.value(weights, relation), _roundings(weights))
 
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:

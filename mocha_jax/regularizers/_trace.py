@@ -61,6 +61,6 @@ class TraceLimited(Spectral):
 
 
 def mixed(relation: LowRank, share: Array, total: Array) -> LowRank:
-    """So much of the identity mixed in that the trace stays `total`."""
+    """Mix in that share of the identity such that the trace stays `total`."""
     even = total / len(relation.factor)
     return LowRank((1.0 - share) * relation.base + share * even, safe_sqrt(1.0 - share) * relation.factor)

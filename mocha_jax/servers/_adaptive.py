@@ -155,7 +155,7 @@ class AdaptiveServer(Server):
         return Point(beta, _where_weighed(data, data.node_vectors(beta)))
 
     def blank(self, dual: DualState, point: Point) -> AdaptiveState:
-        """Nothing remembered but the point where the nodes stand."""
+        """A state that remembers only the current point of the nodes."""
         nobody = jnp.full((len(point.v),), -1, jnp.int32)
         one = jnp.ones_like(point.v[:, 0])
         memory, scale = (point,) * self.memory, jnp.ones((), point.v.dtype)

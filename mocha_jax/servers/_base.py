@@ -39,7 +39,7 @@ def first_relation(problem: Problem, omega: Hyperparameter | None) -> Relation:
     data, regularizer = problem.data, problem.regularizer
     if omega is None:
         return regularizer.initial_relation(data.num_tasks, data.num_features)
-    # Feasible to the last bit, as a matrix that somebody wrote down is not.
+    # Feasible to the last bit, which a user's matrix is not.
     return regularizer.restart_relation(regularizer.relation_of(jnp.asarray(omega, data.dtype), data.num_features))
 
 
@@ -52,7 +52,7 @@ def keep_relation(problem: Problem, relation: Relation, omega: Hyperparameter | 
 
 
 def gain_of_updating(problem: Problem, w: Array, relation: Relation) -> Array:
-    """By how much the best Omega for these weights lowers the objective; infinite where the joint gap says more."""
+    """The decrease of the objective by the best Omega for these weights; infinite where the joint gap says more."""
     regularizer = problem.regularizer
     if not regularizer.learned or regularizer.jointly_convex:
         return jnp.full((), jnp.inf, w.dtype)

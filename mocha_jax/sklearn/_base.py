@@ -294,7 +294,7 @@ class Estimator(BaseEstimator):
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
 
     def _keep(self, model: Any, relations: list[Relation], rounds: int, gap: float) -> None:
-        """Remember the model and how the solve ended, and nobody's samples."""
+        """Keep the model and how the solve ended, but no samples."""
         self.model_, self.n_iter_, self.dual_gap_ = model, rounds, gap
         self._relations: list[Relation] = [jax.tree.map(np.asarray, relation) for relation in relations]
         self.coef_, self.intercept_ = model.weights, model.intercept
@@ -330,7 +330,7 @@ def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
     check_unmasked(owner, groups=groups)
     try:
         found = np.asarray(groups)
-    except Exception:  # whatever somebody's `__array__` raises
+    except Exception:  # a user's `__array__` may raise anything
         found = np.zeros(())
     if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
         raise ValueError(
