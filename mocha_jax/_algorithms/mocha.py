@@ -147,7 +147,7 @@ def algorithm1(
     The lines of the algorithm correspond to these arguments, here and of `run` or `solve`:
 
     - *Input*: data and loss are the problem's; $\Omega_0$ is `initial_omega`.
-    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (For a loss whose duals cannot be 0, the feasible duals nearest to 0.)
+    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (If the duals of a loss cannot be 0, the nearest feasible ones.)
     - *Set $\sigma'$ and $H_i$*: `sigma_prime` is the rule, applied to every new $\Omega$; `omega_every` has $H_0, H_1,
       \dots$, the federated iterations before each update of $\Omega$.
     - *Call the local solver, returning a $\theta_t^h$-approximate solution*: coordinate ascent for as many steps as

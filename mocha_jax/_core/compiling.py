@@ -16,8 +16,8 @@ import jax
 
 from mocha_jax._core.values import is_traced
 
-# The keys are the largest numbers of numbers for which to leave optimisations out. Measured with JAX 0.10 on two cores, rounds of `Mocha` with both of its
-# servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
+# The keys limit for how many numbers optimisations are left out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
+# with both of its servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
 # (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the same for a round, from
 # 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes longer: at 24,000 numbers
 # the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is worth it up to 60 of them.
@@ -33,7 +33,7 @@ class Program:
 
     Args:
       function: to compile.
-      numbers: maps the same arguments to how many numbers the work is on. It agrees for calls that must agree bit for bit.
+      numbers: maps the same arguments to how many numbers the work is on. Calls that must agree bit for bit agree in it.
       often: whether the work is repeated many times, so that it is worth more than the lowest level.
       options: of `jax.jit`.
     """

@@ -42,8 +42,8 @@ class LocalState(State):
 class Local(Trainer):
     """Every client trains its own network, without communication; with one client, the global baseline.
 
-    Train on ``problem.merged()``, which has all samples with one client, for a model of centralised data: it is evaluated
-    on the same held-out samples, task by task. A training that is not finite is left out and counted.
+    Train on ``problem.merged()``, which has all samples with one client, for a model of centralised data: it is
+    evaluated on the same held-out samples, task by task. A training that is not finite is left out and counted.
 
     Args:
       model: from `mocha_jax.networks`.

@@ -53,8 +53,8 @@ class Virtual(BayesianTrainer):
     $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, as
     published in (3).
 
-    **The server sees more than s.** The paper claims that a server that knows only s never learns a factor. But it sees s
-    before and after the turn of a single client, and their quotient is that client's change
+    **The server sees more than s.** The paper claims that a server that knows only s never learns a factor. But it sees
+    s before and after the turn of a single client, and their quotient is that client's change
     $s_i^{new} / s_i$. Factors stay with the clients only if the changes of several are multiplied before the server
     sees them, as a secure sum of both vectors of `parallel` refinements would do.
 
@@ -63,7 +63,7 @@ class Virtual(BayesianTrainer):
     clients send changes no number: a product of factors is a sum of precisions and shifts, in whatever order.
 
     **All clients begin with the same private parameters**, as in FedAvg all begin with the same network: shared layers
-    then suit everybody from the first refinement.
+    then suit all clients from the first refinement.
 
     Args:
       model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.

@@ -46,7 +46,7 @@ def gap_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real =
     \le \frac{(1 - s\gamma(1-\bar\Theta))^H}{s\gamma(1-\bar\Theta)}\,[D(\alpha^{(0)}) - D(\alpha^\star)]
     $$
 
-    A round gains at least the share $s\gamma(1-\bar\Theta)$ of the gap (23), and no more than the remaining distance. So the
+    A round gains at least the share $s\gamma(1-\bar\Theta)$ of the gap (23), and no more than the distance left. So the
     rounds after which the gap is expected within $\epsilon$ are those that `theorem1` has for the dual and
     ``tol`` $= s\gamma(1-\bar\Theta)\,\epsilon$. Arguments as in `dual_bound`; without progress it is infinite.
 
