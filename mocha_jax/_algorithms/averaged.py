@@ -33,7 +33,7 @@ class AveragedState(State):
 
 
 class Averaged(Around):
-    r"""A dual method whose answer is the mean of its iterates, as Theorem 2 has it.
+    r"""A dual method that returns the mean of its iterates, as in Theorem 2.
 
     $$
     \bar\alpha = \frac{1}{H - H_0}\sum_{h=H_0+1}^{H}\alpha^{(h)}
@@ -139,5 +139,5 @@ class Averaged(Around):
 
 
 def _begun(inner: MochaState) -> AveragedState:
-    """A mean of nothing yet: where the method stands."""
+    """The state before the first mean: that of the method."""
     return AveragedState(inner.round, inner, inner.beta, inner.v, jnp.zeros((), jnp.int32))

@@ -16,10 +16,10 @@ import jax
 
 from mocha_jax._core.values import is_traced
 
-# The keys limit for how many numbers optimisations are left out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
-# with both of its servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
-# (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the same for a round, from
-# 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes longer: at 24,000 numbers
+# The keys limit for how many numbers to leave optimisations out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
+# with both of its servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375
+# numbers, 2 to 3 times (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the
+# same for a round, from 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes longer: at 24,000 numbers
 # the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is worth it up to 60 of them.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
 _HURRIES: dict[float, dict[str, Any]] = {
@@ -33,7 +33,7 @@ class Program:
 
     Args:
       function: to compile.
-      numbers: maps the same arguments to how many numbers the work is on. Calls that must agree bit for bit agree in it.
+      numbers: maps the same arguments to the size of the work. Calls that must agree bit for bit agree in it.
       often: whether the work is repeated many times, so that it is worth more than the lowest level.
       options: of `jax.jit`.
     """
@@ -46,7 +46,7 @@ class Program:
         self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
 
     def _for(self, numbers: float) -> Any:
-        """The function as it is compiled for so many numbers."""
+        """The function compiled for this many numbers."""
         most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
         if most not in self._by_most:
             known = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}

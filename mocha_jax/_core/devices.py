@@ -1,4 +1,4 @@
-"""Nodes spread over the devices of a mesh: which of them lie where, and doing something with each device's own."""
+"""Nodes spread over the devices of a mesh: their placement, and work on each device's own nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at what a person hands in: its numbers and shape where they are to be seen, and words for it.
+"""Inspection of user input: its numbers and shape if they are known, and a description.
 
 Values that JAX is tracing cannot be looked at, nor those that lie with other processes.
 """
@@ -69,7 +69,7 @@ def is_real(dtype: DTypeLike) -> bool:
 
 
 def shown(value: object) -> str:
-    """Describe what was given, in a few words on one line."""
+    """Describe a value in a few words on one line."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is not None and shape != () and isinstance(shape, tuple):
         return f"an array {dtype}{list(shape)}"
@@ -109,7 +109,7 @@ def fixed(value: Value) -> Value | float:
 
 
 def whole(value: object) -> int | None:
-    """The whole number that a value is; None where it is none."""
+    """The integer that a value is; None if it is not one."""
     try:
         return None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
     except Exception:  # TypeError for other types; a user's `__index__` may raise anything

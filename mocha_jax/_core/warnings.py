@@ -19,7 +19,7 @@ _silent: contextvars.ContextVar[tuple[type[Warning], ...]] = contextvars.Context
 
 
 class NotConverged(UserWarning):
-    """A solve ended at its number of rounds before it reached the tolerance asked for.
+    """A solve ended at `max_rounds` before it reached the requested tolerance.
 
     ``warnings.simplefilter("error", mocha_jax.NotConverged)`` makes it an error.
     """

@@ -1,4 +1,4 @@
-"""Samples as arrays of numbers, of data frames and of Python objects; what is no number is named by column and row."""
+"""Samples as arrays of numbers, from data frames and Python objects; errors name the column and row."""
 
 from __future__ import annotations
 

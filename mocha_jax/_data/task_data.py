@@ -149,7 +149,7 @@ class TaskData(NodeArrays):
 
     @on_purpose
     def merged(self) -> TaskData:
-        """All samples with one node, on one task: the data of a central server. Weights stay what they were.
+        """The data with all samples on one node and task, as at a central server. Weights do not change.
 
         Examples:
           >>> import numpy as np, mocha_jax as mj

@@ -54,7 +54,7 @@ class Adjoint(Pytree):
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
     ) -> Found:
-        """All rounds in one compiled stretch."""
+        """Run all rounds in one compiled stretch."""
 
 
 class Unrolled(Adjoint):
@@ -206,7 +206,7 @@ class Hypergradient(Pytree):
 def hypergradient(
     fn: Callable[[Array], Array], solution: Solution[Problem], *, adjoint: Implicit | None = None
 ) -> Hypergradient:
-    r"""The gradient of something learned with respect to everything given, and how exact it is.
+    r"""The gradient of a function of the solution with respect to all inputs, with its error.
 
     The same as ``jax.grad`` through ``solve(..., adjoint=Implicit())``, but it starts from a solution that is there
     already, and says how far off each number may be: ``error`` is by how much the gradient differs from the one before

@@ -200,7 +200,7 @@ class History(Pytree):
 
 
 class Best(Pytree):
-    """The best record of a run, to notice where rounds gain no more."""
+    """The best record of a run, to notice when rounds stop gaining."""
 
     residual: Array  # [] the least, or not much more than that
     round: Array  # [] int32 in which it was reached

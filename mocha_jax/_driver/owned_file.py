@@ -81,7 +81,7 @@ class OwnedFile:
                 os.close(folder)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the file."""
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -57,7 +57,7 @@ class Part:
             unused.path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the file."""
         if self._counts is not None:
             self._counts.release()
 

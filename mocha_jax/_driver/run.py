@@ -33,7 +33,7 @@ def advance(config: RunConfig, progress: Progress, planned: Plan) -> Progress:
 
 
 def advance_many(key: Array, config: RunConfig, progress: Progress, rounds: int) -> Progress:
-    """Some rounds. Their number is static, so that no host has to look whether another one follows."""
+    """Run some rounds. Their number is static, so that the host need not check whether another one follows."""
     size = at_once(key, config, rounds)
 
     def several(progress: Progress, _: None) -> tuple[Progress, None]:

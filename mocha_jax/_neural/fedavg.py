@@ -63,7 +63,7 @@ def no_answer(params: Params, dtype: DTypeLike) -> Answer:
 
 
 class FedAvg(Trainer):
-    r"""Federated averaging (McMahan et al. 2017), and what differs from it in a setting.
+    r"""Federated averaging (McMahan et al. 2017), and its variants by settings.
 
     In a round a share C of the clients each begin with the server's parameters $\theta$, train on their own
     samples for E epochs of mini-batches of B, and return what they have, $\theta_k$. The server takes the average

@@ -62,7 +62,7 @@ class Own(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A refinement as the server counts it; of many it wants the product of the changes and the sums."""
+    """A refinement as the server counts it; it needs only the product of the changes, and sums, over clients."""
 
     change: Gaussian  # [p] s_i^new / s_i
     good: Array  # [] int32 1 where it was finite

@@ -108,7 +108,7 @@ def _ascend(
     q: Array,
     steps: Array,
 ) -> Result:
-    """All nodes of a device."""
+    """Work on all nodes of a device."""
     orders, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket, order in zip(rows.buckets, orders, strict=True):

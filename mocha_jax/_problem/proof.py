@@ -39,7 +39,7 @@ from mocha_jax.regularizers import JointSparse
 
 @on_purpose
 def certificate(problem: Problem, beta: Array, relation: Relation = None, weights: Array | None = None) -> Certificate:
-    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
+    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from any source.
 
     Derives V from `beta` and, unless there are weights to certify, $W = \bar M V$ from V. Then adds up the
     Fenchel-Young terms and what rounding may hide of them.

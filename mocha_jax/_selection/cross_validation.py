@@ -168,7 +168,7 @@ def _chosen(
     name: str, candidates: Regularizer, scores: np.ndarray, residuals: np.ndarray, rounds: np.ndarray,
     budget: SolveOptions, more_is_better: bool, rare: str | None, hint: str = "",
 ) -> int:  # fmt: skip
-    """Choose the best candidate, and warn of what speaks against it."""
+    """Choose the best candidate, and warn about reasons against it."""
     mean = of_candidates(scores)
     if np.isnan(mean).all():
         raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")

@@ -161,7 +161,7 @@ class Coupling(Operator):
 
 
 class _Proximal(Operator):
-    """The resolvent of a coupling that says no more of it."""
+    """The default resolvent of a coupling."""
 
     coupling: Coupling
     rho: Array  # []

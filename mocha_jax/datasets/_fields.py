@@ -26,7 +26,7 @@ Columns = tuple[tuple[str, ...], tuple[np.ndarray, ...], np.ndarray]  # names, o
 
 
 def text_file(owner: str, path: object) -> Path:
-    """The path of a file that is there."""
+    """The path of an existing file."""
     try:
         if isinstance(path, str | os.PathLike) and str(path) and Path(path).is_file():
             return Path(path)

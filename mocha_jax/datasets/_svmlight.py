@@ -146,7 +146,7 @@ def _read(path: str) -> _File:
 
 
 def _wrong(words: list[str]) -> str:
-    """Say what is wrong with a line."""
+    """Describe the error in a line."""
 
     def parse(kind: type[int] | type[float], text: str) -> None:  # no number has an underscore
         kind(text.replace("_", "?"))

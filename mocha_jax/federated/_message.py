@@ -1,4 +1,4 @@
-"""Messages between nodes and server: small records of arrays, and what they must be to be believed."""
+"""Messages between nodes and server: small records of arrays, and their validation."""
 
 from __future__ import annotations
 

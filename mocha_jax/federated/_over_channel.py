@@ -35,7 +35,7 @@ class Transit(Pytree):
 
 
 class ChannelState(State):
-    """All that both sides and the channel carry from round to round."""
+    """The state of both sides and the channel between rounds."""
 
     held: Array  # [m] int32 the round of every node's last answer that the server holds
     late: Array  # [] int32 answers so far that arrived late and were taken

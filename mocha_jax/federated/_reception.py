@@ -1,4 +1,4 @@
-"""The reception of answers at a server: which of them are believed, and what they are together."""
+"""The reception of answers at a server: their validation and combination."""
 
 from __future__ import annotations
 

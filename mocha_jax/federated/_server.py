@@ -49,7 +49,7 @@ class Report:
 
 
 class Server:
-    r"""The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
+    r"""The central node. It knows the numbers of tasks and features and the regularizer, never a sample.
 
     Pure: its state is handed in and out; `save` and `load` write it to a file.
 

@@ -1,4 +1,4 @@
-"""Files and blobs of messages, and of what nodes and servers carry from round to round: NumPy's npz, never a pickle."""
+"""Files and blobs of messages and of the states of nodes and servers: NumPy's npz, never a pickle."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _folder(config: Mapping[str, Any]) -> str:
 
 
 def _setup(name: str, config: Mapping[str, Any], idle_seconds: float) -> dict[str, Any]:
-    """All that a worker must know."""
+    """The settings of a worker."""
     top = name.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(top)  # imports nothing
     root = None

@@ -246,7 +246,7 @@ class Rounds:
 
 
 def in_words(quality: Quality) -> str:
-    """Say how good a model is, as far as it is known."""
+    """Describe the quality of a model, as far as it is known."""
     if isinstance(quality, Training):
         diverged = int(quality.diverged)
         return f"loss {_known(quality.loss, '.6g')}" + (f", {diverged} diverged" if diverged else "")

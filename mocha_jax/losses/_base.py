@@ -142,7 +142,7 @@ class Loss(Pytree):
 
     @property
     def decides(self) -> str:
-        """Say what a prediction stands for, for models that are saved.
+        """Name the rule that turns predictions into labels, for saved models.
 
         ``"value"``, itself; ``"sign"``; or ``"level"``, how many `thresholds` it exceeds, which the loss then has.
         """
@@ -154,12 +154,12 @@ class Loss(Pytree):
 
     @property
     def label_rule(self) -> str:
-        """Say what labels it needs, as the end of a sentence; empty where any will do."""
+        """Describe the labels that it accepts, as the end of a sentence; empty if it accepts all."""
         sign = "labels -1 and +1; map yours, e.g. with np.where(y == positive_class, 1, -1)"
         return sign if self.binary else ""
 
     def admits(self, y: Array) -> Array:
-        """True where a label is one that it needs, bool."""
+        """True where a label is acceptable, bool."""
         return abs(y) == 1 if self.binary else jnp.ones_like(y, bool)
 
     def of_nodes(self, task: Array) -> Loss:

@@ -183,7 +183,7 @@ def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
 
 
 def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | None:
-    """A sentence on classes whose models did not reach the tolerance; None where all did."""
+    """A sentence on classes whose models did not reach the tolerance; None if all did."""
     return caveats.unfinished(
         np.asarray(model.certificate.residual), np.asarray(model.rounds), tol, max_rounds,
         then="are as far as they got", of="classes", names=model.names.classes,

@@ -92,7 +92,7 @@ def _classes_of(data: TaskData, known: int) -> Array:
 
 @on_purpose
 def error_rate(weights: ClassWeights, data: TaskData, *, per_task: bool = False) -> Array:
-    """Share of samples for whose class another one says more; one of a class without weights is wrong.
+    """The share of samples for which another class has a larger decision value; unknown classes count as wrong.
 
     Args:
       weights: ``[classes, num_tasks, d]``, or ``[classes, 1, d]`` for a global model; or a model, whose tasks are found

@@ -33,7 +33,7 @@ from mocha_jax.regularizers._trace import TraceLimited
 
 
 class DeviationsLearned(Regularizer):
-    """Base class: a subclass says by which regularizer deviations are penalised."""
+    """Base class: a subclass chooses the regularizer of the deviations."""
 
     learned: ClassVar[bool] = True
 

@@ -19,7 +19,7 @@ _TRACE_TOLERANCE = 1e-3
 
 
 class TraceLimited(Spectral):
-    r"""Base class of (12) and (14); a subclass says what happens to singular values."""
+    r"""Base class of (12) and (14); a subclass defines the map of singular values."""
 
     @abstractmethod
     def trace(self) -> Array:

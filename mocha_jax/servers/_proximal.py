@@ -1,4 +1,4 @@
-r"""The server that takes W and Omega together, close to where they were.
+r"""The server that updates W and Omega together, close to their last values.
 
 It never holds an Omega. With a centre C it minimises R over W *and* Omega close to C,
 
@@ -89,7 +89,7 @@ class ProximalServer(Server):
         return ProximalState(jnp.zeros_like(v), w, w, self._nothing(v), first.known, rho, start, curvature)
 
     def _known(self, problem: Problem, y: Array, rho: Array) -> Any:
-        """Tell what is known before the first proximal step, at Y."""
+        """Return the initial state of the proximal map, at Y."""
         data = problem.data
         of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
         of_v = jnp.where(of_v > 0, of_v, 1.0)  # of labels that are 0, or samples elsewhere, that tells nothing

@@ -125,7 +125,7 @@ class Estimator(BaseEstimator):
         return *check_X_y(x, y, estimator=self, **asked), groups
 
     def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
-        """Samples to predict, and whose they are."""
+        """Samples to predict, and their groups."""
         check_is_fitted(self)
         if self._by_argument:
             x = validate_data(self, X, reset=False)
@@ -261,7 +261,7 @@ class Estimator(BaseEstimator):
         return tuple(np.delete(names, where).tolist())
 
     def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:
-        """The samples to train with and the regularizer, by cross-validation where that was asked for."""
+        """The training samples and the regularizer, by cross-validation if requested."""
         prepare = preparation(self._owner, self._by(loss), isinstance(loss, ResidualLoss))
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
         fitted = self._scaled(data.pooled() if pooled else data)

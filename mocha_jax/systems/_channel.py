@@ -25,7 +25,7 @@ class Fate(Pytree):
 
 
 class Channel(Pytree):
-    """Base class of channels. Unlike in a `System`, what fails here has been worked for."""
+    """Base class of channels. Unlike in a `System`, the work of a lost answer has been done."""
 
     waits: ClassVar[bool] = False  # whether a node is left alone until its answer has arrived
 
