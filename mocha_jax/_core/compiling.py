@@ -19,8 +19,9 @@ from mocha_jax._core.values import is_traced
 # The keys limit for how many numbers to leave optimisations out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
 # with both of its servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375
 # numbers, 2 to 3 times (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the
-# same for a round, from 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes longer: at 24,000 numbers
-# the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is worth it up to 60 of them.
+# same for a round, from 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes
+# longer: at 24,000 numbers the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is
+# worth it up to 60 of them.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
 _HURRIES: dict[float, dict[str, Any]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},

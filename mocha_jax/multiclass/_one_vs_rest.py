@@ -151,7 +151,7 @@ def one_vs_rest(
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop.
       max_rounds: of each model.
-      record_every: rounds between looks at the gap.
+      record_every: rounds between tests of the gap.
 
     Examples:
       >>> import jax, numpy as np, mocha_jax as mj
