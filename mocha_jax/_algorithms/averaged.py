@@ -97,7 +97,7 @@ class Averaged(Around):
         return AveragedState(inner.round, inner, beta, problem.data.dual_vectors(beta), state.count)
 
     def warm_start(self, state: AveragedState | MochaState, problem: Problem) -> AveragedState:
-        # The iterates of another problem are none of this one's.
+        # The iterates of another problem do not count for this one.
         inner = state.inner if isinstance(state, AveragedState) else state
         return _begun(self.algorithm.warm_start(inner, problem))
 
@@ -111,7 +111,7 @@ class Averaged(Around):
         share = 1.0 / jnp.maximum(count, 1).astype(inner.v.dtype)
 
         def mean(old: Array, new: Array) -> Array:
-            # So written it is the new one to the last bit where that is the first.
+            # In this form it equals the new one exactly if that is the first.
             return jnp.where(count > 1, old + share * (new - old), new)
 
         return AveragedState(inner.round, inner, mean(state.beta, inner.beta), mean(state.v, inner.v), count), info

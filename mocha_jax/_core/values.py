@@ -42,7 +42,7 @@ def hidden(value: object) -> bool:
 
 
 def as_array(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked, sparse."""
+    """The value as a NumPy array, or None if it is not one: ragged, of objects, a random key, partly masked, sparse."""
     if type(value).__module__.startswith("jax.experimental.sparse"):  # NumPy would read it number by number
         return None
     if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):

@@ -122,7 +122,7 @@ class Implicit(Adjoint):
     come with the derivative are those at their end. A gap of 1e-4 is near enough for that; how far the last step still
     went says how exact the point is, and after too few rounds, or where alternation stalls far from the joint optimum,
     the steps lead nowhere. Then, and where the linear system could not be solved, the derivative is NaN.
-    `hypergradient` says of each number how exact it is. There are first derivatives only; asking for second ones is an
+    `hypergradient` bounds the error of each number. There are first derivatives only; asking for second ones is an
     error.
 
     Args:

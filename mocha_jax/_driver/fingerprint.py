@@ -186,7 +186,7 @@ def _cell(cell: types.CellType) -> object:
 
 
 def plain(array: np.ndarray) -> np.ndarray:
-    """View an array in a dtype that NumPy's files know; bfloat16 is none."""
+    """View an array in a dtype that NumPy's files know, which bfloat16 is not."""
     return array.view(plain_dtype(array.dtype))
 
 

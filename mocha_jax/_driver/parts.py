@@ -142,7 +142,7 @@ def read(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Array
         raise CheckpointError(
             f"{path} is missing; delete the checkpoint that it is part of to start afresh."
         ) from error
-    except Exception as error:  # whatever a reader of zip and npy files makes of garbage
+    except Exception as error:  # readers of zip and npy files may raise anything on garbage
         raise CheckpointError(f"{path} is damaged or not a checkpoint; delete it to start afresh.") from error
 
 

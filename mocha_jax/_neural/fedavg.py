@@ -83,7 +83,7 @@ class FedAvg(Trainer):
       ``server_optimizer=optax.sgd(1.0, momentum=0.9)``, ``optax.adam(1e-2, eps=1e-3)``, ``optax.yogi(1e-2)``.
 
     An update that is not finite is left out, as if its client had not answered, and counted. Systems apply: a budget
-    cuts a client's steps, and who does not answer is not averaged.
+    cuts a client's steps, and clients that do not answer are not averaged.
 
     Args:
       model: from `mocha_jax.networks`.

@@ -86,7 +86,7 @@ class Virtual(BayesianTrainer):
         a new random order in every cycle, which depends on `seed`.
       prior: ``"once"`` or ``"each"``.
       factors: to begin with: ``"prior"``, $p^{1/K}$ each, so that nothing binds a client that no data have said; or
-        ``"start"``, the letter of Algorithm 1: shares of the density at which training begins, which bind the first
+        ``"start"``, as in Algorithm 1: shares of the density at which training begins, which bind the first
         clients to it.
       draws: networks that predictions average over.
       local_epochs: passes of a client over its samples in a refinement.

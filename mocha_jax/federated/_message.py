@@ -157,7 +157,7 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
 
 
 def whole(value: object) -> int | None:
-    """The integer that a value of Python or NumPy is; None where it is none, or may only pretend to be."""
+    """The integer that a value of Python or NumPy is; None for other types, which might only pretend to be one."""
     return int(cast(int, value)) if type(value) in _INTEGERS else None
 
 

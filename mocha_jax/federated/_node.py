@@ -80,7 +80,7 @@ class Node:
           The node's new state, and its answer.
 
         Raises:
-          Refused: the message is none that a server of this federation sends; nothing is changed.
+          Refused: the message is not from a server of this federation; nothing is changed.
         """
         check.key("Node", key)
         record = self._read(down)
@@ -110,7 +110,7 @@ class Node:
           down: a message of the server.
 
         Raises:
-          Refused: the message is none that a server of this federation sends.
+          Refused: the message is not from a server of this federation.
         """
         record = jax.tree.map(jnp.asarray, self._read(down))
         return jax.tree.map(lambda leaf: leaf[0], self._side.weights(mine, record))

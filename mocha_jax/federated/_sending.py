@@ -30,7 +30,7 @@ class Sending(Pytree):
 
     @abstractmethod
     def encode(self, round: Array, v: Array, held: Array) -> tuple[Tree, Array]:
-        """Return what travels, and the vectors that `decode` makes of it, to the last bit.
+        """Return the coded vectors, and the vectors that `decode` returns for them, bit for bit.
 
         Args:
           round: of the message ``[m]`` int32, for what is drawn.

@@ -1,4 +1,4 @@
-"""The server of a federation: all that the central node does, without a sample."""
+"""The server of a federation: the work of the central node, without samples."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Server:
 
     @on_purpose
     def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
-        """Return the tasks whose nodes are asked in the next round: all that are there, or those the algorithm selects.
+        """Return the tasks whose nodes are asked in the next round: all present ones, or the algorithm's selection.
 
         Args:
           key: a JAX random key, the same in every round; with the one of a simulation the same nodes are selected.
@@ -233,7 +233,7 @@ class Server:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
         denied = state.denied.at[task].set(False)
-        # The model changes: answers to messages that are under way are none to the next ones.
+        # The model changes: answers to messages in transit do not answer the next ones.
         round = state.round + jnp.ones_like(state.round)
         inner = _resume(self._side, state.inner, counts)
         return state.replace(round=round, counts=counts, held=held, denied=denied, inner=inner)

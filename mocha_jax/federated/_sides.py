@@ -114,7 +114,7 @@ class ServerSide(Pytree):
 
     @abstractmethod
     def resume(self, state: Any, counts: Array) -> Any:
-        """Continue a state with other nodes: who has left has no samples."""
+        """Continue a state with other nodes: those that left have no samples."""
 
     def asked(self, key: Array, state: Any) -> Array | None:
         """Mark the nodes that are asked in the next round ``[m]`` bool, those of a simulation with this key.
@@ -132,10 +132,10 @@ class ServerSide(Pytree):
 
     @abstractmethod
     def like_up(self) -> Tree:
-        """Return a record of the shapes and dtypes of what comes up."""
+        """Return a record of the shapes and dtypes of an answer."""
 
     def held(self, state: Any) -> Array:
-        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: there are none."""
+        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: none."""
         raise ValueError(f"Server: receiving is for answers with one vector, and a {type(self).__name__} holds none.")
 
     @abstractmethod
@@ -161,7 +161,7 @@ class ServerSide(Pytree):
         return None
 
     def omega(self, state: Any) -> Array:
-        """Return Omega ``[m, m]``. Default: there is none."""
+        """Return Omega ``[m, m]``. Default: an AttributeError."""
         raise AttributeError(f"Server: a {type(self).__name__} has no matrix Omega.")
 
     def doubts(self, state: Any, up: Any, heard: Heard) -> Mapping[str, Array]:

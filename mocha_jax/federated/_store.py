@@ -36,7 +36,7 @@ def save(file: Place, record: object) -> None:
     the two is there.
 
     Args:
-      file: path of the file, whose folder is made where there is none; or a file that is open to be written to.
+      file: path of the file, whose folder is made if it is missing; or a file that is open for writing.
       record: a record of arrays, or a `Down` or `Up`.
 
     Raises:

@@ -90,7 +90,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def mark(setup: Mapping[str, Any]) -> str:
-    """Return a name of all that a worker was started with: another node or another program needs another worker."""
+    """Return a name of all settings of a worker: another node or another program needs another worker."""
     return hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()
 
 
@@ -98,7 +98,7 @@ def ask(
     folder: str, setup: Mapping[str, Any], header: Mapping[str, object], arrays: Mapping[str, np.ndarray],
     seconds: float,
 ) -> tuple[Header, Arrays]:  # fmt: skip
-    """Send a message to the node's worker and wait for the answer; start the worker if there is none.
+    """Send a message to the node's worker and wait for the answer; start the worker if none runs.
 
     A worker that dies at work is started anew and asked again: it repeats the answer if it had got so far.
 
@@ -110,7 +110,7 @@ def ask(
       seconds: how long an answer is waited for.
 
     Raises:
-      TimeoutError: there is none.
+      TimeoutError: there is no answer.
       WorkerError: it does not start.
     """
     end, at, started, starts = time.monotonic() + seconds, address(folder), None, 0

@@ -34,7 +34,7 @@ class Loss(Pytree):
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
 
         That is so where `dual_step` is arithmetic that they know, and hyperparameters are scalars. It is not inherited,
-        for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` says so for itself.
+        for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` declares it again.
         """
         super().__init_subclass__(**kwargs)
         if "in_kernel" not in vars(cls):

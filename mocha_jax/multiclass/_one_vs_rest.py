@@ -55,7 +55,7 @@ class OneVsRest(Pytree):
         return jnp.argmax(_scores.said(self, data), axis=0).astype(jnp.int32)
 
     def decision_function(self, data: TaskData) -> Array:
-        """Return what the model of each class says of every sample, ``[m, n, classes]``."""
+        """Return the decision value of each class for every sample, ``[m, n, classes]``."""
         return jnp.moveaxis(_scores.said(self, data), 0, -1)
 
     def predict_proba(self, data: TaskData) -> Array:

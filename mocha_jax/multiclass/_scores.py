@@ -43,7 +43,7 @@ class ClassScores(Pytree):
 
 @on_purpose
 def said(weights: ClassWeights, data: TaskData) -> Array:
-    """Return what every class says of every sample, ``[classes, m, n]``; a model's tasks are found by their names."""
+    """Return decision values of all classes and samples, ``[classes, m, n]``; a model's tasks are found by name."""
     check.instance("multiclass", "data", data, TaskData, "data.split(key, 0.75)[1]")
     known, theirs = getattr(getattr(weights, "names", None), "classes", None), data.names.classes
     if known is not None and theirs is not None and known != theirs:
