@@ -69,7 +69,7 @@ class Cost(Pytree):
         check.nonnegative("Cost", latency=self.latency, cycle=self.cycle, server=self.server)
 
     def check_nodes(self, num_nodes: int) -> None:
-        """Raise where the prices do not fit that many nodes."""
+        """Raise if the prices do not fit that many nodes."""
         check.integer("Cost.check_nodes", 1, num_nodes=num_nodes)
         check.scalar("Cost", cycle=self.cycle, server=self.server)
         for name, price in fields_of(self).items():
@@ -131,7 +131,7 @@ def cellular_3g(flops_per_second: Hyperparameter = PHONE) -> Cost:
 
 
 def relative(ratio: Hyperparameter) -> Cost:
-    """Communication so many times as expensive as computation: 10, 100 and 1000 for WiFi, LTE and 3G.
+    """Communication costs relative to computation: 10, 100 and 1000 times for WiFi, LTE and 3G.
 
     The unit of time is one floating-point operation, and exchanging a vector (once down, once up) costs `ratio`
     operations per number. That is how the code of the paper's authors charges a round, per feature: 8 operations a

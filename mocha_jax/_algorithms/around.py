@@ -15,7 +15,7 @@ from mocha_jax.systems._work import Request
 
 
 class Around(Algorithm[Problem]):
-    """Base class of algorithms that make something else of a dual method's rounds: what they cost is the method's."""
+    """Base class of algorithms that transform the rounds of a dual method; their cost is the method's."""
 
     algorithm: DualMethod
 

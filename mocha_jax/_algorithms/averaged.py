@@ -33,7 +33,7 @@ class AveragedState(State):
 
 
 class Averaged(Around):
-    r"""A dual method whose answer is the mean of its iterates, as Theorem 2 has it.
+    r"""A dual method that returns the mean of its iterates, as in Theorem 2.
 
     $$
     \bar\alpha = \frac{1}{H - H_0}\sum_{h=H_0+1}^{H}\alpha^{(h)}
@@ -97,7 +97,7 @@ class Averaged(Around):
         return AveragedState(inner.round, inner, beta, problem.data.dual_vectors(beta), state.count)
 
     def warm_start(self, state: AveragedState | MochaState, problem: Problem) -> AveragedState:
-        # The iterates of another problem are none of this one's.
+        # The iterates of another problem do not count for this one.
         inner = state.inner if isinstance(state, AveragedState) else state
         return _begun(self.algorithm.warm_start(inner, problem))
 
@@ -111,7 +111,7 @@ class Averaged(Around):
         share = 1.0 / jnp.maximum(count, 1).astype(inner.v.dtype)
 
         def mean(old: Array, new: Array) -> Array:
-            # So written it is the new one to the last bit where that is the first.
+            # In this form it equals the new one exactly if that is the first.
             return jnp.where(count > 1, old + share * (new - old), new)
 
         return AveragedState(inner.round, inner, mean(state.beta, inner.beta), mean(state.v, inner.v), count), info
@@ -139,5 +139,5 @@ class Averaged(Around):
 
 
 def _begun(inner: MochaState) -> AveragedState:
-    """A mean of nothing yet: where the method stands."""
+    """The state before the first mean: that of the method."""
     return AveragedState(inner.round, inner, inner.beta, inner.v, jnp.zeros((), jnp.int32))

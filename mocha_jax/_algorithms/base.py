@@ -18,7 +18,7 @@ from mocha_jax.systems._work import Info, Request, Work
 
 
 class State(Pytree):
-    """Base class of what an algorithm carries from round to round."""
+    """Base class of the states of algorithms between rounds."""
 
     round: Array  # [] int32 rounds done
 
@@ -55,12 +55,12 @@ class Algorithm(Pytree, Generic[Kind]):
     solves: ClassVar[type[Federated]] = Problem  # the kind of problem
 
     def expect(self, problem: object) -> None:
-        """Raise where that is no problem of the kind."""
+        """Raise if the problem is not of this kind."""
         example = "Problem(data, loss, regularizer)" if self.solves is Problem else f"{self.solves.__name__}(data)"
         check.instance(type(self).__name__, "problem", problem, self.solves, example)
 
     def check(self, problem: Kind) -> None:
-        """Raise where the problem cannot be solved so; drivers call it when they can look at numbers. Default: fine."""
+        """Raise if the algorithm cannot solve the problem; drivers call it for concrete values. Default: no check."""
 
     def select_nodes(self, systems: System) -> System:
         """Select the nodes that the server asks, on top of how they behave. Default: all."""
@@ -72,7 +72,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @property
     def lays_out(self) -> bool:
-        """True where `prepare` changes anything. Default: False."""
+        """True if `prepare` changes anything. Default: False."""
         return False
 
     def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:
@@ -93,7 +93,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @abstractmethod
     def step(self, key: Any, state: Any, problem: Kind, work: Work) -> tuple[State, Info]:
-        """One round; `key` is a JAX random key, which is consumed, or what `draw` made of it."""
+        """Do one round; `key` is a JAX random key, which is consumed, or the result of `draw` for it."""
 
     def draw(self, key: Array | Draws, problem: Kind) -> Any:
         """Draw a round's random numbers before it begins; drivers do so for many rounds at once.
@@ -104,7 +104,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @abstractmethod
     def full_work(self, problem: Kind) -> Array:
-        """Steps of a full round of each node, ``[m]`` int32: what systems cut from."""
+        """Steps of a full round of each node, ``[m]`` int32, which systems reduce."""
 
     @abstractmethod
     def step_flops(self, problem: Kind) -> Array | float:
@@ -137,7 +137,7 @@ class Algorithm(Pytree, Generic[Kind]):
         """Say how good the state is; of a convex problem, bound its distance from the optimum."""
 
     def prove(self, state: Any, problem: Kind) -> Quality:
-        """`certify` with all that rounding may hide; drivers call it once, at the end of a solve. Default: the same."""
+        """`certify` with an allowance for rounding; drivers call it once, at the end of a solve. Default: the same."""
         return self.certify(state, problem)
 
     @abstractmethod
@@ -146,7 +146,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @property
     def network(self) -> Any:
-        """The network whose parameters `weights` are; None of a linear model."""
+        """The network whose parameters `weights` are; None for a linear model."""
         return None
 
     def relation(self, state: Any, problem: Kind) -> Relation:

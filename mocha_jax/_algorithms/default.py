@@ -1,4 +1,4 @@
-"""The algorithm of who names none: what is quickest on one machine."""
+"""The default algorithm: the fastest on one machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE, _SIZE_ALONE, _SIZE_IF_SMOOTH, _SMALL = 128, 512, 64, 2**20
 
 
 def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm[Any]:
-    """Choose what `solve` uses where no algorithm is named.
+    """Choose the algorithm of `solve` if none is given.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
     `Absolute` and `Quantile`. Few are up to 128, or 64 with a smooth loss that is not quadratic. With `Independent` few

@@ -1,4 +1,4 @@
-r"""Federated dual ascent: what MOCHA and its dual rivals have in common.
+r"""Federated dual ascent: the common part of MOCHA and its dual rivals.
 
 A round: every node changes its duals as its work allows and returns $\Delta v$; the server adds them up
 and broadcasts.
@@ -39,7 +39,7 @@ _HALVINGS = 24
 
 
 class MochaState(State):
-    """All that MOCHA and its dual rivals carry from round to round."""
+    """The state of MOCHA and its dual rivals between rounds."""
 
     beta: Array  # [m, n] dual variables
     v: Array  # [num_tasks, d] v_t = sum_i c_i beta_i x_i
@@ -56,7 +56,7 @@ class MochaState(State):
 
 
 class DualMethod(Algorithm[Problem]):
-    """Duals on the nodes, weights at the server. A subclass says what a node does in a round."""
+    """Duals on the nodes, weights at the server. A subclass defines the work of a node in a round."""
 
     omega_every: Schedule | None = static(default=None, kw_only=True)
     smoothing: Hyperparameter = dataclasses.field(default=0.0, kw_only=True)

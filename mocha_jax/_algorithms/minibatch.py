@@ -1,4 +1,4 @@
-"""The paper's mini-batch rivals: few samples a round, and the server combines what they say."""
+"""The paper's mini-batch rivals: few samples per round, whose updates the server combines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAMPLE_FLOPS = 4.0
 
 
 class _Batch(Pytree):
-    """Some rows of every node, and what is stored there."""
+    """Some rows of every node with their contents."""
 
     rows: Array  # [m, b] which
     real: Array  # [m, b] bool; the others are filled up with any row and count nothing
@@ -156,7 +156,7 @@ class MiniBatchSdca(_Batched, DualMethod):
 
 
 class SgdState(PrimalState):
-    """All that mini-batch SGD carries from round to round."""
+    """The state of mini-batch SGD between rounds."""
 
     @property
     def duals(self) -> None:

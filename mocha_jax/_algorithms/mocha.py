@@ -36,11 +36,11 @@ class Mocha(SubproblemMethod):
 
     With ``server="dual"`` the server sends $W = \bar M V$, and where $\Omega$ is learned, replaces it
     every `omega_every` rounds by the best one for W. With ``server="proximal"`` it solves for W and $\Omega$
-    together, close to where they were (`servers.ProximalServer`): on jointly convex problems it ends at the joint
+    together, close to their last values (`servers.ProximalServer`): on jointly convex problems it ends at the joint
     optimum, which plain alternation approaches ever more slowly or not at all.
 
-    Algorithm 1 as it stands, `algorithm1`, is the dual server with a $\sigma'$ that is safe whatever the nodes
-    find, and so pessimistic. By default nodes take bolder steps and keep the last few dual points they found, and the
+    Algorithm 1 as published, `algorithm1`, is the dual server with a $\sigma'$ that is always safe,
+    and so pessimistic. By default nodes take bolder steps and keep the last few dual points they found, and the
     dual server weighs these anew in every round, so that the dual never gets worse (`servers.AdaptiveServer`).
     Where a local epoch is far from solving a subproblem, or many tasks are coupled, that saves most of the rounds, for
     a few numbers more in each message, `memory` vectors of dual variables on every node, and more work at the server.
@@ -50,21 +50,21 @@ class Mocha(SubproblemMethod):
       sigma_prime: for the dual server ``"adaptive"``, or a safe rule, see `Coupling.sigma_prime`.
       memory: older points that a node keeps with an adaptive $\sigma'$, >= 1.
       gamma: aggregation parameter $\gamma \in (0, 1]$ (Appendix C); an array leaf.
-      omega_every: rounds $H_i$ before the i-th update of $\Omega$: a number, or a tuple of them whose last one holds
-        on; default 1 for the proximal server, 10 for the dual one. The
-        proximal server lets the nodes go on with the same subproblem in between.
+      omega_every: rounds $H_i$ before the i-th update of $\Omega$: a number, or a tuple of them whose last one
+        repeats; default 1 for the proximal server, 10 for the dual one. The
+        proximal server lets the nodes continue with the same subproblem in between.
       server: ``"proximal"`` or ``"dual"``; default proximal where Omega is learned in a jointly convex
         problem, dual otherwise.
       smoothing: $\epsilon \ge 0$ for the dual server and (14): Omega is fitted to
         $(WW^\top + \epsilon I)^{1/2}$. With 0, the paper's update, Omega never regains a direction that
         W has lost.
-      initial_omega: $\Omega_0$ for the dual server ``[num_tasks, num_tasks]``, positive semi-definite and what else the
-        regularizer asks of an $\Omega$; default the regularizer's own, with no task related to another. An array leaf.
-      backend: what does the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
+      initial_omega: $\Omega_0$ for the dual server ``[num_tasks, num_tasks]``, positive semi-definite and
+        feasible for the regularizer; default the regularizer's own, with no task related to another. An array leaf.
+      backend: the program of the local work: ``"xla"``, loops that XLA compiles; ``"pallas"``, one kernel for each pass
         over the rows, interpreted where there is no accelerator; ``"auto"``, the kernel in what is compiled for GPUs
-        and TPUs, in float32 and for losses that say they fit, as the built-in ones do, and the loops otherwise. Up to
-        4096 (GPU) or 3000 (TPU) features, on a TPU also 131,072 samples a node; beyond that by loops. Derivatives are
-        always those of the loops.
+        and TPUs, in float32 and for losses marked for it, as the built-in ones are, and the loops otherwise. Up to
+        4096 (GPU) or 3000 (TPU) features, on a TPU also 131,072 samples a node; beyond that loops are used. Derivatives
+        are always those of the loops.
       custom_server: a server of your own, in place of the built-in ones; a subclass of `servers.Server`.
 
     Examples:
@@ -142,12 +142,12 @@ def algorithm1(
     omega_every: Schedule | None = None,
     initial_omega: Hyperparameter | None = None,
 ) -> Mocha:
-    r"""Return Algorithm 1 of the paper to the letter: `Mocha` with the dual server and a safe $\sigma'$.
+    r"""Return Algorithm 1 of the paper as published: `Mocha` with the dual server and a safe $\sigma'$.
 
-    Its lines and the arguments here and of `run` or `solve`:
+    The lines of the algorithm correspond to these arguments, here and of `run` or `solve`:
 
     - *Input*: data and loss are the problem's; $\Omega_0$ is `initial_omega`.
-    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (Of a loss whose duals cannot be 0, the nearest that can.)
+    - *Starting point* $\alpha^{(0)} = 0, v^{(0)} = 0$. (If the duals of a loss cannot be 0, the nearest feasible ones.)
     - *Set $\sigma'$ and $H_i$*: `sigma_prime` is the rule, applied to every new $\Omega$; `omega_every` has $H_0, H_1,
       \dots$, the federated iterations before each update of $\Omega$.
     - *Call the local solver, returning a $\theta_t^h$-approximate solution*: coordinate ascent for as many steps as
@@ -159,7 +159,7 @@ def algorithm1(
       local_epochs: passes over a node's own data in a full round.
       sigma_prime: ``"lemma9"``, eq. (29), one number for all tasks; or ``"per_task"``, Remark 5.
       gamma: aggregation parameter $\gamma \in (0, 1]$.
-      omega_every: $H_i$: one number of rounds, default 10, or a tuple whose last one holds on.
+      omega_every: $H_i$: one number of rounds, default 10, or a tuple whose last one repeats.
       initial_omega: $\Omega_0$, see `Mocha`; default no task related to another.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Methods that move the weights themselves: a dual point is what the losses' slopes say of them."""
+"""Methods that move the weights themselves; the slopes of the losses give their dual point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mocha_jax.coupling import Coupling
 
 
 class PrimalState(State):
-    """Weights and what couples them; a subclass says whether it keeps their dual point."""
+    """Weights and their coupling; a subclass decides whether it keeps their dual point."""
 
     w: Array  # [num_tasks, d] the model
     relation: Relation  # as the regularizer keeps it; None where Omega is given

@@ -29,7 +29,7 @@ _THETA_PASSES = 5000
 
 
 class SubproblemMethod(DualMethod):
-    """Every node works on its subproblem (4). Subclasses say how far."""
+    """Every node works on its subproblem (4). Subclasses set the accuracy."""
 
     sigma_prime: str = static(kw_only=True)
     gamma: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)

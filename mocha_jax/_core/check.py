@@ -1,4 +1,4 @@
-"""Checks of what a person hands in: one sentence, naming the culprit and the remedy.
+"""Checks of user input; an error is one sentence that names the culprit and the remedy.
 
 Values that JAX is tracing cannot be looked at; the checks let them pass. Only numbers on the host are looked at one by
 one; of large arrays on a device, where a check says no more than "numbers", type and shape.
@@ -30,7 +30,7 @@ _MOST = 2**31 - 1
 
 
 def _numbers(owner: str, name: str, value: object) -> np.ndarray | None:
-    """The value as an array of numbers, or None where it cannot be looked at."""
+    """The value as an array of numbers, or None if it is not concrete."""
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
         return None
@@ -41,12 +41,12 @@ def _numbers(owner: str, name: str, value: object) -> np.ndarray | None:
 
 
 def number(owner: str, name: str, value: Value) -> Value:
-    """A number or an array of numbers, whichever, as JAX takes it; nothing abstract."""
+    """Check for a number or an array of numbers, nothing abstract, and return it as JAX takes it."""
     return _as_jax_takes_it(owner, name, value, "fiu")
 
 
 def leaves(owner: str, name: str, tree: Value) -> Value:
-    """Every leaf of a tree a number or an array of numbers or booleans, as JAX takes it."""
+    """Check that the leaves of a tree are numbers or arrays of numbers or booleans; return them as JAX takes them."""
     return jax.tree.map(lambda value: _as_jax_takes_it(owner, name, value, "fiub"), tree)
 
 
@@ -93,7 +93,7 @@ def arrays(owner: str, name: str, values: object) -> list[np.ndarray]:
 
 
 def sequence(owner: str, name: str, values: object) -> list[object]:
-    """Whatever gives one thing after the other, as a list."""
+    """Return an iterable as a list."""
     try:
         return list(cast(Iterable[object], values))
     except Exception as error:  # whatever keeps it from being gone through
@@ -108,7 +108,7 @@ def marks(owner: str, name: str, value: ArrayLike, shape: tuple[int | str, ...])
 
 
 def integer(owner: str, least: int, most: float = _MOST, /, **values: object) -> None:
-    """Every value a whole number of Python or NumPy from `least` to `most`, by default what an int32 can hold."""
+    """Check that values are integers of Python or NumPy from `least` to `most`, by default the largest int32."""
     for name, value in values.items():
         number = whole(value)
         if number is None or number < least:
@@ -118,7 +118,7 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: object) ->
 
 
 def integers(owner: str, least: int, /, **values: object) -> None:
-    """Every value a whole number, at least `least`, that an int32 can hold, or an array of them; it may be traced."""
+    """Check that values are int32 integers, at least `least`, or arrays of them; they may be traced."""
     for name, value in values.items():
         if isinstance(value, jax.ShapeDtypeStruct) or not hidden(value):
             a = as_array(value)
@@ -129,20 +129,20 @@ def integers(owner: str, least: int, /, **values: object) -> None:
 
 
 def flag(owner: str, **values: object) -> None:
-    """Every value True or False."""
+    """Check that values are True or False."""
     for name, value in values.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{owner}: {name} must be True or False, got {shown(value)}.")
 
 
 def function(owner: str, name: str, value: object, example: str) -> None:
-    """Something to call."""
+    """Check that the value is callable."""
     if not callable(value):
         raise ValueError(f"{owner}: {name} must be a function such as {example}, got {shown(value)}.")
 
 
 def key(owner: str, value: object) -> None:
-    """One random key of JAX, of either kind."""
+    """Check for one JAX random key, of either kind."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
             return
@@ -171,7 +171,7 @@ def widths(owner: str, name: str, value: object, example: str) -> tuple[int, ...
 
 
 def scalar(owner: str, **values: object) -> None:
-    """Every value a single number."""
+    """Check that values are single numbers."""
     for name, value in values.items():
         if (shape := shape_of(value)) != ():
             got = shown(value) if shape is None else f"shape {shape}"
@@ -191,26 +191,26 @@ def _require(ok: bool, owner: str, name: str, value: np.ndarray, rule: str) -> N
 
 
 def positive(owner: str, **values: object) -> None:
-    """Every value finite and > 0."""
+    """Check that values are finite and > 0."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v > 0))), owner, name, v, "finite and > 0")
 
 
 def positive_or_infinite(owner: str, **values: object) -> None:
-    """Every value > 0; infinity is a value."""
+    """Check that values are > 0; infinity is allowed."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(v > 0)), owner, name, v, "> 0 (infinity is allowed)")
 
 
 def nonnegative(owner: str, **values: object) -> None:
-    """Every value finite and >= 0."""
+    """Check that values are finite and >= 0."""
     at_least(owner, 0.0, **values)
 
 
 def representable(owner: str, tree: object, dtype: DTypeLike) -> None:
-    """No number too large or too small for that float type; small entries of a matrix may well be 0."""
+    """Refuse numbers too large or too small for the float type; small entries of a matrix may become 0."""
     limits = jnp.finfo(dtype)
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
         if (v := concrete(value)) is None:
@@ -227,14 +227,14 @@ def representable(owner: str, tree: object, dtype: DTypeLike) -> None:
 
 
 def at_least(owner: str, least: float, **values: object) -> None:
-    """Every value finite and at least `least`."""
+    """Check that values are finite and at least `least`."""
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:
             _require(bool(np.all(np.isfinite(v) & (v >= least))), owner, name, v, f"finite and >= {least:g}")
 
 
 def in_unit_interval(owner: str, *, open_left: bool = False, open_right: bool = False, **values: object) -> None:
-    """Every value in [0, 1]; either end can be left out."""
+    """Check that values are in [0, 1]; either end can be excluded."""
     rule = f"in {'(' if open_left else '['}0, 1{')' if open_right else ']'}"
     for name, value in values.items():
         if (v := _numbers(owner, name, value)) is not None:

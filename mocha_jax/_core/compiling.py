@@ -1,8 +1,8 @@
 """Programs that the host calls, compiled with as much effort as their work is worth.
 
-A program of some hundred small loops takes XLA and LLVM the same seconds for a hundred numbers as for a hundred
-million. On a CPU most of that goes into what only pays where there is much to compute: where there is little, the
-compiler is told to leave it out. What accelerators run, and what is part of a larger program, is compiled as always.
+XLA and LLVM take the same seconds to compile a program of some hundred small loops for a hundred numbers as for a
+hundred million. On a CPU most of that time goes into optimisations that only pay if there is much to compute; for
+little work the compiler leaves them out. Programs for accelerators and parts of larger programs are compiled as usual.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import jax
 
 from mocha_jax._core.values import is_traced
 
-# By numbers up to which to leave something out. Measured with JAX 0.10 on two cores, rounds of `Mocha` with both of its
-# servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375 numbers, 2 to 3 times
-# (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the same for a round, from
-# 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes longer: at 24,000 numbers
-# the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is worth it up to 60 of them.
+# The keys limit for how many numbers to leave optimisations out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
+# with both of its servers: the first takes 0.2 of the compiler's time, and 1.5 to 1.8 times that of a round at 375
+# numbers, 2 to 3 times (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the
+# same for a round, from 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes
+# longer: at 24,000 numbers the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is
+# worth it up to 60 of them.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
 _HURRIES: dict[float, dict[str, Any]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
@@ -29,12 +30,12 @@ _HURRIES: dict[float, dict[str, Any]] = {
 
 
 class Program:
-    """A function as ``jax.jit(function, **options)`` compiles it; in a hurry where it has little to do.
+    """A function as ``jax.jit(function, **options)`` compiles it, with less optimisation if it has little to compute.
 
     Args:
       function: to compile.
-      numbers: of the same arguments, how many numbers the work is on. Calls that must agree to the bit agree in it.
-      often: whether the work is done many times over: then it is worth more than the first hurry.
+      numbers: maps the same arguments to the size of the work. Calls that must agree bit for bit agree in it.
+      often: whether the work is repeated many times, so that it is worth more than the lowest level.
       options: of `jax.jit`.
     """
 
@@ -46,7 +47,7 @@ class Program:
         self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
 
     def _for(self, numbers: float) -> Any:
-        """The function as it is compiled for so many numbers."""
+        """The function compiled for this many numbers."""
         most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
         if most not in self._by_most:
             known = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
@@ -58,7 +59,7 @@ class Program:
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
         numbers = self._numbers(*args, **kwargs)
-        # A tracer is mapped, over nobody knows how many.
+        # A tracer may be mapped over any number of problems.
         if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)
         try:

@@ -1,4 +1,4 @@
-"""Nodes spread over the devices of a mesh: which of them lie where, and doing something with each device's own."""
+"""Nodes spread over the devices of a mesh: their placement, and work on each device's own nodes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class NodeSharding:
 
 
 def _nowhere() -> None:
-    """Return what is left of a `NodeSharding` in a file or another process: None."""
+    """Return None, which replaces a `NodeSharding` in a file or another process."""
 
 
 def node_sharding(

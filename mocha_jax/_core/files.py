@@ -40,7 +40,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def make_writable(path: str | os.PathLike[str]) -> None:
-    """Make the folder of a file where there is none, and find out now whether `write` could write there.
+    """Make the folder of a file if it is missing, and check now whether `write` could write there.
 
     Args:
       path: of the file, which is left as it is.

@@ -87,7 +87,7 @@ def _code_of(module: str, name: str) -> types.CodeType:
 
 
 def _within(code: types.CodeType, way: _Way = ()) -> Iterator[tuple[_Way, types.CodeType]]:
-    """Every code inside, and the way there."""
+    """Iterate over all code objects inside, each with its path."""
     seen: dict[str, int] = {}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

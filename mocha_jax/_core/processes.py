@@ -50,7 +50,7 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
 
 
 def agreed(owner: str, found: list[dict[str, Any]], *names: str) -> None:
-    """Raise where processes found different things under one of the names."""
+    """Raise if processes disagree about the value of one of the names."""
     for name in names:
         values = [one[name] for one in found]
         if any(value != values[0] for value in values):

@@ -96,7 +96,7 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
         return type(self)(**{**fields_of(self), **changes})
 
     def exchange(self, **changes: object) -> Self:
-        """A copy with some fields changed that nobody looks at again: what they are is known."""
+        """A copy with some fields changed, without revalidation."""
         twin = copy.copy(self)
         vars(twin).update(changes)
         return twin

@@ -1,4 +1,4 @@
-"""Looking at what a person hands in: its numbers and shape where they are to be seen, and words for it.
+"""Inspection of user input: its numbers and shape if they are known, and a description.
 
 Values that JAX is tracing cannot be looked at, nor those that lie with other processes.
 """
@@ -42,7 +42,7 @@ def hidden(value: object) -> bool:
 
 
 def as_array(value: object) -> np.ndarray | None:
-    """The value as a NumPy array, or None where it is none: ragged, of objects, a random key, partly masked, sparse."""
+    """The value as a NumPy array, or None if it is not one: ragged, of objects, a random key, partly masked, sparse."""
     if type(value).__module__.startswith("jax.experimental.sparse"):  # NumPy would read it number by number
         return None
     if isinstance(value, bytearray | memoryview) or (isinstance(value, np.ma.MaskedArray) and value.mask.any()):
@@ -51,7 +51,7 @@ def as_array(value: object) -> np.ndarray | None:
         value = float(value) if value.bit_length() < 1024 else np.inf if value > 0 else -np.inf
     try:
         array = np.asarray(value)
-    except Exception:  # whatever somebody's `__array__` raises
+    except Exception:  # a user's `__array__` may raise anything
         return None
     return None if array.dtype == object else array
 
@@ -69,13 +69,13 @@ def is_real(dtype: DTypeLike) -> bool:
 
 
 def shown(value: object) -> str:
-    """Describe what was given, in a few words on one line."""
+    """Describe a value in a few words on one line."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is not None and shape != () and isinstance(shape, tuple):
         return f"an array {dtype}{list(shape)}"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # whatever somebody's `__repr__` raises
+    except Exception:  # a user's `__repr__` may raise anything
         text = f"a {type(value).__name__}"
     return cut(text)
 
@@ -109,8 +109,8 @@ def fixed(value: Value) -> Value | float:
 
 
 def whole(value: object) -> int | None:
-    """The whole number that a value is; None where it is none."""
+    """The integer that a value is; None if it is not one."""
     try:
         return None if isinstance(value, bool) else operator.index(cast(SupportsIndex, value))
-    except Exception:  # TypeError of what is no integer, and whatever somebody's `__index__` raises
+    except Exception:  # TypeError for other types; a user's `__index__` may raise anything
         return None

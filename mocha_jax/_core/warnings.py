@@ -14,25 +14,25 @@ from collections.abc import Iterator
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-# Kinds of warnings that are not given now, because whoever is at work says it better.
+# Kinds of warnings that are silenced while the caller reports them.
 _silent: contextvars.ContextVar[tuple[type[Warning], ...]] = contextvars.ContextVar("silent", default=())
 
 
 class NotConverged(UserWarning):
-    """A solve ended at its number of rounds before it reached the tolerance asked for.
+    """A solve ended at `max_rounds` before it reached the requested tolerance.
 
     ``warnings.simplefilter("error", mocha_jax.NotConverged)`` makes it an error.
     """
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn whoever called the library, however deep in it this is."""
+    """Warn at the line outside of the library that called it."""
     if issubclass(category, _silent.get()):
         return
     for level in itertools.count(1):
         try:
             file = sys._getframe(level).f_code.co_filename
-        except ValueError:  # nobody did
+        except ValueError:  # no frame outside of it
             break
         if not file.startswith(_HERE):
             break

@@ -1,4 +1,4 @@
-"""Samples as arrays of numbers, of data frames and of Python objects; what is no number is named by column and row."""
+"""Samples as arrays of numbers, from data frames and Python objects; errors name the column and row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def samples_of(owner: str, table: object, features: tuple[str, ...] | None) -> n
 
 
 def array_of(value: object) -> np.ndarray | None:
-    """An array of whatever has one, be it of numbers, texts or objects; None where there is none to be looked at."""
+    """An object as an array of numbers, texts or objects; None if it has no concrete array."""
     array = check.concrete(value)
     return of_objects(value) if array is None and not check.hidden(value) else array
 

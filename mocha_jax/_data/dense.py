@@ -1,4 +1,4 @@
-"""Refusal of what is not there as numbers in memory: sparse arrays, tables of other kinds, and dates."""
+"""Refusal of input that is not numbers in memory: sparse arrays, other kinds of tables, and dates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def check_dense(owner: str, name: str, value: object) -> None:
-    """No sparse array, nor one in a list, tuple or mapping: to look at some of them takes minutes."""
+    """Refuse sparse arrays, also in a list, tuple or mapping: inspecting some of them takes minutes."""
     each, several = _each(value)
     if not (sparse := [one for one in each if _is_sparse(one)]):
         return
@@ -24,7 +24,7 @@ def check_dense(owner: str, name: str, value: object) -> None:
 
 
 def check_frames(owner: str, name: str, value: object) -> None:
-    """No table, nor one in a list or mapping, that is no data frame yet."""
+    """Refuse tables that are not data frames yet, also in a list or mapping."""
     each, several = _each(value)
     for one in each:
         kind, remedy = type(one).__name__, None
@@ -38,7 +38,7 @@ def check_frames(owner: str, name: str, value: object) -> None:
 
 
 def check_no_dates(owner: str, frame: Any) -> None:
-    """No column of dates or times, where an array of the frame would have numbers for them."""
+    """Refuse columns of dates or times, which an array of the frame would turn into numbers."""
     times = (getattr(dtype, "is_temporal", None) for dtype in getattr(frame, "dtypes", ()))
     if (column := next((j for j, is_time in enumerate(times) if is_time is not None and is_time()), -1)) >= 0:
         raise ValueError(

@@ -27,7 +27,7 @@ class Layout(Pytree):
         return self
 
     def whole(self, x: Array, rows: Array | None = None) -> Self:
-        """Restore what `slim` left out; from `rows` ``[1, n, m, d]`` where somebody has them."""
+        """Restore what `slim` left out; from `rows` ``[1, n, m, d]`` if given."""
         return self
 
     def sizes(self, weight: Array) -> Array:
@@ -74,7 +74,7 @@ PART = 2**23
 class AsStored(Layout):
     """The samples node by node, as they are stored."""
 
-    rows: Array | None = None  # [1, n, m, d] the same row by row, where somebody has them
+    rows: Array | None = None  # [1, n, m, d] the same row by row, if available
 
     by_rows = False
 

@@ -89,7 +89,7 @@ def duplicates(names: Sequence[Hashable]) -> list[Hashable]:
 
 
 def listed(names: Sequence[Hashable]) -> str:
-    """Some names for a message: the first few, and how many there are besides."""
+    """The first few names, for a message, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(repr(name) for name in list(names)[:_SHOWN]) + more
 

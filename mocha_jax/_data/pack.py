@@ -41,28 +41,28 @@ def pack_tasks(
     """Pack ragged per-node data into one `TaskData`.
 
     Args:
-      xs: list of ``[n_t, d]`` arrays, one a node; a mapping of names to such arrays; or one ``[N, d]`` array or
-        data frame with `groups`. Columns of data frames are the names of features.
-      ys: list or mapping of ``[n_t]`` arrays; or one ``[N]`` array with `groups`; of a data frame, the column that
-        holds it. Labels that are texts are names of classes: in sorted order they become -1 and 1 of two classes, and
-        0, 1, ... of more.
+      xs: list of ``[n_t, d]`` arrays, one per node; a mapping of names to such arrays; or one ``[N, d]`` array or
+        data frame with `groups`. Column names of data frames become feature names.
+      ys: list or mapping of ``[n_t]`` arrays; or one ``[N]`` array with `groups`; or the column of a data frame that
+        holds them. Text labels are class names: in sorted order they become -1 and 1 for two classes, and
+        0, 1, ... for more.
       groups: ``[N]`` labels, any sortable type, or the column that holds them; each distinct label is a node of that
         name, in sorted order, and its samples keep their order.
-      like: other data, e.g. for training, whose tasks, features and classes these are by their names: in its order,
-        whatever the order here, and with no samples for tasks that are absent here. Its other settings hold as well,
-        and where it is standardised so are these, in the same way.
-      task: ``[m]`` the task of each node, where several nodes share one (Remark 4), as integers or as
-        texts, which are their names; default: node k is task k.
-      loss_scaling: ``"sum"`` adds up losses as equation (1) does, c = 1; ``"task_mean"``
+      like: other data, e.g. for training, to match by the names of tasks, features and classes: the result has its
+        order, and no samples for tasks that are absent here. Its other settings apply too,
+        including its standardisation.
+      task: ``[m]`` the task of each node, if several nodes share one (Remark 4), as integers or as
+        names; default: node k is task k.
+      loss_scaling: ``"sum"`` adds up losses as in equation (1), c = 1; ``"task_mean"``
         averages them within each task, c = 1/n_t.
       intercept: append a constant to every sample, 1 or any other number s. Its weight is penalised like any other,
         and with it the intercept, 1/s^2 as much: with 10 a hundredth. See `TaskData.standardized` for one that is not
-        penalised at all with the squared loss, and `free_intercept` for what s costs with others.
+        penalised at all with the squared loss, and `free_intercept` for the effect of s with others.
       dtype: of the stored arrays; default is JAX's default float (float32, or float64
-        with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are stored
-        so, rounded; labels, weights and all arithmetic have JAX's default float.
+        with ``jax_enable_x64``). With a float of 16 bits, e.g. ``"bfloat16"``, only the samples are rounded and stored
+        in it; labels, weights and all arithmetic have JAX's default float.
       rows: of every node; default: the samples of the largest task, to which all others are then padded, with a warning
-        where that takes much memory. A task with more samples is dealt over several nodes, which share its weights as
+        if that takes much memory. A task with more samples is dealt over several nodes, which share its weights as
         with `task`: less padding and the same optimum, reached by other rounds. One with fewer is padded. Data of the
         same shape share compiled programs.
 

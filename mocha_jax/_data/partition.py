@@ -148,7 +148,7 @@ def by_group(groups: ArrayLike) -> Parts:
 
 
 def permuted(key: Array, xs: Iterable[ArrayLike]) -> list[np.ndarray]:
-    """Every client's features in a random order of its own: the same problem seen through different inputs (P-MNIST).
+    """Permute every client's features in its own random order: the same problem with different inputs (P-MNIST).
 
     Args:
       key: a JAX random key. The order depends on it and on the client's place only.

@@ -25,7 +25,7 @@ def masked(value: object) -> bool:
 
 
 def check_unmasked(owner: str, **arrays: object) -> None:
-    """Every array without a masked value."""
+    """Check that arrays have no masked values."""
     for name, array in arrays.items():
         if masked(array):
             raise ValueError(

@@ -240,7 +240,7 @@ def appended(data: TaskData, other: TaskData) -> Scaling | None:
 
 
 def unevenness(data: TaskData) -> float:
-    """By how much the standard deviations of features differ, the largest over the smallest; of some of the tasks."""
+    """The ratio of the largest to the smallest standard deviation of features, over some of the tasks."""
     if check.hidden(data.x):  # other processes would have to look too
         return 1.0
     nodes = max(_LOOKED_AT // max(data.x[0].size, 1), 1)

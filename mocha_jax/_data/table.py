@@ -122,7 +122,7 @@ def _one_array(name: str, array: np.ndarray | None) -> np.ndarray:
 
 
 def _of_frame(frame: object, features: tuple[str, ...]) -> object:
-    """The numbers of a data frame; what is none is left to the check of all arrays."""
+    """The numbers of a data frame; the check of all arrays handles other values."""
     array = samples_of(_OWNER, frame, features)
     return frame if array is None or array.ndim != 2 else array
 

@@ -32,8 +32,8 @@ class TaskData(NodeArrays):
     r"""The samples of m nodes, padded to a common number of rows n.
 
     The data term of every model is $\sum_t\sum_i c_{ti}\,\ell(w_t^\top x_{ti}, y_{ti})$
-    with the weights c given here. **A row of weight 0 is padding** and takes no part in
-    anything; its numbers must be finite all the same. Build one with `pack_tasks`.
+    with the weights c given here. **A row of weight 0 is padding** and has no effect;
+    its numbers must still be finite. Build one with `pack_tasks`.
     """
 
     @on_purpose
@@ -128,7 +128,7 @@ class TaskData(NodeArrays):
         Args:
           key: a JAX random key. The draw of a sample depends on its node and row only.
           fraction: share of the first part, in (0, 1).
-          stratify: divide each label value alike; otherwise a node's samples are divided whatever their labels.
+          stratify: divide each label value alike; otherwise a node's samples are divided regardless of labels.
 
         Examples:
           >>> import jax, numpy as np, mocha_jax as mj
@@ -149,7 +149,7 @@ class TaskData(NodeArrays):
 
     @on_purpose
     def merged(self) -> TaskData:
-        """All samples with one node, on one task: the data of a central server. Weights stay what they were.
+        """The data with all samples on one node and task, as at a central server. Weights do not change.
 
         Examples:
           >>> import numpy as np, mocha_jax as mj
@@ -169,7 +169,7 @@ class TaskData(NodeArrays):
 
     @on_purpose
     def append(self, other: TaskData) -> TaskData:
-        """Append the tasks of `other` after the ones that are here.
+        """Append the tasks of `other` after the existing ones.
 
         Examples:
           >>> import numpy as np, mocha_jax as mj
@@ -184,7 +184,7 @@ class TaskData(NodeArrays):
     def join(self, other: TaskData) -> TaskData:
         """Add samples that came later: rows of old tasks, found by their names, and new tasks after the old ones.
 
-        Samples that are there keep their places, so that a solve goes on from its state,
+        Existing samples keep their places, so that a solve continues from its state,
         ``algorithm.add_tasks(solution.state, larger)``. Weights follow `loss_scaling`.
 
         Examples:
@@ -201,16 +201,16 @@ class TaskData(NodeArrays):
     def standardized(self, by: str = "pooled", *, labels: bool = False, like: TaskData | None = None) -> TaskData:
         """Centre every feature and divide it by its standard deviation.
 
-        A model of such samples is given in the units that they had (``solution.model``), and metrics of a solution
-        take data as it was. An appended intercept stays what it is.
+        ``solution.model`` is in the original units, and metrics of a solution
+        take the original data. An appended intercept does not change.
 
         Args:
           by: whose means and standard deviations: ``"pooled"``, those of all samples; ``"task"``, those of each task;
             ``"within"``, the means of each task, and the standard deviation from them of all samples;
             ``"centred"``, the means of each task and no deviations. A task without samples has the others' means.
-          labels: take the means of the labels from them too. By the means of tasks, with the squared loss, **no
-            intercept is penalised** then: what is left of it is 0.
-          like: other data, for training, whose means and standard deviations to take in place of these.
+          labels: subtract the means of the labels too. With means of tasks and the squared loss, **no
+            intercept is penalised** then: the best one is 0.
+          like: other data, for training, whose means and standard deviations to use instead.
 
         Examples:
           >>> import numpy as np, mocha_jax as mj

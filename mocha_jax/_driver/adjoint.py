@@ -54,7 +54,7 @@ class Adjoint(Pytree):
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
     ) -> Found:
-        """All rounds in one compiled stretch."""
+        """Run all rounds in one compiled stretch."""
 
 
 class Unrolled(Adjoint):
@@ -122,7 +122,7 @@ class Implicit(Adjoint):
     come with the derivative are those at their end. A gap of 1e-4 is near enough for that; how far the last step still
     went says how exact the point is, and after too few rounds, or where alternation stalls far from the joint optimum,
     the steps lead nowhere. Then, and where the linear system could not be solved, the derivative is NaN.
-    `hypergradient` says of each number how exact it is. There are first derivatives only; asking for second ones is an
+    `hypergradient` bounds the error of each number. There are first derivatives only; asking for second ones is an
     error.
 
     Args:
@@ -206,7 +206,7 @@ class Hypergradient(Pytree):
 def hypergradient(
     fn: Callable[[Array], Array], solution: Solution[Problem], *, adjoint: Implicit | None = None
 ) -> Hypergradient:
-    r"""The gradient of something learned with respect to everything given, and how exact it is.
+    r"""The gradient of a function of the solution with respect to all inputs, with its error.
 
     The same as ``jax.grad`` through ``solve(..., adjoint=Implicit())``, but it starts from a solution that is there
     already, and says how far off each number may be: ``error`` is by how much the gradient differs from the one before

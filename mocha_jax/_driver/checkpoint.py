@@ -108,7 +108,7 @@ class Saver:
                 arrays |= {"parts": np.array(names), "part_digests": np.array(digests)}
             self._digest = self._together(lambda: self._write(file, arrays) if first else None)[0]
         except (OSError, CheckpointError):
-            # Of other errors, such as those of a network, nobody knows whether the file came to name the new part.
+            # After other errors, such as those of a network, the file may or may not name the new part.
             part.settle(counts=False)
             raise
         part.settle(counts=True)

@@ -22,7 +22,7 @@ _block = jax.jit(block, static_argnums=3)
 
 
 def _allocate(key: Array, config: RunConfig, state: State | None, *, records: int) -> tuple[Progress, History]:
-    """Nothing done yet, and room for the records of a stretch."""
+    """The progress before the first round, and room for the records of a stretch."""
     config = config.whole()
     progress = config.start(state)
     shapes = jax.eval_shape(lambda p: _block(key, config, p, 1)[1], progress)
@@ -75,7 +75,7 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
     return certificate, config.algorithm.relation(state, config.problem)
 
 
-# A run goes on in the memory of where it stood, and so does its end; within a transformation nobody knows of memory.
+# A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.
 allocate = program(_allocate, static_argnames="records")
 run_chunk = program(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")

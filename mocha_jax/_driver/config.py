@@ -29,7 +29,7 @@ from mocha_jax.systems import Full, System
 
 
 class RunConfig(Pytree):
-    """All that a run does not change."""
+    """The constants of a run."""
 
     algorithm: Algorithm[Any]
     problem: Federated
@@ -52,7 +52,7 @@ class RunConfig(Pytree):
         return laid_out if rows is None else laid_out.whole(rows)
 
     def whole(self, rows: Array | None = None) -> RunConfig:
-        """Restore what `slim` left out; from samples row by row where somebody has them."""
+        """Restore what `slim` left out; from samples row by row if given."""
         return self._with_layout(lambda data: data.layout.whole(data.x, rows))
 
     def in_order(self) -> RunConfig:
@@ -68,7 +68,7 @@ class RunConfig(Pytree):
         return self.exchange(problem=self.problem.exchange(data=data))
 
     def start(self, state: State | None) -> Progress:
-        """Nothing done yet, or nothing since `state`."""
+        """The progress before the first round, from `state` or from none."""
         return start(self.algorithm, self.problem, state, self.watch)
 
 
@@ -124,7 +124,7 @@ def make_config(
 
 
 def check_state(owner: str, state: object, **rounds: int) -> None:
-    """Something that has done a number of rounds, and can do so many more."""
+    """Check that `state` counts its rounds and that the counter cannot overflow."""
     done: Any = None if state is None else getattr(state, "round", None)
     if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
         raise ValueError(

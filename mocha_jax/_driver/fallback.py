@@ -1,4 +1,4 @@
-"""Fallback where a machine's compiler refuses a program with the kernel: say so, and go on with the loops."""
+"""Fallback to the loops, with a warning, if a machine's compiler refuses a program with the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _refused: set[Hashable] = set()
 
 
 def or_by_loops(problem: Kind, algorithm: Algorithm[Kind], work: Callable[[Algorithm[Kind]], Result]) -> Result:
-    """``work(algorithm)``; where that fails on a GPU or TPU and the kernel was not asked for, with the loops.
+    """Run ``work(algorithm)``; if it fails on a GPU or TPU and the kernel was not requested, use the loops.
 
     Only what a compiler says of a program counts; an error in the kernel's own code is raised, and so is what the
     loops raise in their turn. Where the problem is traced, the program is compiled by others later.

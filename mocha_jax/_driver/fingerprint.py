@@ -79,7 +79,7 @@ def fingerprint(*parts: object, contents: Contents = whole) -> str:
 
 
 def _feed(digest: hashlib.blake2b, value: object, contents: Contents, reading: tuple[int, ...] = ()) -> None:
-    """Everything that a value consists of; `reading` are the objects that it is part of."""
+    """Feed all parts of a value to the digest; `reading` are the objects that contain it."""
     if id(value) in reading:
         digest.update(f"again {reading.index(id(value))};".encode())
         return
@@ -157,7 +157,7 @@ def _text(code: types.CodeType) -> object:
 
 @functools.lru_cache(maxsize=64)
 def _functions(source: str) -> tuple[_Function, ...]:
-    """Every function and lambda of a source."""
+    """Find every function and lambda of a source."""
     return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, _Function))
 
 
@@ -186,7 +186,7 @@ def _cell(cell: types.CellType) -> object:
 
 
 def plain(array: np.ndarray) -> np.ndarray:
-    """View an array in a dtype that NumPy's files know; bfloat16 is none."""
+    """View an array in a dtype that NumPy's files know, which bfloat16 is not."""
     return array.view(plain_dtype(array.dtype))
 
 

@@ -19,7 +19,7 @@ from mocha_jax._problem.quality import Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems._work import Info, Request, Work
 
-# Rounds that may gain nothing before anybody looks for a reason.
+# Rounds without a gain before a reason is looked for.
 _PATIENCE = 25
 
 
@@ -200,7 +200,7 @@ class History(Pytree):
 
 
 class Best(Pytree):
-    """The best record of a run, to notice where rounds gain no more."""
+    """The best record of a run, to notice when rounds stop gaining."""
 
     residual: Array  # [] the least, or not much more than that
     round: Array  # [] int32 in which it was reached
@@ -247,7 +247,7 @@ class Progress(Pytree):
 def start(
     algorithm: Algorithm[Kind], problem: Kind, state: State | None = None, watch: Watch | None = None
 ) -> Progress:
-    """Nothing done yet, or nothing since `state`."""
+    """The progress before the first round, from `state` or from none."""
     m, dtype = problem.data.num_nodes, problem.data.dtype
     zero, counts, reals = jnp.zeros((), dtype), jnp.zeros((m,), jnp.int32), jnp.zeros((m,), dtype)
     theta = None

@@ -54,7 +54,7 @@ class Refined(Pytree):
 def _refine(
     problem: Problem, weights: Array, beta: Array, relation: Relation, *, tol: float | None, max_steps: int
 ) -> Refined:
-    """Newton steps until the point stays where it is, but only so many."""
+    """Take Newton steps until the point no longer moves, up to a limit."""
     settled = jnp.finfo(beta.dtype).eps ** _SETTLED
 
     def unfinished(at: Refined) -> Array:

@@ -1,13 +1,12 @@
 """A file that one solve at a time writes, whole or not at all.
 
-What is written goes to a new file, whose name nobody else uses, and then takes the place of the old one. A solve keeps
-its file open and locked from the moment it reads or first writes it: whoever comes second is told. The lock is of the
-file, not of a name, and the operating system gives it back when a process ends in whatever way, so that there is no
-lock file, nothing is locked by the dead (but for processes that they forked and that live on), and what they left
-half written can be told from what is being written.
+Data is written to a new file with a unique name, which then replaces the old one. A solve keeps its file open and
+locked from its first read or write: a second solve raises an error. The lock belongs to the file, not to a name, and
+the operating system releases it however a process ends. So there is no lock file, dead processes lock nothing (unless
+processes that they forked live on), and a file that they left half written can be told from one that is being written.
 
-Where there are no locks (Windows, some network file systems) two solves can have the same file; `Saver` in
-`mocha_jax._driver.checkpoint` then finds out when it is about to replace what is not its own.
+Without locks (Windows, some network file systems) two solves can open the same file; `Saver` in
+`mocha_jax._driver.checkpoint` then notices when it is about to replace a file that is not its own.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class OwnedFile:
         self._held: IO[bytes] | None = None  # it, open and locked
 
     def claim(self) -> None:
-        """Make sure that nobody else writes the file there is; without one, `replace` will see."""
+        """Make sure that no other solve writes an existing file; if there is none, `replace` checks."""
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # to be replaced were its end
             raise OSError(errno.EINVAL, "a device or a pipe, not a file", str(self.path))
         self._clean()
@@ -82,7 +81,7 @@ class OwnedFile:
                 os.close(folder)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the file."""
         if self._held is not None:
             self._held.close()
             self._held = None
@@ -94,7 +93,7 @@ class OwnedFile:
             old.close()
 
     def _begin(self) -> tuple[Path, IO[bytes]]:
-        """A new file, locked before anybody could take it for one that was left behind."""
+        """A new file, locked before another solve could take it for an abandoned one."""
         while True:
             partial = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.partial")
             file = open(partial, "xb")  # noqa: SIM115 (to be kept)
@@ -155,7 +154,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def remove_if_abandoned(partial: Path) -> None:
-    """Remove a file unless somebody has it open and locked."""
+    """Remove a file unless a process has it open and locked."""
     with contextlib.suppress(OSError):
         if fcntl is None:
             partial.unlink()

@@ -1,6 +1,6 @@
 """Parts of a checkpoint: the rows that a process holds of arrays that processes share, in a file of its own.
 
-A part has a name that nobody else uses and is complete when it has that name. It counts once the checkpoint beside it
+A part has a unique name and is complete when it has that name. It counts once the checkpoint beside it
 names it, with its digest: a set of which one is missing never counts, and the one before it is still there. Parts lie
 in the folder of the checkpoint, on a file system that all processes share.
 """
@@ -57,7 +57,7 @@ class Part:
             unused.path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the file."""
         if self._counts is not None:
             self._counts.release()
 
@@ -124,7 +124,7 @@ class PartReader:
 
 
 def remove_abandoned(checkpoint: Path, counting: Iterable[str]) -> None:
-    """Remove parts that do not count and that nobody is writing any more."""
+    """Remove parts that do not count and are no longer being written."""
     kept = set(counting)
     of_ours = rf"\.?{re.escape(checkpoint.name)}\.\d+-of-\d+\.[0-9a-f]{{12}}\.part(\.[0-9a-f]{{12}}\.partial)?"
     with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def read(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Array
         raise CheckpointError(
             f"{path} is missing; delete the checkpoint that it is part of to start afresh."
         ) from error
-    except Exception as error:  # whatever a reader of zip and npy files makes of garbage
+    except Exception as error:  # readers of zip and npy files may raise anything on garbage
         raise CheckpointError(f"{path} is damaged or not a checkpoint; delete it to start afresh.") from error
 
 

@@ -1,4 +1,4 @@
-"""Plans of rounds: all that is known of a round before it begins, worked out for many rounds at once.
+"""Plans of rounds: the part of a round that is known before it begins, computed for many rounds at once.
 
 What nodes do and in which order depends on the run's key and the round's number alone. Drawn within the loop of rounds
 it would be many small kernels a round on an accelerator; drawn for many rounds together it is as many for all of them.
@@ -49,7 +49,7 @@ def plans(key: Array, config: RunConfig, rounds: Array) -> Plan:
 
 
 def at_once(key: Array, config: RunConfig, count: int) -> int:
-    """Choose how many of so many rounds to plan at once: a divisor of their number, as large as memory allows."""
+    """Choose how many rounds to plan at once: a divisor of their number, as large as memory allows."""
     shapes = jax.tree.leaves(jax.eval_shape(partial(plan, key, config), jnp.zeros((), jnp.int32)))
     each = sum(math.prod(s.shape) * getattr(s.dtype, "itemsize", 4) for s in shapes)
     x = config.problem.data.x

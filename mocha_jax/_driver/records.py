@@ -1,8 +1,8 @@
 """The records in a checkpoint, told apart by name, so that others can read them while the solve goes on.
 
 A checkpoint holds the leaves of a history by their number, and beside them a text in JSON that says what each is:
-``{"quality": "Certificate", "leaves": [["round", "int32"], ["quality.gap", "float32"], ...]}``. Whoever resumes a solve
-has no use for it, so that checkpoints of before there was one are resumed too.
+``{"quality": "Certificate", "leaves": [["round", "int32"], ["quality.gap", "float32"], ...]}``. Resuming
+a solve does not need it, so that older checkpoints without it are resumed too.
 """
 
 from __future__ import annotations

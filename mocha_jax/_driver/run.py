@@ -33,7 +33,7 @@ def advance(config: RunConfig, progress: Progress, planned: Plan) -> Progress:
 
 
 def advance_many(key: Array, config: RunConfig, progress: Progress, rounds: int) -> Progress:
-    """Some rounds. Their number is static, so that no host has to look whether another one follows."""
+    """Run some rounds. Their number is static, so that the host need not check whether another one follows."""
     size = at_once(key, config, rounds)
 
     def several(progress: Progress, _: None) -> tuple[Progress, None]:
@@ -66,17 +66,17 @@ def run(
     """Run a fixed number of rounds as one `lax.scan`: pure, and it composes with every transformation.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       algorithm: e.g. `Mocha()`.
       key: a JAX random key; all randomness of the run derives from it. ``run(key, algorithm, problem, ...)`` is
-        understood as well.
+        accepted too.
       num_rounds: how many rounds.
       systems: how nodes behave, from `mocha_jax.systems`; default all do their full work.
       cost: prices of `history.simulated_time`.
       record_every: rounds between records. A record costs about half a local epoch.
-      watch: what to record of every node, `Watch`; default nothing.
+      watch: quantities to record for every node, a `Watch`; default none.
       state: continue from here instead of ``algorithm.init(problem)``: with the same key the
-        rounds that follow are those of one long run. On another problem of the same
+        following rounds are those of one long run. On another problem of the same
         shape, e.g. the next lambda of a path, it is a warm start.
 
     Returns:

@@ -46,7 +46,7 @@ class Status(enum.IntEnum):
 
 
 class Solution(Pytree, Generic[Kind]):
-    """The answer of `solve`, and how good it provably is.
+    """The result of `solve`, with its certified accuracy.
 
     Inside a transformation its numbers are traced arrays, and `history` holds the last record alone. A mapped solve
     returns one `Solution` whose arrays have a leading axis.
@@ -108,7 +108,7 @@ class Solution(Pytree, Generic[Kind]):
     @property
     @on_purpose
     def model(self) -> Any:
-        """The model that predicts by name, without anybody's samples: a `LinearModel` or a `NetworkModel`."""
+        """The model that predicts by name, without samples: a `LinearModel` or a `NetworkModel`."""
         self._expect_one()
         if not isinstance(self.problem, Problem):
             return self._network_model()
@@ -159,7 +159,7 @@ class Solution(Pytree, Generic[Kind]):
     @property
     @on_purpose
     def correlation(self) -> Array:
-        """The covariance with unit diagonal: what to read as similarity of tasks, from -1 to 1."""
+        """The covariance with unit diagonal: the similarity of tasks, from -1 to 1."""
         return correlation(self.covariance)
 
     def _num_tasks_squared(self) -> int:
@@ -212,7 +212,7 @@ class Solution(Pytree, Generic[Kind]):
 
     @property
     def joint_gap(self) -> Number | None:
-        """Bound on the distance from the optimum over W and Omega; None where that problem is not convex."""
+        """A bound on the distance from the optimum over W and Omega; None if that problem is not convex."""
         return _number(self.certificate.joint_gap) if self.problem.jointly_convex else None
 
     @property

@@ -59,8 +59,8 @@ def solve(
 ) -> Solution[Kind]:
     """Run rounds until the relative duality gap is at most `tol`.
 
-    Where the relationship of the tasks is learned, that is the joint gap, over weights and Omega; for
-    `SparsePrecision`, which has none, the gap of the weights plus what the last update of Omega gained.
+    If the relationship of the tasks is learned, this is the joint gap, over weights and Omega; for
+    `SparsePrecision`, which has none, it is the gap of the weights plus the gain of the last update of Omega.
 
     The rounds run in compiled chunks; between chunks the host shows progress, calls back and
     saves. A solve that was interrupted, even killed, continues from its checkpoint when
@@ -68,12 +68,12 @@ def solve(
 
     A solve of a convex problem that ends at `max_rounds` before it reaches its tolerance warns, `NotConverged`.
 
-    Inside ``jax.jit``, `vmap` or `grad` it is one compiled call without a host, and `adjoint` says which derivative it
-    has: a solve of a whole grid of problems, and the gradient of anything learned with respect to anything given.
+    Inside ``jax.jit``, `vmap` or `grad` it is one compiled call without a host, and `adjoint` selects its derivative:
+    it can solve a whole grid of problems, and differentiate any function of the solution by any input.
 
     Args:
-      problem: what to solve.
-      algorithm: by default what `default_algorithm` chooses: `Newton()` or `InteriorPoint()` where that is quickest on
+      problem: the problem to solve.
+      algorithm: by default the choice of `default_algorithm`: `Newton()` or `InteriorPoint()` where it is fastest on
         one machine, else `Mocha()`; with `systems`, `cost` or `watch`, which are about a federation, `Mocha()`.
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop, tested at every record; None never stops early.
@@ -83,18 +83,18 @@ def solve(
       cost: prices of ``history.simulated_time``.
       record_every: rounds between records of the history.
       chunk: rounds per compiled call, rounded up to a whole number of records.
-      watch: what to record of every node, `Watch`; default nothing.
+      watch: quantities to record for every node, a `Watch`; default none.
       progress: show a progress bar (tqdm where installed).
       callback: called as ``callback(round, history)`` after each chunk with all records so
-        far; a true return value stops the solve. `callbacks` has some that are told of every record.
+        far; a true return value stops the solve. `callbacks` has some that receive every record.
       checkpoint: file to save to before the first round and after each chunk, and to resume from where it exists. It is
         replaced atomically; processes that share arrays write parts beside it, each the rows of its own nodes. A
         damaged file, one of another run, or one that another solve is saving to is refused with a `CheckpointError`,
-        and so is a path that cannot be saved to. A save that fails later, on a disk that is full by then, costs a
-        warning: the file keeps what it has, and the solve goes on.
+        and so is a path that cannot be saved to. If a later save fails, e.g. on a full disk, a
+        warning is issued: the file keeps its contents, and the solve continues.
       state: continue from here instead of ``algorithm.init(problem)``; on another problem of the
         same shape it is a warm start. `max_rounds` counts the rounds of this call.
-      adjoint: how derivatives go through it, `Implicit` (the default) or `Unrolled`; of no effect outside of a
+      adjoint: the derivative, `Implicit` (the default) or `Unrolled`; without effect outside of a
         transformation.
 
     Examples:

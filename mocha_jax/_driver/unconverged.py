@@ -10,7 +10,7 @@ from mocha_jax._driver.solution import Solution, Status
 
 
 def unconverged(solution: Solution[Any]) -> str | None:
-    """A sentence on a solve that ended above the tolerance asked for; None where it did not.
+    """A sentence on a solve that ended above the requested tolerance; None if it did not.
 
     Networks are trained for so many rounds: a tolerance there says when to stop earlier.
     """

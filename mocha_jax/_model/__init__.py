@@ -1,4 +1,4 @@
-"""Models that were trained: what predicts, with names and without anybody's samples.
+"""Trained models: they predict by name and contain no samples.
 
 It may import `_core`, `_data` and `networks`.
 """

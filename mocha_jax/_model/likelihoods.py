@@ -48,10 +48,10 @@ class Likelihood(Pytree):
         return jnp.ones(y.shape, jnp.int32)
 
     def check_labels(self, owner: str, y: np.ndarray) -> None:
-        """Raise where labels cannot be what they are taken for."""
+        """Raise if labels are invalid for this likelihood."""
 
     def check_outputs(self, owner: str, outputs: int, y: np.ndarray | None) -> None:
-        """Raise where a model with so many outputs cannot predict such labels; they are None where traced."""
+        """Raise if a model with this many outputs cannot predict such labels; traced labels are None."""
 
     @abstractmethod
     def loss(self, outputs: Array, y: Array) -> Array:

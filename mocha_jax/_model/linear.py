@@ -81,7 +81,7 @@ class LinearModel(WeightsModel):
         check_names("LinearModel", self.names, tasks=m, features=weights.shape[1], classes=self._num_classes())
 
     def predict(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
-        r"""Predict labels ``[k]``: numbers, or names of classes where there are some.
+        r"""Predict labels ``[k]``: numbers, or names of classes if there are any.
 
         Args:
           x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order

@@ -31,8 +31,8 @@ def load_model(
 
     Args:
       path: of the file.
-      network: of a `NetworkModel` whose network is none of `mocha_jax.networks`: the network, as it was in training.
-      likelihood: the same of a likelihood that is none of `mocha_jax.likelihoods`.
+      network: for a `NetworkModel` whose network is not from `mocha_jax.networks`: the network used in training.
+      likelihood: likewise for a likelihood that is not from `mocha_jax.likelihoods`.
 
     Examples:
       >>> import pathlib, tempfile, numpy as np, mocha_jax as mj

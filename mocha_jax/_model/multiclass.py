@@ -22,7 +22,7 @@ METHODS = ("one_vs_rest", "by_pair")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MulticlassModel(WeightsModel):
-    """Weights of every class and task, with names; the class whose weights say most is predicted.
+    """Weights of every class and task, with names; the class with the largest decision value is predicted.
 
     From ``one_vs_rest(...).model``, or `multiclass.pair_model`. It holds NumPy arrays and plain values, and none of the
     samples that it was trained on.
@@ -78,7 +78,7 @@ class MulticlassModel(WeightsModel):
         return len(self.weights)
 
     def predict(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
-        """Predict classes ``[k]``: their names, or their numbers where they have none.
+        """Predict classes ``[k]``: their names, or their numbers if they have none.
 
         Args:
           x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order

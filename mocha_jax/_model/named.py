@@ -32,12 +32,12 @@ class NamedModel(ABC):
 
     @property
     def tasks(self) -> tuple[Hashable, ...]:
-        """The names of the tasks, or their numbers where they have none."""
+        """The names of the tasks, or their numbers if they have none."""
         return tuple(range(self.num_tasks)) if self.names.tasks is None else self.names.tasks
 
     @property
     def _for_everybody(self) -> bool:
-        """Tell whether it predicts samples of whatever task alike."""
+        """Tell whether it predicts samples of all tasks alike."""
         return self.num_tasks == 1 and self.names.tasks is None
 
     def _asked(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:

@@ -153,7 +153,7 @@ class NetworkModel(NamedModel):
         return not self.personal or super()._for_everybody
 
     def predict(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
-        """Predict labels ``[k]``: numbers, or classes, by their names where they have some; of sequences ``[k, T]``.
+        """Predict labels ``[k]``: numbers, or classes, by name if they have names; for sequences ``[k, T]``.
 
         Args:
           x: samples ``[k, d]`` without the intercept, or a data frame with the features among its columns, in any order

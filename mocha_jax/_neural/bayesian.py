@@ -1,4 +1,4 @@
-"""Networks with Gaussians over their parameters: from vectors to what a model wants, and predictions over draws."""
+"""Networks with Gaussians over their parameters: conversion of vectors to parameters, and predictions over draws."""
 
 from __future__ import annotations
 

@@ -61,11 +61,11 @@ def over_clients(
     work: Callable[[Given, TaskData, Array, Array, Array, Own], tuple[Own, Part]],
     given: Given, own: Own, zero: Part,
 ) -> tuple[Own, Part]:  # fmt: skip
-    """Something of every client that has a budget, and the sum of what they contribute; others cost nothing.
+    """Map over the clients with a budget and sum their contributions; other clients cost nothing.
 
     Args:
       data: of all clients.
-      budget: ``[m]`` int32 steps of each; who has none is passed over.
+      budget: ``[m]`` int32 steps of each; clients without any are skipped.
       together: how many to map over at once; the rest in turn.
       work: ``work(given, data, place, node, budget, own)``, a client's new `own` and its contribution; its samples
         are those at `place` of the data it is given, and `node` is its number among all.

@@ -28,7 +28,7 @@ from mocha_jax.systems._work import Info, Work
 
 
 class FedAvgState(State):
-    """All that federated averaging carries from round to round."""
+    """The state of federated averaging between rounds."""
 
     params: Any = tree()  # of the model
     server: optax.OptState = tree()  # state of the server's optimizer
@@ -38,7 +38,7 @@ class FedAvgState(State):
 
 
 class Given(NamedTuple):
-    """All that the clients are given in a round."""
+    """The inputs of the clients in a round."""
 
     key: Array
     params: Any  # of the model
@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A client's answer; the server wants no more of many than their sum."""
+    """A client's answer; the server needs only the sum over clients."""
 
     change: Any  # of the parameters, from where they end to where they began, times the weight
     weight: Array  # [] of the client's samples; 0 where the training was not finite
@@ -63,7 +63,7 @@ def no_answer(params: Params, dtype: DTypeLike) -> Answer:
 
 
 class FedAvg(Trainer):
-    r"""Federated averaging (McMahan et al. 2017), and what differs from it in a setting.
+    r"""Federated averaging (McMahan et al. 2017), and its variants by settings.
 
     In a round a share C of the clients each begin with the server's parameters $\theta$, train on their own
     samples for E epochs of mini-batches of B, and return what they have, $\theta_k$. The server takes the average
@@ -83,7 +83,7 @@ class FedAvg(Trainer):
       ``server_optimizer=optax.sgd(1.0, momentum=0.9)``, ``optax.adam(1e-2, eps=1e-3)``, ``optax.yogi(1e-2)``.
 
     An update that is not finite is left out, as if its client had not answered, and counted. Systems apply: a budget
-    cuts a client's steps, and who does not answer is not averaged.
+    cuts a client's steps, and clients that do not answer are not averaged.
 
     Args:
       model: from `mocha_jax.networks`.
@@ -159,7 +159,7 @@ class FedAvg(Trainer):
         return self.heard(state, total), info(self, problem, budget)
 
     def given(self, key: Array, params: Params, problem: Prediction) -> Given:
-        """All that clients are given in a round of that key."""
+        """The inputs of the clients in a round with that key."""
         return Given(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
 
     def answer(self, given: Given, data: TaskData, place: Array, node: Array, budget: Array) -> Answer:

@@ -48,7 +48,7 @@ class Gaussian(Pytree):
         return jnp.abs(self.shift) * self.precision**-0.5
 
     def prominent(self, share: Array) -> Array:
-        """All but that share of the parameters, those of least signal to noise, ``[..., p]`` bool; of equals all go."""
+        """Mark all but that share of the parameters, those of least signal to noise, ``[..., p]`` bool; ties all go."""
         ratio = self.signal_to_noise
         order = jnp.sort(ratio, axis=-1)
         gone = jnp.round(share * ratio.shape[-1]).astype(jnp.int32)
@@ -79,7 +79,7 @@ def divergence(q: Gaussian, p: Gaussian) -> Array:
     + \tau^p_d (\mu^q_d - \mu^p_d)^2\Big]
     $$
     """
-    # u - 1 - log u loses what is left near u = 1; with u = 1 + v it is v - log1p(v), which loses all near u = 0.
+    # u - 1 - log u cancels near u = 1; with u = 1 + v it is v - log1p(v), which cancels near u = 0.
     v = (p.precision - q.precision) / q.precision
     near = jnp.abs(v) < 0.5
     close = jnp.where(near, v, 0.0)

@@ -25,7 +25,7 @@ Own = tuple[Params, optax.OptState, Array]  # a client's parameters, optimizer a
 
 
 class LocalState(State):
-    """All that separate training carries from round to round."""
+    """The state of separate training between rounds."""
 
     params: Any = tree()  # of every client, ``[m, ...]``
     optimizer: optax.OptState = tree()  # of every client, ``[m, ...]``
@@ -40,10 +40,10 @@ class LocalState(State):
 
 
 class Local(Trainer):
-    """Every client trains a network of its own and nobody talks to anybody; with one client, the global baseline.
+    """Every client trains its own network, without communication; with one client, the global baseline.
 
-    Train on ``problem.merged()``, which has all samples with one client, for a model of centralised data: it is judged
-    on the same held-out samples, task by task. A training that is not finite is left out and counted.
+    Train on ``problem.merged()``, which has all samples with one client, for a model of centralised data: it is
+    evaluated on the same held-out samples, task by task. A training that is not finite is left out and counted.
 
     Args:
       model: from `mocha_jax.networks`.

@@ -1,4 +1,4 @@
-"""All that VIRTUAL knows: Gaussians over what clients share, and over what each has of its own."""
+"""The state of VIRTUAL: Gaussians over the shared parameters and over each client's private ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _REFRESH_EVERY = 64
 
 
 class VirtualState(State):
-    """All that VIRTUAL carries from round to round; parameters as vectors, p shared ones and q of each client's own."""
+    """The state of VIRTUAL between rounds; parameters are vectors, p shared ones and q private ones of each client."""
 
     posterior: Gaussian  # [p] s over the shared parameters
     factors: Gaussian  # [m, p] s_i of every client
     private: Gaussian  # [m, q] c_i over every client's own parameters
-    first: Array  # [p] shared parameters to begin with where nobody has learned anything yet
+    first: Array  # [p] shared parameters to begin with before any client has learned
     losses: Array  # [m] mean over its last training of the free energy for each sample; infinite before any
     diverged: Array  # [] int32 refinements left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now

@@ -115,7 +115,7 @@ class Prediction(Federated):
         )  # fmt: skip
 
     def merged(self) -> Prediction:
-        """All training samples with one client: what a centralised baseline sees."""
+        """The problem with all training samples on one client, for a centralised baseline."""
         return self.replace(data=self.data.merged())
 
 
@@ -231,7 +231,7 @@ def own_network(problem: Prediction) -> Array | None:
 
 
 def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Evaluation:
-    """The means over tasks and over samples, and what the training says of itself."""
+    """The means over tasks and over samples, and the training loss."""
     error, of_samples = scores.mean(scores.error), scores.mean_over_samples(scores.error)
     return Evaluation(error, loss, scores.mean(scores.loss), error, of_samples, diverged, alive)
 

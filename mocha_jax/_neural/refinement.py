@@ -1,7 +1,7 @@
-r"""One client's refinement in VIRTUAL: what is trained, and what Gaussians that stands for.
+r"""One client's refinement in VIRTUAL: the trained vectors, and the Gaussians that they represent.
 
-What the optimizer sees is the logarithm of the precision of $s_i^{new}$, to which that of $s / s_i$, a sum
-of positive numbers, is added: every trained vector stands for densities.
+The optimizer sees the logarithm of the precision of $s_i^{new}$, to which that of $s / s_i$, a sum
+of positive numbers, is added: every trained vector represents densities.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class How(NamedTuple):
 
 
 class Given(NamedTuple):
-    """All that a client is given in a round."""
+    """The inputs of a client in a round."""
 
     key: Array
     posterior: Gaussian  # [p] s
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 class Own(NamedTuple):
-    """All that is one client's."""
+    """The state of one client."""
 
     factor: Gaussian  # [p] s_i
     private: Gaussian  # [q] c_i
@@ -62,7 +62,7 @@ class Own(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A refinement as the server counts it; of many it wants the product of the changes and the sums."""
+    """A refinement as the server counts it; it needs only the product of the changes, and sums, over clients."""
 
     change: Gaussian  # [p] s_i^new / s_i
     good: Array  # [] int32 1 where it was finite
@@ -70,7 +70,7 @@ class Answer(NamedTuple):
 
 
 def no_answer(shared: Array) -> Answer:
-    """Return the answer of nobody, for parameters such as these ``[p]``."""
+    """Return the neutral answer, for parameters such as these ``[p]``."""
     none = jnp.zeros((), jnp.int32)
     return Answer(Gaussian(jnp.zeros_like(shared), jnp.zeros_like(shared)), none, none)
 
@@ -116,7 +116,7 @@ class Refinement(NamedTuple):
         return Gaussian(jnp.exp(v.log_precision), (self.posterior(v) / self.rest).shift)
 
     def divergences(self, v: Trained) -> Array:
-        """Both of the free energy (3)."""
+        """Both divergences of the free energy (3)."""
         return divergence(self.posterior(v), self.prior * self.rest) + divergence(self.own(v), self.own_prior)
 
 

@@ -131,7 +131,7 @@ class Trainer(Algorithm[Prediction]):
         )
 
     def check(self, problem: Prediction) -> None:
-        """Raise where the model cannot predict the problem's labels."""
+        """Raise if the model cannot predict the problem's labels."""
         said = self.tried(problem, self.start, "")
         labels = [
             y for data in (problem.data, problem.test)
@@ -153,7 +153,7 @@ class Trainer(Algorithm[Prediction]):
             ) from error
 
     def expect_both(self, state: object, problem: object) -> None:
-        """Raise where these are no state and problem of the algorithm."""
+        """Raise if these are not a state and a problem of the algorithm."""
         self.expect(problem)
         check.instance(type(self).__name__, "state", state, self.carries, "solution.state")
 
@@ -252,7 +252,7 @@ def all_finite(tree: Tree) -> Array:
 
 
 def info(algorithm: Trainer, problem: Prediction, budget: Array) -> Info:
-    """Every client did its budget."""
+    """Record that every client did its budget."""
     flops = budget.astype(problem.data.dtype) * algorithm.step_flops(problem)
     return Info(budget, flops, jnp.zeros(len(budget), bool))
 

@@ -14,7 +14,7 @@ class Predicted(Pytree):
 
     mean: Array  # [b, c] probabilities of classes, or means of real labels
     std: Array  # [b, c] their standard deviation over draws: what more data would settle
-    entropy: Array  # [b] of the averaged probabilities: all that is not known; NaN for real labels
+    entropy: Array  # [b] of the averaged probabilities: the total uncertainty; NaN for real labels
     mutual_information: Array  # [b] the part of it that the networks' disagreement makes, >= 0; NaN for real labels
 
     @classmethod

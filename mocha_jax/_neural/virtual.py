@@ -50,12 +50,12 @@ class Virtual(BayesianTrainer):
 
     **The prior counts once.** In (3) the paper puts $p(\theta)$ into every refinement, so that its fixed point
     has $p^K$ where (1) divides $K - 1$ of them out again. With ``prior="once"`` (default)
-    $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, the
-    letter of (3).
+    $p_i = p^{1/K}$, and exact factors multiply to the posterior (1); with ``prior="each"`` $p_i = p$, as
+    published in (3).
 
-    **The server sees more than s.** The paper has it that a server that knows s only never learns a factor. It sees s
-    before and after the turn of a single client, though, and their quotient is that client's change
-    $s_i^{new} / s_i$. Factors stay with the clients only where the changes of several are multiplied before anybody
+    **The server sees more than s.** The paper claims that a server that knows only s never learns a factor. But it sees
+    s before and after the turn of a single client, and their quotient is that client's change
+    $s_i^{new} / s_i$. Factors stay with the clients only if the changes of several are multiplied before the server
     sees them, as a secure sum of both vectors of `parallel` refinements would do.
 
     **Several at once**: ``parallel=True`` and ``systems=mj.systems.Sampled(q)`` refine a share q of the m clients in a
@@ -63,7 +63,7 @@ class Virtual(BayesianTrainer):
     clients send changes no number: a product of factors is a sum of precisions and shifts, in whatever order.
 
     **All clients begin with the same private parameters**, as in FedAvg all begin with the same network: shared layers
-    then suit everybody from the first refinement.
+    then suit all clients from the first refinement.
 
     Args:
       model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.
@@ -86,7 +86,7 @@ class Virtual(BayesianTrainer):
         a new random order in every cycle, which depends on `seed`.
       prior: ``"once"`` or ``"each"``.
       factors: to begin with: ``"prior"``, $p^{1/K}$ each, so that nothing binds a client that no data have said; or
-        ``"start"``, the letter of Algorithm 1: shares of the density at which training begins, which bind the first
+        ``"start"``, as in Algorithm 1: shares of the density at which training begins, which bind the first
         clients to it.
       draws: networks that predictions average over.
       local_epochs: passes of a client over its samples in a refinement.
@@ -270,7 +270,7 @@ class Virtual(BayesianTrainer):
     def given(
         self, key: Array, posterior: Gaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
     ) -> Given:
-        """All that a client is given in a round.
+        """The inputs of a client in a round.
 
         Args:
           key: of the round.

@@ -108,7 +108,7 @@ def _ascend(
     q: Array,
     steps: Array,
 ) -> Result:
-    """All nodes of a device."""
+    """Work on all nodes of a device."""
     orders, share = shared
     new, u, done = beta, jnp.zeros_like(w), jnp.zeros_like(steps)
     for bucket, order in zip(rows.buckets, orders, strict=True):
@@ -135,7 +135,7 @@ Given = tuple[Array, Loss, Array, Array, Array, Array, Array, Array, Array, Arra
 
 
 def _by(backend: str, *given: *Given) -> Result:
-    """By what the backend says."""
+    """Dispatch on the backend."""
     loss, beta = given[1], given[6]
     precise = backend == "auto" and beta.dtype != jnp.float32
     return _by_machine("xla" if precise or not loss.in_kernel else backend, *given)
@@ -143,7 +143,7 @@ def _by(backend: str, *given: *Given) -> Result:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_machine(backend: str, *given: *Given) -> Result:
-    """By the kernel of the machine that the program is lowered for; where there is none by loops, or interpreted."""
+    """Dispatch on the machine that the program is lowered for: its kernel, else loops or an interpreted kernel."""
     other = _interpreted if backend == "pallas" else _in_blocks
     by = dict(cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu)
     if backend == "xla":
@@ -229,7 +229,7 @@ def _interpreted(*given: *Given) -> Result:
 
 
 def _kernels(names: tuple[str, ...]) -> Iterator[Any]:
-    """Those of these kernels that this version of JAX has what they are written in for."""
+    """Import those of the named kernels that this version of JAX supports."""
     for name in names:
         try:
             yield importlib.import_module(f"mocha_jax._node.kernel_{name}")
@@ -253,7 +253,7 @@ def _by_kernel(
 
     orders = orders.astype(jnp.int32)
     found = one_pass(orders[0], beta.T)
-    if len(orders) > 1:  # also where nobody has steps left: for a loop with an open end a host had to look
+    if len(orders) > 1:  # even if no node has steps left: an open-ended loop would need the host
         found = lax.scan(lambda found, order: (one_pass(order, *found), None), found, orders[1:])[0]
     beta, u, done = found
     return beta.T, u, done

@@ -1,4 +1,4 @@
-"""A pass over the rows as one kernel on a GPU, by Triton: with JAX 0.10 alone, where Mosaic does not take it."""
+"""A pass over the rows as one Triton kernel on a GPU, only with JAX 0.10 and where Mosaic does not support it."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _combine_by_rows(x: Array, factors: Array, begin: Array) -> Array:
 def _derivative(
     product: Callable[..., Array], at_once: Callable[..., Array], at: tuple[Array, ...], along: tuple[Any, ...]
 ) -> tuple[Array, Array]:
-    """The derivative of a product of both; of the samples, which nobody may have asked for, only where it is wanted."""
+    """The derivative of a product of both; the derivative with respect to the samples only if it is requested."""
     (x, other, *where), (dx, d_other, *_) = at, along
     changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other, *where)]
     if not isinstance(dx, SymbolicZero):

@@ -79,7 +79,7 @@ class Solved(Pytree):
 
     @property
     def theta(self) -> Array:
-        r"""A bound on $\theta$ of `beta`, ``[m]``: gap / room, 0 where there was no room."""
+        r"""A bound on $\theta$ of `beta`, ``[m]``: gap / room, or 0 without room."""
         return safe_ratio(self.gap, self.room)
 
     def reached(self, theta: Array) -> Array:

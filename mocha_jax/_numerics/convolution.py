@@ -91,7 +91,7 @@ def _slid(h: Array, w: Array) -> Array:
 
 @_slid.def_vmap
 def _slid_many(size: int, mapped: list[bool], h: Array, w: Array) -> tuple[Array, bool]:
-    """One after the other where weights differ, which XLA would make a convolution of groups, by naive loops."""
+    """Convolve one after the other if weights differ; XLA would use a grouped convolution, by naive loops."""
     if mapped[1]:
         return lax.map(lambda i: _slid(h[i] if mapped[0] else h, w[i]), jnp.arange(size)), True
     out = _slid(h.reshape(-1, *h.shape[2:]), w)

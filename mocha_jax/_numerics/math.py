@@ -52,7 +52,7 @@ def uniform_bits(key: Array, count: int) -> Array:
 
 
 def zero_tangent(a: Array) -> Array | np.ndarray:
-    """No change of an array, as derivative rules want it: of whole numbers there is none."""
+    """A zero tangent of an array, as derivative rules expect it; integers have the dtype float0."""
     if jnp.issubdtype(jnp.result_type(a), jnp.inexact):
         return jnp.zeros_like(a)
     return np.zeros(jnp.shape(a), jax.dtypes.float0)

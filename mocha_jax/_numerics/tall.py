@@ -132,7 +132,7 @@ def contraction(fn: Fn, by_sums: Fn | None, w: Array, params: Any, basis: Basis)
 
 @dataclasses.dataclass(frozen=True)
 class _ByLibrary:
-    """By LAPACK, or cuSOLVER."""
+    """Use LAPACK, or cuSOLVER."""
 
     fn: Fn
 
@@ -145,7 +145,7 @@ class _ByLibrary:
 
 @dataclasses.dataclass(frozen=True)
 class _ByKernel:
-    """By one kernel, where there is one for such a matrix and the card that is lowered for."""
+    """Use one kernel, if there is one for such a matrix and the card that is lowered for."""
 
     fn: Fn
     by_sums: Fn | None
@@ -168,7 +168,7 @@ def _contraction(fn: Fn, s: Array, basis: Basis, params: Any) -> Contraction:
 
 
 def _kernel() -> Any:
-    """The module of the kernel, if this version of JAX has what it is written in."""
+    """The module of the kernel, if this version of JAX supports it."""
     try:
         return importlib.import_module("mocha_jax._numerics.tall_gpu")
     except ImportError as error:

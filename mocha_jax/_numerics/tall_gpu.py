@@ -94,7 +94,7 @@ def _kernel(
     d: int, rule: Rule | None, structure: jax.tree_util.PyTreeDef, least: float, least_share: float, given: Ref,
     *refs: Ref,
 ) -> None:  # fmt: skip
-    """All of it, in one program."""
+    """Decompose the matrix in one program."""
     *numbers, moving_m, moving_j, left, right, line, ratios = refs
     numbers, (s_out, vt_out, sizes_out, *more_out) = numbers[: structure.num_leaves], numbers[structure.num_leaves :]
     usual, params = jax.tree.unflatten(structure, [ref[0] for ref in numbers])

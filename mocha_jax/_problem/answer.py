@@ -31,7 +31,7 @@ class _Affine(Protocol):
 
 
 def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
-    """The weights of every task with their names, what predictions stand for, and how they were trained.
+    """The weights of every task with their names, the meaning of predictions, and the record of training.
 
     Args:
       problem: what was solved.

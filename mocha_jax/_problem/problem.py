@@ -35,12 +35,12 @@ class Federated(Pytree):
     @property
     @abstractmethod
     def criterion_name(self) -> str:
-        """The name of what a solve compares with its tolerance."""
+        """The name of the quantity that a solve compares with its tolerance."""
 
     @property
     @abstractmethod
     def objective_name(self) -> str:
-        """The name of what must stay finite."""
+        """The name of the quantity that must stay finite."""
 
     @property
     def model_name(self) -> str:
@@ -61,7 +61,7 @@ class Federated(Pytree):
         raise AttributeError(f"a {type(self).__name__} has no covariance of tasks")
 
     def placement(self, sharding: NodeSharding) -> NodeSharding:
-        """Say what of the server's work is divided among devices. Default: nothing."""
+        """Name the part of the server's work that is divided among devices. Default: nothing."""
         return sharding
 
     def unnamed(self) -> Self:

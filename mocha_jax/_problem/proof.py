@@ -39,7 +39,7 @@ from mocha_jax.regularizers import JointSparse
 
 @on_purpose
 def certificate(problem: Problem, beta: Array, relation: Relation = None, weights: Array | None = None) -> Certificate:
-    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from whatever source.
+    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from any source.
 
     Derives V from `beta` and, unless there are weights to certify, $W = \bar M V$ from V. Then adds up the
     Fenchel-Young terms and what rounding may hide of them.
@@ -188,7 +188,7 @@ def _certified(
 
 
 def _admissible(problem: Problem) -> Array:
-    """Tell whether samples are weighed and labelled as they must be, [] bool: of traced ones nobody else could."""
+    """Tell whether samples have valid weights and labels, [] bool; it works for traced ones too."""
     data = problem.data
     fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
     if problem.loss.label_rule:

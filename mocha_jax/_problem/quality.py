@@ -12,14 +12,14 @@ from mocha_jax._core.pytree import Pytree
 
 
 class Quality(Pytree):
-    """Base class of an answer's quality: what `Algorithm.certify` returns and histories keep."""
+    """Base class of an answer's quality, which `Algorithm.certify` returns and histories keep."""
 
     residual: Array  # [] what a solve compares with its tolerance
 
     @property
     @abstractmethod
     def finite(self) -> Array:
-        """True where it makes sense to go on, [] bool."""
+        """True if more rounds make sense, [] bool."""
 
     @property
     def bound(self) -> Array:

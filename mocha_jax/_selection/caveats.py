@@ -1,4 +1,4 @@
-"""Reasons not to trust a choice by cross-validation, each in one sentence; None where there is none."""
+"""Reasons not to trust a choice by cross-validation, each one sentence, or None."""
 
 from __future__ import annotations
 

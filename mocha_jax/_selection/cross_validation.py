@@ -60,7 +60,7 @@ def cross_validate(
     fewer samples than there are folds.
 
     Args:
-      problem: data and loss; its own regularizer does not matter. Of several classes see `multiclass.cross_validate`.
+      problem: data and loss; its own regularizer does not matter. For several classes see `multiclass.cross_validate`.
       candidates: regularizers in one record with a leading axis, from `grid`, best with the strongest first.
       algorithm: default as for `solve`.
       key: a JAX random key; default ``jax.random.key(0)``. The folds depend on it, on nodes and rows only: with
@@ -69,26 +69,26 @@ def cross_validate(
       trials: how often to do that, each time with other parts.
       groups: ``[m, n]`` integers, see `TaskData.folds`.
       metric: ``"error_rate"``, ``"auc"``, ``"rmse"``, ``"mean_loss"``, ``"absolute_error"``, ``"quadratic_kappa"``, or
-        any function like those of `metrics`, called as ``metric(weights, data, per_task=True)``. By default what the
-        loss is scored by: the error rate for losses of the margin, the RMSE for `Squared`, the absolute error for
+        any function like those of `metrics`, called as ``metric(weights, data, per_task=True)``. By default the
+        metric of the loss: the error rate for losses of the margin, the RMSE for `Squared`, the absolute error for
         `Ordinal`, and for all others, a loss of your own included, its mean.
-      maximise: whether more is better; by default of the AUC and kappa only, so say so of a function of your own.
+      maximise: whether more is better; by default only for the AUC and kappa, so set it for a function of your own.
       scored_as: the same rows as other tasks, for a global model: fitted to ``data.pooled()``, it is compared with
         others on the tasks of ``data``.
-      standardize: what to do with features, fitted to the training samples of every fold: ``"pooled"``, ``"task"`` or
+      standardize: the scaling of features, fitted to the training samples of every fold: ``"pooled"``, ``"task"`` or
         ``"within"``, see `TaskData.standardized`; or a function of your own, pure, from the training samples to a
         function of any samples. By name, labels are centred too where the loss is one of the residual; what is scored
         are predictions of the labels as they are. A function's own labels are scored. It takes memory for the samples
         once more for every fit at the same time.
       keep_rare: never take a sample from training that is alone in its class in its task (of a loss with two classes,
-        without `groups`). Otherwise a task is asked about a class that it has never seen, and where that happens in
-        many tasks, a model that knows no rare class at all seems to be the best. The scores of such samples are those
+        without `groups`). Otherwise a task is tested on a class that it has never seen, and if that happens in
+        many tasks, a model that ignores rare classes seems best. The scores of such samples are those
         of training samples, too good: with many of them, use the choice and not the score. A warning counts them.
       tol: relative gap at which a solve ends.
-      max_rounds: of each solve at most. What was reached is reported.
-      record_every: rounds between looks at the gap.
+      max_rounds: the limit for each solve. The gap reached is reported.
+      record_every: rounds between tests of the gap.
       chunk: fits that a device does at the same time; more need more memory. Default one on a CPU, all folds of a
-        trial elsewhere. With several devices each does its own fits.
+        trial elsewhere. Several devices divide the fits.
       refit: solve for all data, through the candidates up to the chosen one.
       progress: show a bar.
 
@@ -168,7 +168,7 @@ def _chosen(
     name: str, candidates: Regularizer, scores: np.ndarray, residuals: np.ndarray, rounds: np.ndarray,
     budget: SolveOptions, more_is_better: bool, rare: str | None, hint: str = "",
 ) -> int:  # fmt: skip
-    """Choose the best candidate, and warn of what speaks against it."""
+    """Choose the best candidate, and warn about reasons against it."""
     mean = of_candidates(scores)
     if np.isnan(mean).all():
         raise ValueError(f"{name}: no candidate has a score in every fold; are there samples of each class to score?")

@@ -1,4 +1,4 @@
-"""Learners: all that a search asks of what it trains.
+"""Learners: the interface of the models that a search trains.
 
 One problem is one, and so are the problems of several classes (`multiclass`); the searches know nothing of either.
 """
@@ -73,7 +73,7 @@ class Trainer(Pytree):
 
 
 class Learner(ABC, Generic[Answer, Way]):
-    """The contract of what a search trains."""
+    """The interface of the models that a search trains."""
 
     problem: Problem  # that is asked for what all problems have in common
     data: TaskData  # whose samples are dealt to folds

@@ -1,4 +1,4 @@
-"""Preparation of samples by what those for training say: fitted within a fold, it has not seen what is held out."""
+"""Preparation of samples, fitted to the training samples of a fold without its held-out samples."""
 
 from __future__ import annotations
 

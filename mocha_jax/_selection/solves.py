@@ -45,7 +45,7 @@ def scan_candidates(
     budget: SolveOptions,
     entry: Callable[[Regularizer, Solution[Problem]], Entry],
 ) -> Entry:
-    """Something of the solution for every candidate, each begun from the one before.
+    """Solve along the candidates with warm starts and return the entry of each.
 
     Args:
       key: a JAX random key.

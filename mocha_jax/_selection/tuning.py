@@ -41,7 +41,7 @@ _PATIENCE = 5
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """The hyperparameters that were chosen and the way there, from `tune`."""
+    """The hyperparameters chosen by `tune`, with the history of the descent."""
 
     hyperparameters: Any  # those of the best step
     problem: Problem  # with them, of all samples
@@ -251,7 +251,7 @@ def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, i
 
 
 def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
-    """All positive numbers of a regularizer, by name, but for those that it says to leave alone; of its parts too."""
+    """All positive numbers of a regularizer and its parts, by name, except those that it marks as fixed."""
     found: dict[str, Any] = {}
     for name, value in fields_of(regularizer).items():
         if isinstance(value, Regularizer):

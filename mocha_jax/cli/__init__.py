@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run what it asks for.
+    """Parse the command line and run the command.
 
     Returns:
       0; 1 where a file cannot be read or written, 130 where a person interrupts. What is wrong with the arguments or a

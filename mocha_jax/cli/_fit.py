@@ -170,7 +170,7 @@ def _refitted(search: _Search, prepare: _Preparation, seed: int) -> Any:
     """Solve for all rows, through the candidates up to the best one, and return the model."""
     data, state = prepare.once(search.data), None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mj.NotConverged)  # the model says so itself
+        warnings.simplefilter("ignore", mj.NotConverged)  # the model's message reports it
         for i in range(search.found.best + 1):
             one = jax.tree.map(lambda leaf, i=i: leaf[i], search.found.candidates)
             problem = mj.Problem(data, search.loss, one)

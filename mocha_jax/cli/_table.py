@@ -84,7 +84,7 @@ def counted(table: Table, cells: Mapping[str, np.ndarray]) -> str:
 
 
 def _numbers(column: np.ndarray, comma: bool) -> np.ndarray:
-    """Numbers, and NaN where there is none, if all other cells are numbers; else the column as it is."""
+    """Numbers, with NaN for empty cells, if all other cells are numbers; else the column unchanged."""
     texts = [text.strip() for text in column]
     known = [text for text in texts if text and text.lower() not in _NONE]
     if comma and decimal_commas(known):

@@ -15,7 +15,7 @@ class AboutMean(Coupling):
     r"""$\bar M = a\,\tfrac1m 11^\top + P(bI + FF^\top)P$ with $P = I - \tfrac1m 11^\top$ and $F^\top 1 = 0$."""
 
     common: Array  # [] a, on the mean
-    deviations: LowRank  # b and F, whose columns add up to 0, on what is left
+    deviations: LowRank  # b and F, whose columns add up to 0, on the rest
 
     def __post_init__(self) -> None:
         check.number("AboutMean", "common", self.common)

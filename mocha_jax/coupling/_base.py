@@ -39,7 +39,7 @@ class Operator(Pytree):
 class Parts(NamedTuple):
     """The result of an operator, taken apart: ``scale * v + mix @ rows``.
 
-    Whoever puts them together can do so on the way to something else.
+    The caller can fuse the sum with further work.
     """
 
     scale: Array  # [m] or [1]
@@ -73,7 +73,7 @@ class Coupling(Operator):
 
     @abstractmethod
     def spectral_bound(self, nodes: Array) -> Array:
-        r"""At least $\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})$ over nodes, D the diagonal; a scalar."""
+        r"""An upper bound on $\lambda_{\max}(D^{-1/2}\bar M D^{-1/2})$ over nodes, D the diagonal; a scalar."""
 
     @abstractmethod
     def prox(self, y: Array, rho: Array) -> Array:
@@ -161,7 +161,7 @@ class Coupling(Operator):
 
 
 class _Proximal(Operator):
-    """The resolvent of a coupling that says no more of it."""
+    """The default resolvent of a coupling."""
 
     coupling: Coupling
     rho: Array  # []

@@ -39,7 +39,7 @@ class Dense(Coupling):
         return jnp.linalg.solve(self.matrix, w)
 
     def conjugate_bound(self, v: Array, precision: Array) -> Array:
-        r"""At least $\tfrac12\langle V, A^{-1}V\rangle$ where the matrix is but nearly the inverse of A.
+        r"""An upper bound on $\tfrac12\langle V, A^{-1}V\rangle$ if the matrix is only nearly the inverse of A.
 
         With $E = I - A\bar M$, $A^{-1} = \bar M(I - E)^{-1}$ differs from the matrix by at most
         $\|\bar M\|\,\|E\|/(1 - \|E\|)$. Infinite where nothing can be said.

@@ -88,7 +88,7 @@ class LowRank(Coupling):
         return self.largest(safe_ratio(nodes, self.diagonal()))
 
     def largest(self, scale: Array) -> Array:
-        r"""At least the largest eigenvalue of $S^{1/2}\bar M S^{1/2}$, S the diagonal matrix of `scale`."""
+        r"""An upper bound on the largest eigenvalue of $S^{1/2}\bar M S^{1/2}$, S the diagonal matrix of `scale`."""
         # That of a sum is at most the sum of the largest; the second is one of r x r.
         inner = matmul(self.factor.T, scale[:, None] * self.factor)
         return jnp.max(scale) * self.base + jnp.linalg.eigvalsh(inner)[-1]

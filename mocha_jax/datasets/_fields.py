@@ -26,7 +26,7 @@ Columns = tuple[tuple[str, ...], tuple[np.ndarray, ...], np.ndarray]  # names, o
 
 
 def text_file(owner: str, path: object) -> Path:
-    """The path of a file that is there."""
+    """The path of an existing file."""
     try:
         if isinstance(path, str | os.PathLike) and str(path) and Path(path).is_file():
             return Path(path)
@@ -65,7 +65,7 @@ def columns_in(path: Path, delimiter: str | None, texts: Sequence[str]) -> Colum
 
 
 def as_numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Texts as numbers, NaN and infinity among them; None where one of them is none."""
+    """Texts as numbers, including NaN and infinity; None if one of them is not a number."""
     try:
         numbers = np.fromiter(map(float, cells), float, len(cells))
     except ValueError:

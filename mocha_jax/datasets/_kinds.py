@@ -1,4 +1,4 @@
-"""Tell columns of categories from columns of texts that are none."""
+"""Tell columns of categories from other columns of texts."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Labels = Callable[[Array, Array, Array], Array]  # of a key, w_t'x of every samp
 
 
 class Federation(NamedTuple):
-    """Data with the truth behind it."""
+    """Data with the true weights and relationship."""
 
     data: TaskData
     weights: Array  # [m, d] true W
@@ -208,7 +208,7 @@ def federation(
 
 
 def _number(owner: str, name: str, value: Array | float) -> Array:
-    """In JAX's default float, finite there."""
+    """Convert to JAX's default float and check that the result is finite."""
     found = jnp.asarray(check.number(owner, name, value), float)
     if (known := check.concrete(found)) is not None and not np.isfinite(known):
         raise ValueError(f"{owner}: {name} must be finite as a number of {found.dtype}, got {check.shown(value)}.")

@@ -1,4 +1,4 @@
-"""Parts that somebody else has dealt: pairs of arrays, tables, partitioners of data sets."""
+"""Samples that are already partitioned: pairs of arrays, tables, partitioners of data sets."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def from_partitions(
     intercept: bool | float = False,
     dtype: DTypeLike | None = None,
 ) -> TaskData:
-    """Pack parts that somebody else has dealt, one a task, whatever library they are of.
+    """Pack samples that are already partitioned, one part per task, from any library.
 
     A part is a pair of arrays, samples ``[n_t, ...]`` and labels ``[n_t]``; or a table with the columns by name: a
     data set of Hugging Face, a data frame, a mapping of names to arrays. Columns that hold arrays, such as images, are
-    laid flat: features ``image[0]``, ``image[1]``, ... Labels that are classes of Hugging Face keep their names and
-    order: numbers 0, 1, ..., and -1 and 1 of two.
+    flattened: features ``image[0]``, ``image[1]``, ... Class labels of Hugging Face keep their names and
+    order: they become 0, 1, ..., or -1 and 1 for two classes.
 
     Args:
       parts: an iterable of parts; a mapping of names of tasks to them; or a partitioner, with ``num_partitions`` and

@@ -158,7 +158,7 @@ def _names(users: object) -> list[str]:
 
 
 def _users_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """The users of a file, with what it says of them."""
+    """The users of a file, with their data."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

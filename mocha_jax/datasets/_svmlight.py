@@ -146,7 +146,7 @@ def _read(path: str) -> _File:
 
 
 def _wrong(words: list[str]) -> str:
-    """Say what is wrong with a line."""
+    """Describe the error in a line."""
 
     def parse(kind: type[int] | type[float], text: str) -> None:  # no number has an underscore
         kind(text.replace("_", "?"))
@@ -174,7 +174,7 @@ def _groups(path: object, file: _File, group: ArrayLike | str) -> np.ndarray:
     if (known := check.concrete(group)) is None:
         try:
             known = np.asarray(group, object)
-        except Exception:  # whatever somebody's `__array__` raises
+        except Exception:  # a user's `__array__` may raise anything
             known = np.zeros(0)
     if known.shape != (len(file.y),) or np.ma.is_masked(group):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Federations of nodes and a server that exchange messages: what runs on the devices, without the transport.
+"""Federations of nodes and a server that exchange messages: the code on the devices, without the transport.
 
 A `Node` holds samples and answers messages; a `Server` makes them and takes any subset of the answers. Whatever carries
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.

@@ -1,4 +1,4 @@
-"""Tasks whose samples are elsewhere: all that a server knows of the data."""
+"""Tasks whose samples are elsewhere: the data as the server knows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mocha_jax._numerics.products import Terms
 
 
 class Absent(Layout):
-    """No samples, but how many of them every node has."""
+    """The number of samples of every node, without the samples."""
 
     counts: Array  # [m] int32
 

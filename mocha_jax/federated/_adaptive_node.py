@@ -60,7 +60,7 @@ class Points(Pytree):
 
 
 class AdaptiveMine(Pytree):
-    """All that nodes keep between rounds."""
+    """The state that nodes keep between rounds."""
 
     dual: DualMine  # where they stand
     points: Points
@@ -145,7 +145,7 @@ class AdaptiveNodes(NodeSide):
     def _mixed(
         self, mine: AdaptiveMine, header: Header, down: AdaptiveDown
     ) -> tuple[Array, Array, Array, tuple[Array, ...]]:
-        """Mix the points as the server says.
+        """Mix the points with the server's weights.
 
         Returns:
           Which nodes have the points that the server knows, and which of them mix them now ``[m]``; where they stand

@@ -26,7 +26,7 @@ _REMEMBERED = 8
 
 
 class AdaptiveHeld(Pytree):
-    """All that the adaptive server carries from round to round."""
+    """The state of the adaptive server between rounds."""
 
     counts: Array  # [m] int32 samples of every node; 0 of one that has left
     terms: tuple[DualTerms, ...]  # of the points where nodes stand and those they remember
@@ -159,7 +159,7 @@ def _mixed_terms(weights: Array, terms: tuple[DualTerms, ...], mixture: Array) -
         for name in ("conjugate", "size", "error")
     )
     eps = jnp.finfo(mixture.dtype).eps
-    # The server mixes vectors and the node duals, each with roundings of its own; where nobody moves there are none.
+    # The server mixes vectors and the node duals, each with roundings of its own; if no node moves there are none.
     longest = jnp.sqrt(jnp.sum(mixture**2, axis=1))
     lost = jnp.where(weights[0] < 1, 4.0 * eps * len(used) * longest, 0.0)
     return DualTerms(conjugate + 2.0 * eps * len(used) * size, size, error + lost)

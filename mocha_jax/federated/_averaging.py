@@ -95,12 +95,12 @@ class AveragingNodes(NodeSide):
         none = of_each(no_answer(algorithm.begin(data.dtype), data.dtype), data.num_nodes)
         budget = steps_of(down.steps, algorithm.full_work(problem))
         answer, _ = over_clients(data, budget, at_once(algorithm.at_once), client, down, none, ())
-        # A node that keeps nothing has never gone further than the server knows.
+        # A node that keeps nothing is never ahead of what the server knows.
         return (), header.held, AveragingUp(answer.change, answer.weight, answer.loss, answer.diverged, data.sizes)
 
 
 class AveragingHeld(Pytree):
-    """All that the server carries from round to round."""
+    """The state of the server between rounds."""
 
     counts: Array  # [m] int32 samples of every node; 0 of one that has left
     state: FedAvgState

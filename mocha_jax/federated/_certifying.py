@@ -28,7 +28,7 @@ class _Evaluated(Protocol):
 
 
 def unknown(terms: DualTerms) -> Any:
-    """In place of duals: of the model to come nobody has reported anything."""
+    """Unknown terms in place of duals: no node has reported on the next model yet."""
     infinite = jnp.full_like(terms.conjugate, jnp.inf)
     return Reported(infinite, infinite, terms)
 

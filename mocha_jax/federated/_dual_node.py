@@ -70,7 +70,7 @@ class Sent(Pytree):
 
 
 class DualMine(Pytree):
-    """All that nodes keep between rounds."""
+    """The state that nodes keep between rounds."""
 
     beta: Array  # [m, n] duals
     v: Array  # [m, d] their dual vectors

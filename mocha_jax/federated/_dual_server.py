@@ -28,7 +28,7 @@ from mocha_jax.systems._work import Info
 
 
 class DualHeld(Pytree):
-    """All that the server of a dual method carries from round to round."""
+    """The state of the server of a dual method between rounds."""
 
     counts: Array  # [m] int32 samples of every node; 0 of one that has left
     v: Array  # [m, d] the dual vectors that it holds

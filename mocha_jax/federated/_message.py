@@ -1,4 +1,4 @@
-"""Messages between nodes and server: small records of arrays, and what they must be to be believed."""
+"""Messages between nodes and server: small records of arrays, and their validation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 1
 
 _LARGEST_ROUND = 2**31 - 1
 _INTEGERS = (int, *{np.dtype(f"{sign}{size}").type for sign in "iu" for size in (1, 2, 4, 8)})
-_SHOWN = 40  # characters of what somebody sent
+_SHOWN = 40  # characters of a sent value
 
 
 class Refused(ValueError):
@@ -92,7 +92,7 @@ def check_header(owner: str, sender: str, message: object, kind: type[Message], 
     class, with whatever methods, can do no more than be refused.
 
     Args:
-      owner: whoever asks.
+      owner: the caller, for error messages.
       sender: who is said to have sent it.
       message: anything.
       kind: `Up` or `Down`.
@@ -124,7 +124,7 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
     """The record of a message whose arrays have the names, shapes and dtypes that they must have, and are finite.
 
     Args:
-      owner: whoever asks.
+      owner: the caller, for error messages.
       sender: who is said to have sent it.
       message: one with a good header.
       like: the records that it may be, with their axis of nodes, by their names.
@@ -157,7 +157,7 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
 
 
 def whole(value: object) -> int | None:
-    """The integer that a value of Python or NumPy is; None where it is none, or may only pretend to be."""
+    """The integer that a value of Python or NumPy is; None for other types, which might only pretend to be one."""
     return int(cast(int, value)) if type(value) in _INTEGERS else None
 
 

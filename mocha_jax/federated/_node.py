@@ -23,18 +23,18 @@ from mocha_jax.federated._sides import Header, NodeSide, sides_of
 class Node:
     """A device with samples that do not leave it.
 
-    Pure: what it keeps between rounds, `mine`, is handed in and out; `save` and `load` write it to a file.
+    Pure: its state between rounds, `mine`, is handed in and out; `save` and `load` write it to a file.
 
     Args:
       x: samples ``[n, d]``.
       y: labels ``[n]``.
-      loss: from `mocha_jax.losses`; of networks a likelihood from `mocha_jax.likelihoods`.
+      loss: from `mocha_jax.losses`; for networks a likelihood from `mocha_jax.likelihoods`.
       algorithm: the same as the server's.
       loss_scaling: as in `pack_tasks`, the same as the server's.
       intercept: as in `pack_tasks`.
       dtype: as in `pack_tasks`.
       rows: pad to so many samples: nodes of one machine then share a compiled program.
-      federation: the name of the federation; default: that of the messages that come.
+      federation: the name of the federation; default: that of the received messages.
       sending: the form in which its vector travels, e.g. ``federated.Quantized()``; the server's `receiving`. Default:
         as it is.
     """
@@ -71,16 +71,16 @@ class Node:
         """Answer a message of the server.
 
         Args:
-          key: a JAX random key, the same in every round; with the one that nodes of a simulation have, the work is
-            the same to rounding.
+          key: a JAX random key, the same in every round; with the key of a simulation, the work is
+            the same up to rounding.
           mine: what the node kept.
           down: the message.
 
         Returns:
-          What the node keeps now, and its answer.
+          The node's new state, and its answer.
 
         Raises:
-          Refused: the message is none that a server of this federation sends; nothing is changed.
+          Refused: the message is not from a server of this federation; nothing is changed.
         """
         check.key("Node", key)
         record = self._read(down)
@@ -102,7 +102,7 @@ class Node:
     def weights(self, mine: Any, down: Down) -> Any:
         """Return this node's model as a message has it: ``[d]``, or a network's parameters.
 
-        Of `Virtual` they are the means of the posterior, the shared ones from the message and the private ones, which
+        With `Virtual` they are the means of the posterior, the shared ones from the message and the private ones, which
         never leave the node.
 
         Args:
@@ -110,7 +110,7 @@ class Node:
           down: a message of the server.
 
         Raises:
-          Refused: the message is none that a server of this federation sends.
+          Refused: the message is not from a server of this federation.
         """
         record = jax.tree.map(jnp.asarray, self._read(down))
         return jax.tree.map(lambda leaf: leaf[0], self._side.weights(mine, record))

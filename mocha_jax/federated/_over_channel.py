@@ -35,7 +35,7 @@ class Transit(Pytree):
 
 
 class ChannelState(State):
-    """All that both sides and the channel carry from round to round."""
+    """The state of both sides and the channel between rounds."""
 
     held: Array  # [m] int32 the round of every node's last answer that the server holds
     late: Array  # [] int32 answers so far that arrived late and were taken
@@ -53,13 +53,13 @@ class ChannelState(State):
 class OverChannel(Around):
     """A dual method with a channel between nodes and server; both sides are those of `Node` and `Server`.
 
-    Every node has a task of its own. The model is the server's, and its certificate is with the duals that the nodes
-    have, whatever the server knows of them.
+    Every node has its own task. The model is the server's, and its certificate uses the actual duals of the nodes,
+    not the server's knowledge of them.
 
     Args:
       algorithm: `Mocha` or `Cocoa`.
       channel: from `mocha_jax.systems`, `Unreliable` or `Clock`.
-      max_staleness: answers to messages of that many rounds before the current one are taken; default all are, as far
+      max_staleness: answers to messages up to that many rounds old are accepted; default all are, as far
         as the server remembers.
 
     Examples:

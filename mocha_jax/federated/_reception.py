@@ -1,4 +1,4 @@
-"""The reception of answers at a server: which of them are believed, and what they are together."""
+"""The reception of answers at a server: their validation and combination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mocha_jax.federated._sides import DENIES, Heard, ServerSide
 
 
 class ServerState(Pytree):
-    """All that a server carries from round to round."""
+    """The state of a server between rounds."""
 
     round: Array  # [] int32 rounds done
     life: Array  # [] int32 of this server
@@ -29,7 +29,7 @@ class ServerState(Pytree):
 
 @dataclasses.dataclass(frozen=True)
 class Reception:
-    """A server's doorkeeper.
+    """Validates the answers that a server receives.
 
     Args:
       federation: the name that messages must have.

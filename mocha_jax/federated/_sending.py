@@ -30,7 +30,7 @@ class Sending(Pytree):
 
     @abstractmethod
     def encode(self, round: Array, v: Array, held: Array) -> tuple[Tree, Array]:
-        """Return what travels, and the vectors that `decode` makes of it, to the last bit.
+        """Return the coded vectors, and the vectors that `decode` returns for them, bit for bit.
 
         Args:
           round: of the message ``[m]`` int32, for what is drawn.
@@ -113,7 +113,7 @@ def decoded(sending: Sending, like: Coded, answers: Mapping[int, Any], held: Arr
     coded = {task: record for task, record in answers.items() if isinstance(record, Coded)}
     if not coded:
         return dict(answers)
-    # For all tasks, whoever answers: one program.
+    # For all tasks, whichever answer, so that there is one program.
     codes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like.code)
     for task, record in coded.items():
         jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), codes, record.code)

@@ -1,4 +1,4 @@
-"""The server of a federation: all that the central node does, without a sample."""
+"""The server of a federation: the work of the central node, without samples."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Report:
 
     Args:
       round: its number, from 1.
-      heard: tasks whose answers were taken.
+      heard: tasks whose answers were accepted.
       refused: a sentence for every other answer, by task.
-      quality: what the answers say of the model that was sent down, a `Certificate` of a convex problem. Its numbers
-        are infinite where too few have answered to know them; its lower bound holds in every round. Of networks a
+      quality: of the model that was sent down: for a convex problem a `Certificate`, whose numbers are infinite if
+        too few nodes have answered, and whose lower bound holds in every round; for networks a
         `Training`.
     """
 
@@ -49,7 +49,7 @@ class Report:
 
 
 class Server:
-    r"""The central node. It knows how many tasks and features there are, and how they are regularised; never a sample.
+    r"""The central node. It knows the numbers of tasks and features and the regularizer, never a sample.
 
     Pure: its state is handed in and out; `save` and `load` write it to a file.
 
@@ -61,11 +61,11 @@ class Server:
       loss_scaling: as in `pack_tasks`, the same as the nodes'.
       dtype: of the arithmetic and the messages; default JAX's default float.
       federation: its name.
-      max_staleness: answers to messages of that many rounds before the current one are taken; default all are.
-      max_norm: answers with a longer vector are refused; default none are. Of a dual method that is $\|v_t\| \le
+      max_staleness: answers to messages up to that many rounds old are accepted; default all are.
+      max_norm: answers with a longer vector are refused; default none are. For a dual method $\|v_t\| \le
         \sum_i c_i\,|\beta_i|\,\|x_i\|$, so with a loss of Lipschitz constant L, samples no longer than B and
         ``loss_scaling="task_mean"`` at most LB.
-      receiving: a form in which vectors may come besides as they are, the `sending` of nodes.
+      receiving: a form in which vectors may arrive besides the plain one, the `sending` of nodes.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Server:
 
     @on_purpose
     def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
-        """Return the tasks whose nodes are asked in the next round: all that are there, or those the algorithm selects.
+        """Return the tasks whose nodes are asked in the next round: all present ones, or the algorithm's selection.
 
         Args:
           key: a JAX random key, the same in every round; with the one of a simulation the same nodes are selected.
@@ -151,13 +151,13 @@ class Server:
 
     @on_purpose
     def step(self, state: ServerState, ups: Mapping[int, Up]) -> tuple[ServerState, Report]:
-        """Take the answers that there are, of any nodes, and do a round of the central node.
+        """Do a round of the central node with the answers of any nodes.
 
         Args:
           state: the state before.
-          ups: answers by task. Those that cannot be believed are left out, whatever they are, and `Report.refused` says
-            why. Where one does not agree with the answer that is held of its node, either may be the false one: the
-            lower bound is forgotten, and unknown until the node is believed again.
+          ups: answers by task. Implausible ones are left out, and `Report.refused` gives the reasons. If an answer
+            contradicts the one that the server holds of its node, either may be false: the
+            lower bound is discarded, and unknown until the server accepts the node again.
 
         Returns:
           The state after, and what happened.
@@ -183,10 +183,10 @@ class Server:
 
     @on_purpose
     def restarted(self, state: ServerState, life: int) -> ServerState:
-        """Go on from a state that was saved, perhaps some rounds ago.
+        """Resume from a saved state, perhaps of some rounds ago.
 
-        Nodes may have answered messages since, of which nothing is known here. By another life they see that these do
-        not count any more; each sends its vector once without further work.
+        Nodes may have answered messages since then that the state does not record. A new life tells them that these
+        no longer count; each sends its vector once without further work.
 
         Args:
           state: from a file.
@@ -233,7 +233,7 @@ class Server:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
         denied = state.denied.at[task].set(False)
-        # The model changes: answers to messages that are under way are none to the next ones.
+        # The model changes: answers to messages in transit do not answer the next ones.
         round = state.round + jnp.ones_like(state.round)
         inner = _resume(self._side, state.inner, counts)
         return state.replace(round=round, counts=counts, held=held, denied=denied, inner=inner)

@@ -1,4 +1,4 @@
-"""The two sides of an algorithm in a federation: what a node does in a round, and what the server does.
+"""The two sides of an algorithm in a federation: a node's and the server's part of a round.
 
 Both are pure functions of arrays with a leading axis of nodes: a simulation calls them with all nodes, a `Node` with
 one. An algorithm joins a federation by one `register` call.
@@ -33,7 +33,7 @@ class Header(Pytree):
 
 
 class NodeSide(Pytree):
-    """Base class of what nodes do. Records have a leading axis m of nodes."""
+    """Base class of the node's side. Records have a leading axis m of nodes."""
 
     @abstractmethod
     def init(self) -> Any:
@@ -100,7 +100,7 @@ DENIES = "sent terms of a gap that are not those of the vector that it began wit
 
 
 class ServerSide(Pytree):
-    """Base class of what the server does. Records have a leading axis of tasks."""
+    """Base class of the server's side. Records have a leading axis of tasks."""
 
     # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
     patience: ClassVar[int] = 2**31 - 1
@@ -114,7 +114,7 @@ class ServerSide(Pytree):
 
     @abstractmethod
     def resume(self, state: Any, counts: Array) -> Any:
-        """Continue a state with other nodes: who has left has no samples."""
+        """Continue a state with other nodes: those that left have no samples."""
 
     def asked(self, key: Array, state: Any) -> Array | None:
         """Mark the nodes that are asked in the next round ``[m]`` bool, those of a simulation with this key.
@@ -132,10 +132,10 @@ class ServerSide(Pytree):
 
     @abstractmethod
     def like_up(self) -> Tree:
-        """Return a record of the shapes and dtypes of what comes up."""
+        """Return a record of the shapes and dtypes of an answer."""
 
     def held(self, state: Any) -> Array:
-        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: there are none."""
+        """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: none."""
         raise ValueError(f"Server: receiving is for answers with one vector, and a {type(self).__name__} holds none.")
 
     @abstractmethod
@@ -161,11 +161,11 @@ class ServerSide(Pytree):
         return None
 
     def omega(self, state: Any) -> Array:
-        """Return Omega ``[m, m]``. Default: there is none."""
+        """Return Omega ``[m, m]``. Default: an AttributeError."""
         raise AttributeError(f"Server: a {type(self).__name__} has no matrix Omega.")
 
     def doubts(self, state: Any, up: Any, heard: Heard) -> Mapping[str, Array]:
-        """Mark answers that cannot be, as far as that can be known here. Default: none.
+        """Mark impossible answers, as far as they can be detected here. Default: none.
 
         Args:
           state: the state before the round.
@@ -195,7 +195,7 @@ _SIDES: dict[type, Sides] = {}
 
 
 def register(algorithm: type, sides: Sides) -> None:
-    """Tell how an algorithm, and those derived from it, is divided between nodes and server."""
+    """Register how an algorithm and its subclasses are divided between nodes and server."""
     _SIDES[algorithm] = sides
 
 

@@ -1,4 +1,4 @@
-"""Counting what messages hold."""
+"""Sizes of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and blobs of messages, and of what nodes and servers carry from round to round: NumPy's npz, never a pickle."""
+"""Files and blobs of messages and of the states of nodes and servers: NumPy's npz, never a pickle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def save(file: Place, record: object) -> None:
     the two is there.
 
     Args:
-      file: path of the file, whose folder is made where there is none; or a file that is open to be written to.
+      file: path of the file, whose folder is made if it is missing; or a file that is open for writing.
       record: a record of arrays, or a `Down` or `Up`.
 
     Raises:
@@ -91,7 +91,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
 
     Args:
       record: a record of arrays, or a `Down` or `Up`.
-      owner: whoever is named in errors.
+      owner: the name for error messages.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -99,7 +99,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
       >>> from_bytes(blob, {"v": jnp.zeros(3)})["v"].tolist()
       [1.0, 1.0, 1.0]
 
-      Messages know their shapes by themselves; whoever receives one checks whether it fits.
+      Messages store their own shapes; the receiver checks whether they fit.
 
       >>> import mocha_jax as mj
       >>> server = mj.federated.Server(mj.Mocha(), mj.regularizers.Probabilistic(0.1), 3, 5, dtype="float32")

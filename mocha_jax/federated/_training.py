@@ -1,4 +1,4 @@
-"""All that both algorithms of networks have in common in a federation."""
+"""Helpers shared by the federated sides of `FedAvg` and `Virtual`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mocha_jax.federated._sides import where
 
 
 class Training(Quality):
-    """The quality of networks as far as a server can know it: what their training says of itself.
+    """The quality of networks as far as a server knows it: their training loss.
 
-    ``residual`` is infinite, for nobody has judged the networks on held-out samples.
+    ``residual`` is infinite, since the networks are not evaluated on held-out samples.
     """
 
     loss: Array  # [] as `Evaluation` has it: of FedAvg mean over the training of the last round that was heard of, of

@@ -70,7 +70,7 @@ class SentFactors(Pytree):
 
 
 class VirtualMine(Pytree):
-    """All that nodes keep between rounds."""
+    """The state that nodes keep between rounds."""
 
     factor: Gaussian  # [m, p] the latest; of a node that no message has reached anything
     private: Gaussian  # [m, q] c_i

@@ -23,7 +23,7 @@ from mocha_jax.federated._virtual_node import VirtualDown, VirtualNodes, Virtual
 
 
 class VirtualHeld(Pytree):
-    """All that the server carries from round to round."""
+    """The state of the server between rounds."""
 
     counts: Array  # [m] int32 samples of every node; 0 of one that has left
     first: Array  # [m] power of the first density that stands for a node which has not been heard; 0 of the others

@@ -28,24 +28,24 @@ def client_app(
     """Make the ClientApp of nodes whose work is that of a `mocha_jax.federated.Node`.
 
     The node-config of every SuperNode names its ``task``, a whole number from 0, and a folder ``state`` for what the
-    node keeps: ``--node-config 'task=3 state="/var/lib/mocha/3" ...'``; what else is there is for `make_node`. A
+    node keeps: ``--node-config 'task=3 state="/var/lib/mocha/3" ...'``; other entries are for `make_node`. A
     message's work is done by a worker of the node, a process that compiles once, listens at a Unix socket in that
-    folder, and ends when it was idle for long or its SuperNode is gone. It writes what the node keeps to the disk
-    before it answers, with the message and its answer: where an answer was lost, the same message again gets the same
-    answer and no work is done twice. Killed at any time, it goes on from there.
+    folder, and ends when it is idle for long or its SuperNode is gone. It writes the node's state to the disk
+    before it answers, with the message and its answer: if an answer is lost, the repeated message gets the same
+    answer, and no work is done twice. If it is killed, the next worker continues from there.
 
-    Without a worker, or where there are no Unix sockets, the message's own process does the work, with the same files.
-    Flower's ``context.state`` is kept in step then, and nothing is read from it: it is in the SuperNode's memory, and
-    gone when that is restarted, where duals on the disk are still those that the server counts on.
+    Without a worker, or without Unix sockets, the message's own process does the work, with the same files.
+    It also writes Flower's ``context.state``, but never reads it: that is in the SuperNode's memory and lost when the
+    SuperNode restarts, while the duals on the disk are still those that the server counts on.
 
-    An exception on a node is written to the node's own log; to the server goes its class alone, as texts of exceptions
-    may hold data. JAX's compiled programs are cached beside the state unless ``JAX_COMPILATION_CACHE_DIR`` is set.
+    An exception on a node is written to the node's own log; the server gets only its class, since texts of exceptions
+    may contain data. JAX's compiled programs are cached beside the state unless ``JAX_COMPILATION_CACHE_DIR`` is set.
 
     Args:
-      make_node: the function that makes the node, of the node-config, as ``"package.module:function"``. The module is
-        imported by the worker alone, and the one only that needs JAX.
-      worker: whether there is to be one.
-      idle_seconds: a worker ends after so long without a message.
+      make_node: the function that makes the node, of the node-config, as ``"package.module:function"``. Only the
+        worker imports the module, the only one that needs JAX.
+      worker: whether to use one.
+      idle_seconds: a worker ends after this time without a message.
     """
     name = _name(make_node)
     if not isinstance(worker, bool):
@@ -123,7 +123,7 @@ def _folder(config: Mapping[str, Any]) -> str:
 
 
 def _setup(name: str, config: Mapping[str, Any], idle_seconds: float) -> dict[str, Any]:
-    """All that a worker must know."""
+    """The settings of a worker."""
     top = name.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(top)  # imports nothing
     root = None

@@ -76,7 +76,7 @@ class Keeper:
         return arrays_in(self._mine)
 
     def _export(self, down: Down) -> None:
-        """Write the node's own model, for whoever predicts there; the federation does without."""
+        """Write the node's own model, for local prediction; the federation does not need it."""
         try:
             export(self._path(WEIGHTS), self.node.weights(self._mine, down))
         except OSError:

@@ -1,4 +1,4 @@
-"""The line to the process that does a node's work: a Unix socket in a folder that nobody else can enter."""
+"""The connection to a node's worker process: a Unix socket in a folder with mode 0700."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def receive(line: socket.socket) -> tuple[Header, Arrays]:
     """Wait for a message.
 
     Raises:
-      EOFError: whoever sends is gone.
+      EOFError: the sender is gone.
     """
     (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
     return from_bytes(_exactly(line, length))
@@ -90,7 +90,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
 
 
 def mark(setup: Mapping[str, Any]) -> str:
-    """Return a name of all that a worker was started with: another node or another program needs another worker."""
+    """Return a name of all settings of a worker: another node or another program needs another worker."""
     return hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()
 
 
@@ -98,7 +98,7 @@ def ask(
     folder: str, setup: Mapping[str, Any], header: Mapping[str, object], arrays: Mapping[str, np.ndarray],
     seconds: float,
 ) -> tuple[Header, Arrays]:  # fmt: skip
-    """Send a message to the node's worker and wait for the answer; start the worker if there is none.
+    """Send a message to the node's worker and wait for the answer; start the worker if none runs.
 
     A worker that dies at work is started anew and asked again: it repeats the answer if it had got so far.
 
@@ -110,7 +110,7 @@ def ask(
       seconds: how long an answer is waited for.
 
     Raises:
-      TimeoutError: there is none.
+      TimeoutError: there is no answer.
       WorkerError: it does not start.
     """
     end, at, started, starts = time.monotonic() + seconds, address(folder), None, 0
@@ -143,7 +143,7 @@ def dismiss(folder: str) -> None:
             line.connect(address(folder))
             send(line, {"what": "end", "worker": "", "parent": os.getpid()}, {})
             receive(line)
-    except (OSError, EOFError, ValueError):  # nobody is there
+    except (OSError, EOFError, ValueError):  # no worker is running
         pass
 
 

@@ -16,7 +16,7 @@ from mocha_jax.flower._records import from_record, to_record
 
 _log = logging.getLogger("flwr")
 
-# How often the SuperLink is asked who is there, and a node that has no task for it, in seconds.
+# Seconds between two queries to the SuperLink for its nodes, and to a node without a task for its task.
 _LOOK, _AGAIN = 1.0, 60.0
 
 _FIELDS = (*Up.integers, *Up.texts)
@@ -38,7 +38,7 @@ class Post:
       num_tasks: m.
       seconds: a message and its answer are waited for so long.
       seed: of the nodes' draws.
-      look: seconds between two questions who is there.
+      look: seconds between two queries for the nodes.
       clock: of seconds.
     """
 
@@ -75,7 +75,7 @@ class Post:
         )
 
     def look(self) -> None:
-        """Find out who is there, and ask those that are new for their task."""
+        """Find the online nodes, and ask new ones for their task."""
         if self._clock() - self._looked < self._look:
             return
         self._looked = self._clock()

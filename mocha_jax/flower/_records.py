@@ -38,7 +38,7 @@ def from_record(content: RecordDict) -> tuple[Header, Arrays]:
     """Return header and arrays of a message.
 
     Raises:
-      ValueError: it is none of these messages.
+      ValueError: it is not one of these messages.
     """
     header, stored = content.get(HEADER), content.get(ARRAYS)
     if not isinstance(header, ConfigRecord) or not isinstance(stored, ArrayRecord):

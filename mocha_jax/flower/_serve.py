@@ -26,7 +26,7 @@ class Served:
     """The outcome of the rounds of a server.
 
     Args:
-      weights: the model of which the last report speaks; of networks the parameters after the last round.
+      weights: the model of the last report; for networks the parameters after the last round.
       rounds: the number of the last round whose answers are in the weights, as of ``mj.run(num_rounds=rounds)``.
       state: of the server, after the last round.
       report: of the last round.
@@ -50,11 +50,10 @@ def serve(
 ) -> Served:  # fmt: skip
     """Do the rounds of a server with nodes that Flower reaches.
 
-    A round sends a message to every node that is to be asked, see `Server.asked`, and has none to answer. It ends when
-    all of them have answered or its time is over. Answers that come later are taken in later rounds; meanwhile their
-    nodes are asked nothing. Where an algorithm selects nodes and too few of these are there, others that are free are
-    asked in their place. Nodes that are new, or come back under another number, are asked for their task and take part
-    from then on.
+    A round sends a message to every selected node, see `Server.asked`, without a pending one. It ends when all of them
+    have answered or its time is over. Later answers count in later rounds; meanwhile their nodes get no message. If an
+    algorithm selects nodes and too few of them are online, other free nodes replace them. Nodes that are new, or come
+    back with another node id, are asked for their task and take part from then on.
 
     Args:
       grid: of a ServerApp.
@@ -63,17 +62,17 @@ def serve(
         more round judges the model of these.
       tol: the rounds end when the residual of the certificate, the relative gap (of a model whose relation is learned
         too, the joint one), is at most this.
-      round_seconds: a round ends after so long, if `min_answers` are there.
-      message_seconds: a message that was not answered for so long is lost and its node is asked anew; default 3 times
+      round_seconds: a round ends after this time, if `min_answers` have arrived.
+      message_seconds: a message without an answer for this time is lost, and its node is asked again; default 3 times
         `round_seconds`.
       min_answers: no round ends with fewer, but for rounds in which fewer nodes are asked.
-      asynchronous: end a round as soon as `min_answers` are there, and begin the next one at once.
-      start_seconds: the first round begins when all nodes are there, or with `min_answers` of them after so long.
-      leave_after: a node that was asked in so many rounds and not heard is counted out, see `Server.leave`, until it is
-        heard again; 0: it stays.
-      seed: of the nodes' draws: ``jax.random.key(seed)`` of a simulation.
-      poll_seconds: between two looks for answers.
-      checkpoint: path of a file that gets the server's state after every round; where it is there, the rounds go on
+      asynchronous: end a round as soon as `min_answers` have arrived, and begin the next one at once.
+      start_seconds: the first round begins when all nodes are online, or with `min_answers` of them after this time.
+      leave_after: a node that did not answer in this many rounds is excluded, see `Server.leave`, until it answers
+        again; 0: it stays.
+      seed: of the nodes' random numbers, as ``jax.random.key(seed)`` of a simulation.
+      poll_seconds: between two polls for answers.
+      checkpoint: path of a file for the server's state after every round; if it exists, the rounds resume
         from it.
     """
     check.instance("serve", "server", server, Server, "federated.Server(...)")
@@ -185,11 +184,11 @@ class Rounds:
                 begin = time.monotonic()
             elif late:
                 if self.resumed and not ups:
-                    # An older checkpoint was put back, it seems, and nodes do not answer a round twice.
+                    # Presumably an older checkpoint was restored, and nodes do not answer a round twice.
                     self.state = server.restarted(self.state, int(time.time()) % 2**31)
                     _log.warning("Nobody answers; the rounds go on as another life of the server.")
                 self.resumed = False
-                asked = set()  # too few: whoever is free is asked once more
+                asked = set()  # too few answers: ask all free nodes again
                 begin = time.monotonic()
             time.sleep(plan.poll_seconds)
 
@@ -246,7 +245,7 @@ class Rounds:
 
 
 def in_words(quality: Quality) -> str:
-    """Say how good a model is, as far as it is known."""
+    """Describe the quality of a model, as far as it is known."""
     if isinstance(quality, Training):
         diverged = int(quality.diverged)
         return f"loss {_known(quality.loss, '.6g')}" + (f", {diverged} diverged" if diverged else "")

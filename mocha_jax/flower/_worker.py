@@ -20,10 +20,10 @@ from mocha_jax.flower._line import address, mark, receive, send
 
 _log = logging.getLogger("flwr")
 
-# A SuperNode that is restarted finds its worker for so long.
+# Seconds for which a worker waits for its SuperNode to restart.
 _GRACE = 120.0
 
-# Whoever connects must have said what it wants in so many seconds.
+# Timeout for the first message of a connection, in seconds.
 _PATIENCE = 60.0
 
 
@@ -78,7 +78,7 @@ def _serve(door: socket.socket, folder: str, setup: Mapping[str, Any]) -> None:
                 except Exception as error:
                     _log.exception("Worker: a message could not be answered.")
                     send(line, {"what": "failed", "kind": type(error).__name__}, {})
-                    if keeper is None:  # whoever repairs the node's module has it imported anew
+                    if keeper is None:  # so that a repaired node module is imported again
                         return
                 else:
                     line.settimeout(None)

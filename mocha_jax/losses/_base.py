@@ -34,7 +34,7 @@ class Loss(Pytree):
         """Say whether the kernels for GPUs and TPUs may hold the coordinate step.
 
         That is so where `dual_step` is arithmetic that they know, and hyperparameters are scalars. It is not inherited,
-        for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` says so for itself.
+        for a subclass may override anything: ``class Mine(Hinge, in_kernel=True)`` declares it again.
         """
         super().__init_subclass__(**kwargs)
         if "in_kernel" not in vars(cls):
@@ -45,7 +45,7 @@ class Loss(Pytree):
 
     @property
     def admissible(self) -> Array:
-        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        """True if the loss's hyperparameters lie in their domains, [] bool; it works for traced values too."""
         return domains.contain(self, self.domains)
 
     @property
@@ -100,14 +100,14 @@ class Loss(Pytree):
         return jnp.maximum(self.value(z, y) + self.conjugate(beta, y) + z * beta, 0.0)
 
     def conjugate_bound(self, beta: Array, y: Array) -> Array:
-        """At least `conjugate`, whatever rounding does."""
+        """An upper bound on `conjugate` that allows for rounding."""
         conjugate = self.conjugate(beta, y)
-        # Of its parts one is at most a dual times a label or 1, and so is the other but for their sum.
+        # One of its parts is at most a dual times a label or 1, and so is the other up to their sum.
         parts = jnp.abs(conjugate) + 2.0 * jnp.abs(beta) * (1.0 + jnp.abs(y))
         return conjugate + 8.0 * jnp.finfo(conjugate.dtype).eps * parts
 
     def fenchel_young_bound(self, z: Array, error: Array, beta: Array, y: Array) -> Array:
-        """At least `fenchel_young` at every point within `error` of z, whatever rounding does.
+        """An upper bound on `fenchel_young` at all points within `error` of z that allows for rounding.
 
         The term is convex in z, so that it is largest at one end.
         """
@@ -142,7 +142,7 @@ class Loss(Pytree):
 
     @property
     def decides(self) -> str:
-        """Say what a prediction stands for, for models that are saved.
+        """Name the rule that turns predictions into labels, for saved models.
 
         ``"value"``, itself; ``"sign"``; or ``"level"``, how many `thresholds` it exceeds, which the loss then has.
         """
@@ -154,12 +154,12 @@ class Loss(Pytree):
 
     @property
     def label_rule(self) -> str:
-        """Say what labels it needs, as the end of a sentence; empty where any will do."""
+        """Describe the labels that it accepts, as the end of a sentence; empty if it accepts all."""
         sign = "labels -1 and +1; map yours, e.g. with np.where(y == positive_class, 1, -1)"
         return sign if self.binary else ""
 
     def admits(self, y: Array) -> Array:
-        """True where a label is one that it needs, bool."""
+        """True where a label is acceptable, bool."""
         return abs(y) == 1 if self.binary else jnp.ones_like(y, bool)
 
     def of_nodes(self, task: Array) -> Loss:

@@ -1,4 +1,4 @@
-"""A loss of its own for every task."""
+"""A separate loss for every task."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class FromScalar(Loss):
         return at_z + self._conjugate_rounding(beta, y)
 
     def _conjugate_rounding(self, beta: Array, y: Array) -> Array:
-        """By how much the conjugate may be larger, in units of rounding."""
+        """A bound on how much larger the conjugate may be because of rounding."""
         at = self._maximiser(beta, y)
         # The supremum is of a concave function, and at a point within this of `at`; beyond it rises by its slope.
         within = _FAR * 2.0 ** -_steps(beta) + jnp.finfo(beta.dtype).eps * jnp.abs(at)
@@ -189,7 +189,7 @@ def _increasing_root(residual: Callable[[Array], tuple[Array, Array]], start: Ar
     """The root of an increasing scalar function with slope >= 1 (jumps allowed).
 
     Slope >= 1 brackets the root between a point and that point minus its value. Each
-    iteration halves the bracket and tries one Newton step inside what is left.
+    iteration halves the bracket and tries one Newton step inside the rest.
     """
     value, _ = residual(start)
     low, high = start - jnp.maximum(value, 0.0), start - jnp.minimum(value, 0.0)

@@ -1,4 +1,4 @@
-"""Metrics of a model on held-out data: per task, then averaged over tasks; and what to report of many tasks.
+"""Metrics of a model on held-out data: per task, then averaged over tasks; and summaries over many tasks.
 
 A task without samples in the data has no score and does not count. One whose predictions are
 NaN has the score NaN. Weights of one task (a global model) are used

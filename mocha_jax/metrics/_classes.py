@@ -30,8 +30,8 @@ def error_rate(weights: Weights, data: TaskData, *, per_task: bool = False) -> A
     Args:
       weights: ``[num_tasks, d]``, or ``[1, d]`` for a global model; or a solution or its model, whose tasks are found
         by their names.
-      data: samples with labels -1 and +1; others are refused, but for inside a transformation, where nobody can look
-        at them.
+      data: samples with labels -1 and +1; others are refused; inside a transformation they cannot be
+        checked.
       per_task: return every task's score ``[num_tasks]`` (NaN without samples), not the mean.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Scores of predictions of numbers, per task and averaged over tasks, and by what a loss makes of them."""
+"""Scores of predictions of numbers, or of the labels that a loss decides, per task and averaged over tasks."""
 
 from __future__ import annotations
 

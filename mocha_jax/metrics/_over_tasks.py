@@ -1,4 +1,4 @@
-"""Summaries of the scores of many tasks: what one reports about a federation."""
+"""Summaries of the scores of many tasks, for reports on a federation."""
 
 from __future__ import annotations
 

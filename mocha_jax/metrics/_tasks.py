@@ -47,7 +47,7 @@ def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:
 
 
 def task_means(values: Array, data: TaskData, among: Array | None = None) -> Array:
-    """Mean over each task's real samples, or over some ``[m, n]`` among them; NaN where there are none."""
+    """Mean over each task's real samples, or over some ``[m, n]`` among them; NaN without any."""
     real = data.weight > 0 if among is None else (data.weight > 0) & among
     total = data.to_tasks(jnp.sum(jnp.where(real, values, 0.0), axis=1))
     count = counts(data, among).astype(values.dtype)
@@ -55,7 +55,7 @@ def task_means(values: Array, data: TaskData, among: Array | None = None) -> Arr
 
 
 def task_largest(values: Array, data: TaskData) -> Array:
-    """The largest number of each task's real samples; minus infinity where there are none."""
+    """The largest number of each task's real samples; minus infinity without any."""
     largest = jnp.max(jnp.where(data.weight > 0, values, -jnp.inf), axis=1)
     if data.shared:
         largest = jax.ops.segment_max(largest, data.task, data.num_tasks)
@@ -97,7 +97,7 @@ def task_by_task(
 
 
 def check_labels(owner: str, data: TaskData, admits: Callable[[np.ndarray], np.ndarray], needs: str) -> None:
-    """Refuse labels that a score would say nonsense of; inside a transformation nobody can look at them."""
+    """Refuse labels for which a score is meaningless; traced labels are not checked."""
     y, weight, task = (check.of_this_process(a) for a in (data.y, data.weight, data.task))
     if y is None or weight is None or task is None:
         return

@@ -41,15 +41,15 @@ def calibrated(
 ) -> OneVsRest:
     r"""Calibrate the probabilities of a model on samples that were held out.
 
-    For every fold the models of all classes are trained without it and asked about it. To what class k says of all
-    samples, z, a sigmoid is fitted (Platt 1999, with his targets, which keep both numbers finite):
+    For every fold the models of all classes are trained without it and predict it. A sigmoid is fitted to the decision
+    values z of class k on all samples (Platt 1999, with his targets, which keep both numbers finite):
 
     $$
     p_k(z) = \frac{1}{1 + e^{-(a_k z + b_k)}}, \qquad
     \text{probability of } k = \frac{p_k(z_k)}{\sum_j p_j(z_j)} .
     $$
 
-    Two numbers a class, for all tasks together. The weights of the model do not change, nor what it predicts.
+    Each class has two numbers, for all tasks together. The weights of the model and its predictions do not change.
 
     Args:
       model: from `one_vs_rest`, trained on all of the data.

@@ -9,7 +9,7 @@ from mocha_jax._data.task_data import TaskData
 
 
 def require_labels(owner: str, data: TaskData, count: int) -> None:
-    """Refuse labels other than 0, 1, ..., count - 1; traced ones nobody can look at."""
+    """Refuse labels other than 0, 1, ..., count - 1; traced labels are not checked."""
     y, real = check.concrete(data.y), check.concrete(data.weight)
     if y is None or real is None:
         return

@@ -34,7 +34,7 @@ from mocha_jax.regularizers import Regularizer
 
 
 class OneVsRest(Pytree):
-    """A model for every class; the class whose model says most is predicted.
+    """A model for every class; the class with the largest decision value is predicted.
 
     Data is given as when it was packed; its tasks and features are found by name where there are names.
     """
@@ -55,7 +55,7 @@ class OneVsRest(Pytree):
         return jnp.argmax(_scores.said(self, data), axis=0).astype(jnp.int32)
 
     def decision_function(self, data: TaskData) -> Array:
-        """Return what the model of each class says of every sample, ``[m, n, classes]``."""
+        """Return the decision value of each class for every sample, ``[m, n, classes]``."""
         return jnp.moveaxis(_scores.said(self, data), 0, -1)
 
     def predict_proba(self, data: TaskData) -> Array:
@@ -94,7 +94,7 @@ class OneVsRest(Pytree):
     @property
     @on_purpose
     def model(self) -> MulticlassModel:
-        """The weights with the names of tasks, features and classes: what predicts, without anybody's samples."""
+        """The model that predicts: weights with the names of tasks, features and classes, without samples."""
         weights, gaps = np.asarray(self.weights), {}
         if self.certificate is not None:
             gaps = {
@@ -151,7 +151,7 @@ def one_vs_rest(
       key: a JAX random key; default ``jax.random.key(0)``.
       tol: relative gap at which to stop.
       max_rounds: of each model.
-      record_every: rounds between looks at the gap.
+      record_every: rounds between tests of the gap.
 
     Examples:
       >>> import jax, numpy as np, mocha_jax as mj
@@ -183,7 +183,7 @@ def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
 
 
 def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | None:
-    """A sentence on classes whose models did not reach the tolerance; None where all did."""
+    """A sentence on classes whose models did not reach the tolerance; None if all did."""
     return caveats.unfinished(
         np.asarray(model.certificate.residual), np.asarray(model.rounds), tol, max_rounds,
         then="are as far as they got", of="classes", names=model.names.classes,

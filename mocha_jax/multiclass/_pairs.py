@@ -35,7 +35,7 @@ from mocha_jax.multiclass._labels import require_labels
 
 @on_purpose
 def by_pair(data: TaskData, classes: int) -> TaskData:
-    r"""Ask of every sample by how much its class says more than each other one.
+    r"""Lift every sample to the differences between its class and each other one.
 
     Split first and lift then: parts of lifted data have some of the pairs of a sample.
 
@@ -88,7 +88,7 @@ def weights_of_classes(weights: Array, classes: int) -> Array:
 
 @on_purpose
 def pair_model(solution: Solution[Problem], data: TaskData) -> MulticlassModel:
-    """The model of a problem of `by_pair`'s samples: what predicts by name, without anybody's samples.
+    """The model of a problem of `by_pair`'s samples: it predicts by name and contains no samples.
 
     Args:
       solution: of the problem of lifted samples.

@@ -43,7 +43,7 @@ class ClassScores(Pytree):
 
 @on_purpose
 def said(weights: ClassWeights, data: TaskData) -> Array:
-    """Return what every class says of every sample, ``[classes, m, n]``; a model's tasks are found by their names."""
+    """Return decision values of all classes and samples, ``[classes, m, n]``; a model's tasks are found by name."""
     check.instance("multiclass", "data", data, TaskData, "data.split(key, 0.75)[1]")
     known, theirs = getattr(getattr(weights, "names", None), "classes", None), data.names.classes
     if known is not None and theirs is not None and known != theirs:
@@ -85,14 +85,14 @@ def _require_classes(owner: str, data: TaskData, known: int | None = None) -> No
 
 
 def _classes_of(data: TaskData, known: int) -> Array:
-    """The class of every sample ``[m, n]`` int32; of one that is none of those known their number."""
+    """The class of every sample ``[m, n]`` int32; `known` for an unknown class."""
     place = jnp.clip(data.y, 0, known).astype(jnp.int32)
     return jnp.where(place.astype(data.y.dtype) == data.y, place, known)
 
 
 @on_purpose
 def error_rate(weights: ClassWeights, data: TaskData, *, per_task: bool = False) -> Array:
-    """Share of samples for whose class another one says more; one of a class without weights is wrong.
+    """The share of samples for which another class has a larger decision value; unknown classes count as wrong.
 
     Args:
       weights: ``[classes, num_tasks, d]``, or ``[classes, 1, d]`` for a global model; or a model, whose tasks are found

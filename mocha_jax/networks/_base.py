@@ -1,4 +1,4 @@
-"""The contract of networks, functions of other libraries, and what layers begin with."""
+"""The interface of networks, functions of other libraries, and the initialisation of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Params = Tree  # of arrays, as a model likes it
 
 
 class Network(Pytree):
-    """A model: how to begin, and how to predict. By the types of its methods it says what its parameters are."""
+    """A model: how to begin, and how to predict. The types of its methods declare the type of its parameters."""
 
     @abstractmethod
     def init(self, key: Array) -> Params:

@@ -14,7 +14,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import static, summary
 from mocha_jax.networks._base import Layer, Network, dense, dropped
 
-# How a layer multiplies by its weights, and what it makes of the sum.
+# The product of a layer with its weights, and its activation.
 Stage = tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]
 
 DENSE: Stage = (operator.matmul, jax.nn.relu)

@@ -1,4 +1,4 @@
-"""Pictures of tasks and what relates them."""
+"""Pictures of tasks and their relationship."""
 
 from __future__ import annotations
 

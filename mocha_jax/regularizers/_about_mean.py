@@ -33,7 +33,7 @@ from mocha_jax.regularizers._trace import TraceLimited
 
 
 class DeviationsLearned(Regularizer):
-    """Base class: a subclass says by which regularizer deviations are penalised."""
+    """Base class: a subclass chooses the regularizer of the deviations."""
 
     learned: ClassVar[bool] = True
 
@@ -126,7 +126,7 @@ class DeviationsLearned(Regularizer):
         return of_mean + jnp.asarray(self.lam0) * len(weights) * lost + own
 
     def _moved(self, of_w: _Apart, relation: LowRank | None) -> Array:
-        """By how much S may be off since deviations were rounded, at most: its root is a norm."""
+        """An upper bound on the error of S from rounded deviations; its root is a norm."""
         steep = self.of_deviations.curvatures(len(of_w.aside), relation)[0]
         lost = 0.5 * steep * jnp.sum(of_w.lost**2)
         return 2.0 * jnp.sqrt(self.of_deviations.penalty(of_w.aside, relation) * lost) + lost

@@ -49,7 +49,7 @@ class Regularizer(Pytree):
 
     @property
     def admissible(self) -> Array:
-        """True where its numbers lie in their domain, [] bool: inside a transformation nobody could look at them."""
+        """True if the hyperparameters lie in their domains, [] bool; it works for traced values too."""
         return domains.contain(self, self.domains)
 
     def fits(self, num_tasks: int) -> Array | bool:
@@ -84,7 +84,7 @@ class Regularizer(Pytree):
         return 0.5 * (omega + omega.T)
 
     def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
-        """Raise where a matrix is no Omega of that many tasks. A subclass adds what else it asks of one."""
+        """Raise if a matrix is not an Omega of that many tasks. A subclass adds its own conditions."""
         check.array(owner, name, omega, (num_tasks, num_tasks))
         check.positive_semidefinite(owner, name, omega)
 
@@ -145,7 +145,7 @@ class Regularizer(Pytree):
         return Nearby(weights, jnp.sum(weights**2, axis=0), jnp.sum(y**2, axis=0), known)
 
     def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
-        r"""At least $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.
+        r"""An upper bound on $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.
 
         For this Omega, without the terms that do not depend on W: how far W is from $\nabla R^*(V')$. Here it is
         the difference of its terms, plus what these may have lost; a model that knows better overrides it.
@@ -175,7 +175,7 @@ class Regularizer(Pytree):
         return self.conjugate(jnp.zeros((num_tasks, num_features), norm.dtype).at[0, 0].set(norm))
 
     def value_error(self, weights: Array, relation: Any = None) -> Array:
-        """By how much rounding may have changed ``value(weights, relation)``, at most."""
+        """An upper bound on the rounding error of ``value(weights, relation)``."""
         return rounded(self.value(weights, relation), _roundings(weights))
 
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
@@ -187,13 +187,13 @@ class Regularizer(Pytree):
         return Proximal(self, lax.stop_gradient(1.0 / self.typical_curvature(num_tasks, num_features)))
 
     def check_tasks(self, num_tasks: int) -> None:
-        """Raise where the hyperparameters do not fit that many tasks."""
+        """Raise if the hyperparameters do not fit that many tasks."""
 
     def check_features(self, num_features: int) -> None:
-        """Raise where the hyperparameters do not fit that many features."""
+        """Raise if the hyperparameters do not fit that many features."""
 
     def check_relation(self, owner: str, relation: object, num_tasks: int, num_features: int) -> None:
-        """Raise where what is handed in as Omega is no record such as `initial_relation` makes."""
+        """Raise if the given Omega is not a record like those of `initial_relation`."""
         if relation is None:
             return
         name = type(self).__name__
@@ -224,7 +224,7 @@ def twice_rounded(bound: Array) -> Array:
 def fenchel_young_bound(
     value: Array, conjugate: Array, v: Array, w: Array, error: Array, of_error: Array, more: float = 0.0
 ) -> Array:
-    r"""At least $R(W) + R^*(V') - \langle V', W\rangle$ for all V' within `error` of V, from its three terms.
+    r"""An upper bound on $R(W) + R^*(V') - \langle V', W\rangle$ for V' within `error` of V, from its three terms.
 
     $R^*$ is half the square of a norm, so that an error E adds at most
     $2\sqrt{R^*(V) R^*(E)} + R^*(E)$. Of singular values it is assumed, as LAPACK does, that their errors are a

@@ -52,7 +52,7 @@ class Lasso(Coupling):
         return 0.5 * jnp.sum(w * matmul(self.precision, w)) + self.lam1 * jnp.sum(jnp.abs(w))
 
     def slack_bound(self, v: Array, error: Array, w: Array) -> Array:
-        """At least `slack` for all V within `error` of v, whatever rounding does."""
+        """An upper bound on `slack` for all V within `error` of v that allows for rounding."""
         m, unit = len(v), 0.5 * jnp.finfo(v.dtype).eps
         r = v - matmul(self.precision, w)
         lost = error + unit * ((m + 8.0) * matmul(jnp.abs(self.precision), jnp.abs(w)) + 2.0 * jnp.abs(v) + jnp.abs(r))

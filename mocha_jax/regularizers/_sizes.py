@@ -1,4 +1,4 @@
-"""Sums of sizes and their squares: what the trace norm and the norm of joint sparsity have in common."""
+"""Sums of sizes and their squares: the common form of the trace norm and the norm of joint sparsity."""
 
 from __future__ import annotations
 

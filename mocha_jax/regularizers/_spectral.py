@@ -37,7 +37,7 @@ _NOISE = 2.0
 
 
 class Spectral(Regularizer):
-    r"""Base class of jointly convex regularizers that depend on singular values; a subclass says how."""
+    r"""Base class of jointly convex regularizers that depend on singular values; a subclass defines how."""
 
     learned: ClassVar[bool] = True
     prox_by_sums: ClassVar[bool] = False  # whether there is a `spectral_prox_by_sums`

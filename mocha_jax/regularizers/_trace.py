@@ -19,7 +19,7 @@ _TRACE_TOLERANCE = 1e-3
 
 
 class TraceLimited(Spectral):
-    r"""Base class of (12) and (14); a subclass says what happens to singular values."""
+    r"""Base class of (12) and (14); a subclass defines the map of singular values."""
 
     @abstractmethod
     def trace(self) -> Array:
@@ -61,6 +61,6 @@ class TraceLimited(Spectral):
 
 
 def mixed(relation: LowRank, share: Array, total: Array) -> LowRank:
-    """So much of the identity mixed in that the trace stays `total`."""
+    """Mix in that share of the identity such that the trace stays `total`."""
     even = total / len(relation.factor)
     return LowRank((1.0 - share) * relation.base + share * even, safe_sqrt(1.0 - share) * relation.factor)

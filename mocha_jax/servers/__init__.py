@@ -1,4 +1,4 @@
-"""Servers: what the central node does between two rounds of a dual method.
+"""Servers: the central node's work between two rounds of a dual method.
 
 ==================  =============================================================================
 server              what it does

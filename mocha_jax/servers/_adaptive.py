@@ -1,4 +1,4 @@
-r"""The central node that needs no safe $\sigma'$: it recombines what the nodes have found.
+r"""The central node that needs no safe $\sigma'$: it recombines the points that the nodes have found.
 
 The nodes work on subproblems whose curvature $\sigma'_t\bar M_{tt}$ is far below the safe one, so they find points far
 from where they stand, and the central node goes as far towards each as the dual allows (`mocha_jax.servers._bundle`).
@@ -118,7 +118,7 @@ def _steered(ratio: Array, share: Array | float) -> Array:
 
 
 class AdaptiveServer(Server):
-    """Recombine the points that the nodes have found, as the dual of Algorithm 1 likes it best.
+    """Recombine the points that the nodes have found to increase the dual of Algorithm 1 most.
 
     Args:
       dual: what becomes of W and Omega afterwards.
@@ -155,7 +155,7 @@ class AdaptiveServer(Server):
         return Point(beta, _where_weighed(data, data.node_vectors(beta)))
 
     def blank(self, dual: DualState, point: Point) -> AdaptiveState:
-        """Nothing remembered but the point where the nodes stand."""
+        """A state that remembers only the current point of the nodes."""
         nobody = jnp.full((len(point.v),), -1, jnp.int32)
         one = jnp.ones_like(point.v[:, 0])
         memory, scale = (point,) * self.memory, jnp.ones((), point.v.dtype)

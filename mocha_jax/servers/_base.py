@@ -1,4 +1,4 @@
-r"""The contract of servers, and what all of them need."""
+r"""The interface of servers, and their common helpers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Record = TypeVar("Record")
 
 
 def cast(record: Record, dtype: DTypeLike) -> Record:
-    """Every real number in the given precision."""
+    """Cast every real number to the given precision."""
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, record)
 
 
@@ -39,7 +39,7 @@ def first_relation(problem: Problem, omega: Hyperparameter | None) -> Relation:
     data, regularizer = problem.data, problem.regularizer
     if omega is None:
         return regularizer.initial_relation(data.num_tasks, data.num_features)
-    # Feasible to the last bit, as a matrix that somebody wrote down is not.
+    # Feasible to the last bit, which a user's matrix is not.
     return regularizer.restart_relation(regularizer.relation_of(jnp.asarray(omega, data.dtype), data.num_features))
 
 
@@ -52,7 +52,7 @@ def keep_relation(problem: Problem, relation: Relation, omega: Hyperparameter | 
 
 
 def gain_of_updating(problem: Problem, w: Array, relation: Relation) -> Array:
-    """By how much the best Omega for these weights lowers the objective; infinite where the joint gap says more."""
+    """The decrease of the objective by the best Omega for these weights; infinite where the joint gap says more."""
     regularizer = problem.regularizer
     if not regularizer.learned or regularizer.jointly_convex:
         return jnp.full((), jnp.inf, w.dtype)
@@ -82,7 +82,7 @@ class NodeUpdate(Pytree):
 
 
 class Server(Pytree):
-    r"""Base class of servers: what the central node does in a dual method.
+    r"""Base class of servers, the central node's side of a dual method.
 
     A node's work is the same for every server: it improves a quadratic model of R* around the current V, whose gradient
     is ``state.broadcast`` and whose curvature is `curvature`. A state is whatever the server needs, with the fields of
@@ -125,7 +125,7 @@ class Server(Pytree):
 
     @abstractmethod
     def certify(self, problem: Problem, state: Any, beta: Array, v: Array) -> Certificate:
-        """Certify the state's model by these duals, as floats give it."""
+        """Certify the state's model by these duals, as plain floats compute it."""
 
     @abstractmethod
     def relation(self, problem: Problem, state: Any) -> Relation:

@@ -1,4 +1,4 @@
-r"""The server that takes W and Omega together, close to where they were.
+r"""The server that updates W and Omega together, close to their last values.
 
 It never holds an Omega. With a centre C it minimises R over W *and* Omega close to C,
 
@@ -9,7 +9,7 @@ $$
 
 and moves the centre there, for every task by the share f of its work that was done:
 $C^+_t = C_t + f_t (Z_t - C_t)$. The nodes start from $Z + C^+ - C$, with curvature
-$1/\rho$: the proximal term couples nobody, so no sigma' is needed. When all nodes do all their
+$1/\rho$: the proximal term does not couple the nodes, so no sigma' is needed. When all nodes do all their
 work this is the alternating direction method of multipliers, equivalently the primal-dual method of
 Chambolle and Pock, with one epoch of dual coordinate ascent for its local step; where only some answer,
 the others' centres wait for them. The joint problem needs no smoothing and no schedule: singular
@@ -89,14 +89,14 @@ class ProximalServer(Server):
         return ProximalState(jnp.zeros_like(v), w, w, self._nothing(v), first.known, rho, start, curvature)
 
     def _known(self, problem: Problem, y: Array, rho: Array) -> Any:
-        """Tell what is known before the first proximal step, at Y."""
+        """Return the initial state of the proximal map, at Y."""
         data = problem.data
         of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
         of_v = jnp.where(of_v > 0, of_v, 1.0)  # of labels that are 0, or samples elsewhere, that tells nothing
         return lax.stop_gradient(problem.regularizer.prox_start(y, of_v / rho))
 
     def _nothing(self, v: Array) -> Since | None:
-        """Nothing since the last proximal step."""
+        """No movement since the last proximal step."""
         return None if every_round(self.omega_every) else Since(jnp.zeros_like(v), jnp.zeros_like(v[:, 0]))
 
     def _typical_curvature(self, problem: Problem, v: Array) -> Array:
@@ -142,14 +142,14 @@ class ProximalServer(Server):
         dv, size = data.to_tasks(update.dv), data.sizes.astype(v.dtype)
         of_task = data.to_tasks(size)
         share = safe_ratio(data.to_tasks(update.share * size), of_task)
-        share = jnp.where(of_task > 0, share, 1.0)  # for a task without samples there is nobody to wait
+        share = jnp.where(of_task > 0, share, 1.0)  # for a task without samples there is no node to wait for
         if state.since is None:
             return self._step(problem, state, Since(dv, share), v)
         since = Since(state.since.moved + dv, jnp.minimum(state.since.share + share, 1.0))
         return lax.cond(
             is_due(self.omega_every, round),
             lambda: self._step(problem, state, since, v).replace(since=self._nothing(v)),
-            # Until the next step every node goes on with the same proximal problem, which couples nobody.
+            # Until the next step every node continues with the same proximal problem, which does not couple them.
             lambda: state.replace(broadcast=state.broadcast + dv / state.rho, since=since),
         )
 

@@ -125,7 +125,7 @@ class Estimator(BaseEstimator):
         return *check_X_y(x, y, estimator=self, **asked), groups
 
     def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
-        """Samples to predict, and whose they are."""
+        """Samples to predict, and their groups."""
         check_is_fitted(self)
         if self._by_argument:
             x = validate_data(self, X, reset=False)
@@ -261,7 +261,7 @@ class Estimator(BaseEstimator):
         return tuple(np.delete(names, where).tolist())
 
     def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:
-        """The samples to train with and the regularizer, by cross-validation where that was asked for."""
+        """The training samples and the regularizer, by cross-validation if requested."""
         prepare = preparation(self._owner, self._by(loss), isinstance(loss, ResidualLoss))
         pooled = isinstance(self.regularizer, str) and self.regularizer == "pooled"
         fitted = self._scaled(data.pooled() if pooled else data)
@@ -294,7 +294,7 @@ class Estimator(BaseEstimator):
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
 
     def _keep(self, model: Any, relations: list[Relation], rounds: int, gap: float) -> None:
-        """Remember the model and how the solve ended, and nobody's samples."""
+        """Keep the model and how the solve ended, but no samples."""
         self.model_, self.n_iter_, self.dual_gap_ = model, rounds, gap
         self._relations: list[Relation] = [jax.tree.map(np.asarray, relation) for relation in relations]
         self.coef_, self.intercept_ = model.weights, model.intercept
@@ -330,7 +330,7 @@ def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
     check_unmasked(owner, groups=groups)
     try:
         found = np.asarray(groups)
-    except Exception:  # whatever somebody's `__array__` raises
+    except Exception:  # a user's `__array__` may raise anything
         found = np.zeros(())
     if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
         raise ValueError(

@@ -27,7 +27,7 @@ class MochaRegressor(RegressorMixin, Estimator):
 
     Args:
       groups: the column of X that holds the group: its name in a data frame, or its place. It is no feature.
-        ``"argument"``: they are given to `fit`. None: there are none.
+        ``"argument"``: they are given to `fit`. None: no groups.
       regularizer: ``"independent"``, ``"pooled"`` (one model for all groups), ``"mean"``, ``"mean_covariance"``,
         ``"probabilistic"``, ``"clustered"``, ``"matrix_normal"``, ``"sparse_precision"``, ``"trace"`` or
         ``"joint_sparse"``; an object of `mocha_jax.regularizers`; or a function, called as ``make(lam=...)``, that

@@ -34,7 +34,7 @@ class System(Pytree):
 
 
 class Full(System):
-    """Every node answers and does all its work."""
+    """All nodes answer and do all of their work."""
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         return Work(request.steps, jnp.ones_like(request.steps, bool))

@@ -25,7 +25,7 @@ class Fate(Pytree):
 
 
 class Channel(Pytree):
-    """Base class of channels. Unlike in a `System`, what fails here has been worked for."""
+    """Base class of channels. Unlike in a `System`, the work of a lost answer has been done."""
 
     waits: ClassVar[bool] = False  # whether a node is left alone until its answer has arrived
 
@@ -82,10 +82,10 @@ class Unreliable(Channel):
 
 
 class Clock(Channel):
-    r"""Asynchronous rounds: the central node acts once a cycle on what has arrived by then, and waits for nobody.
+    r"""Asynchronous rounds: the central node acts once a cycle on the answers that have arrived, without waiting.
 
-    A node that takes longer than a cycle, eq. (30), is left to finish; its answer counts in the cycle in which it
-    arrives, and then it begins anew with the model of that moment. A cycle is a round: after h of them
+    A node that takes longer than a cycle, eq. (30), finishes its work; its answer counts in the cycle in which it
+    arrives, and the node then begins again with the current model. A cycle is a round: after h of them
     $h \cdot \mathrm{cycle}$ seconds have passed.
 
     Args:

@@ -18,7 +18,7 @@ _SEARCHES = 34
 
 
 class Controller(System):
-    r"""The central node chooses the clock cycle, and so every node's $\theta_t$, from clocks, networks and data.
+    r"""A controller that sets the clock cycle, and so every node's $\theta_t$, from clocks, networks and data.
 
     A node whose pass over its $n_t$ samples solves its subproblem to $\theta_1$ solves it to
     $\theta_t = \theta_1^{k_t/n_t}$ by $k_t$ steps. In a cycle of T seconds it has time for as many as `Deadline` says,

@@ -11,7 +11,7 @@ from mocha_jax._core.pytree import Pytree
 
 
 class Request(Pytree):
-    """The work that a full round asks of every node, before anything goes wrong.
+    """The work that a full round asks of every node, before failures.
 
     ``Algorithm.request`` makes it; systems cut from it, and their deadlines and costs are worked out from it.
     """

@@ -1,4 +1,4 @@
-"""Bounds on what is left after so many rounds, and the rounds that suffice: Theorems 1 and 2."""
+"""Bounds on the gap after a number of rounds, and the rounds that suffice: Theorems 1 and 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mocha_jax.theory._constants import Real, safe_scaling, sigma, steepness
 
 @on_purpose
 def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real = 1.0) -> Array:
-    r"""The distance of the dual from its optimum after so many rounds, (26), in expectation.
+    r"""The distance of the dual from its optimum after a number of rounds, (26), in expectation.
 
     $$
     (1 - s\gamma(1-\bar\Theta))^h\,[D(\alpha^{(0)}) - D(\alpha^\star)]
@@ -38,7 +38,7 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real 
 
 @on_purpose
 def gap_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real = 1.0) -> Array:
-    r"""The duality gap after so many rounds, at most, (27), in expectation and for smooth losses.
+    r"""A bound on the duality gap after a number of rounds, (27), in expectation and for smooth losses.
 
     $$
     \mathbb{E}[G(\alpha^{(H)})] \le
@@ -46,7 +46,7 @@ def gap_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real =
     \le \frac{(1 - s\gamma(1-\bar\Theta))^H}{s\gamma(1-\bar\Theta)}\,[D(\alpha^{(0)}) - D(\alpha^\star)]
     $$
 
-    A round gains at least the share $s\gamma(1-\bar\Theta)$ of the gap (23), and no more than what is left. So the
+    A round gains at least the share $s\gamma(1-\bar\Theta)$ of the gap (23), and no more than the distance left. So the
     rounds after which the gap is expected within $\epsilon$ are those that `theorem1` has for the dual and
     ``tol`` $= s\gamma(1-\bar\Theta)\,\epsilon$. Arguments as in `dual_bound`; without progress it is infinite.
 
@@ -95,7 +95,7 @@ def _as_jax_takes(owner: str, **values: Real) -> tuple[Real, ...]:
 
 
 def _check_progress(owner: str, s: Real, theta_bar: Real, gamma: Real) -> None:
-    """The ranges of what a round's progress is the product of."""
+    """The ranges of the factors of a round's progress."""
     check.in_unit_interval(owner, s=s, theta_bar=theta_bar)
     check.in_unit_interval(owner, open_left=True, gamma=gamma)
 
