@@ -153,7 +153,7 @@ FAULTS = (
     ),
     Fault(
         "a Newton step forgets what tasks share", "coupling/_simple.py",
-        "return own.solve(right + common[None], slopes)", "return own.solve(right, slopes)", ("algorithms",),
+        "more, less = own.solve(rest + common[None], slopes)", "more, less = own.solve(rest, slopes)", ("algorithms",),
     ),
     Fault(
         "Newton keeps weights that are worse", "_algorithms/newton.py",
