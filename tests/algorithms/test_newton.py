@@ -11,6 +11,7 @@ import scipy.optimize
 import mocha_jax as mj
 from mocha_jax._algorithms.curvature import ByFeatures, BySamples, curvature
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, as_matrix
+from mocha_jax.systems._work import Work
 from tests import zoo
 
 M, D = 6, 3
@@ -220,3 +221,18 @@ def test_a_state_of_other_data_is_refused():
     p = problem(mj.losses.Logistic())
     with pytest.raises(ValueError, match="belongs to another algorithm"):
         mj.solve(p, mj.Newton(), state=mj.Mocha().init(p))
+
+
+def test_a_round_without_answers_changes_nothing():
+    data = mj.datasets.federation(jax.random.key(0), 5, 4).data
+    problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(1e-3, 1e-4))
+    algorithm = mj.Newton()
+    step = jax.jit(lambda state, work: algorithm.step(jax.random.key(0), state, problem, work)[0])
+    nodes = jnp.ones(data.num_nodes, bool)
+    state = algorithm.init(problem)
+    for _ in range(2):
+        state = step(state, Work(data.sizes, nodes))
+    silent = step(state, Work(jnp.zeros_like(data.sizes), ~nodes))
+    assert int(silent.round) == int(state.round) + 1
+    for old, new in zip(jax.tree.leaves(state.replace(round=0)), jax.tree.leaves(silent.replace(round=0)), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-12, atol=1e-14)
