@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._data.scaling import WAYS, Standardize, scaled
+from mocha_jax._data.standardize import WAYS, Standardize, scaled
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss, ResidualLoss, Squared
