@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mocha_jax._driver import parts
+from mocha_jax._driver import checkpoint_parts
 
 
 class Payload:
@@ -37,7 +37,7 @@ def damages(rng: np.random.Generator, good: bytes, other: bytes, trace: Path) ->
     def rezipped(changed: dict[str, Any], *, honest: bool = True) -> bytes:
         if not honest:
             changed = {name: value for name, value in changed.items() if name != "digest"}
-            changed |= {"digest": np.array(parts.digest_of(changed))}
+            changed |= {"digest": np.array(checkpoint_parts.digest_of(changed))}
         to = io.BytesIO()
         np.savez(to, **changed)
         return to.getvalue()

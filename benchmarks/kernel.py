@@ -27,7 +27,7 @@ import numpy as np
 import mocha_jax as mj
 from experiments import tasksets
 from mocha_jax._node.ascent import ascend, visiting_orders
-from mocha_jax._node.layout import TimeMajor, time_major
+from mocha_jax._node.buckets import TimeMajor, time_major
 
 GOAL = (10_000, 128, 64)
 SHAPES = [

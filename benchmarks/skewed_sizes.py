@@ -21,7 +21,7 @@ import numpy as np
 
 import mocha_jax as mj
 from benchmarks.local_epoch import one_pass
-from mocha_jax._node.layout import bucket_sizes, time_major
+from mocha_jax._node.buckets import bucket_sizes, time_major
 
 SHAPES = [(300, 64), (1000, 32), (1000, 64), (3000, 64)]
 METHODS = {"per_task": mj.Mocha(sigma_prime="per_task"), "adaptive": mj.Mocha(sigma_prime="adaptive")}

@@ -45,7 +45,7 @@ from mocha_jax._driver.adjoint import hypergradient as hypergradient
 from mocha_jax._driver.history import History as History
 from mocha_jax._driver.history import Watch as Watch
 from mocha_jax._driver.owned_file import CheckpointError as CheckpointError
-from mocha_jax._driver.records import read_history as read_history
+from mocha_jax._driver.read_history import read_history as read_history
 from mocha_jax._driver.run import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
@@ -69,9 +69,9 @@ from mocha_jax._problem.certificate import objective as objective
 from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
 from mocha_jax._problem.process_local import from_process_local as from_process_local
-from mocha_jax._problem.proof import certificate as certificate
-from mocha_jax._problem.proof import free_intercept as free_intercept
 from mocha_jax._problem.quality import Quality as Quality
+from mocha_jax._problem.rigorous_certificate import certificate as certificate
+from mocha_jax._problem.rigorous_certificate import free_intercept as free_intercept
 from mocha_jax._problem.sharding import shard as shard
 from mocha_jax._selection.cross_validation import cross_validate as cross_validate
 from mocha_jax._selection.grid import grid as grid

@@ -22,7 +22,7 @@ from benchmarks.card._device import copies
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._kernels import Kernel, kernels
 from benchmarks.card._timing import gist, in_threads, on_cpu, profiled, timed
-from mocha_jax._node.layout import TimeMajor
+from mocha_jax._node.buckets import TimeMajor
 
 Shape = tuple[int, int, int]
 _TINY: list[Shape] = [(4, 3, 8)]

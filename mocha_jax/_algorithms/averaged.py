@@ -7,14 +7,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.around import Around
 from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.dual_method import DualMethod, MochaState
+from mocha_jax._algorithms.wrapper import Around
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.proof import proven
+from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._dual import alternating
 from mocha_jax.systems._work import Info, Work
 

@@ -10,7 +10,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._node.layout import BucketSizes
+from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax._problem.quality import Quality
 from mocha_jax.systems import System

@@ -25,7 +25,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import Certificate, jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.proof import proven
+from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax._problem.terms import conjugates
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server
 from mocha_jax.servers._schedule import Schedule, checked

@@ -12,7 +12,7 @@ from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core.pytree import Relation
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.proof import proven
+from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.coupling import Coupling
 
 

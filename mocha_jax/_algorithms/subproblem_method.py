@@ -12,7 +12,7 @@ from jax import Array
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.layout import BACKENDS, BucketSizes, time_major
+from mocha_jax._node.buckets import BACKENDS, BucketSizes, time_major
 from mocha_jax._node.subproblem import Subproblems, theta_of
 from mocha_jax._problem.certificate import jointly_bounded
 from mocha_jax._problem.problem import Problem

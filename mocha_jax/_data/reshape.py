@@ -9,7 +9,7 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import Names, duplicates, listed
-from mocha_jax._data.scaling import appended
+from mocha_jax._data.standardize import appended
 from mocha_jax._numerics.math import safe_ratio
 
 if TYPE_CHECKING:

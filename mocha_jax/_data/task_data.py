@@ -17,12 +17,12 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data import reshape, selection
-from mocha_jax._data.layout import AsStored
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.node_arrays import NodeArrays
 from mocha_jax._data.placement import row_by_row
 from mocha_jax._data.samples import check_arrays
-from mocha_jax._data.scaling import Scaling, standardized
+from mocha_jax._data.standardize import Scaling, standardized
+from mocha_jax._data.storage import AsStored
 from mocha_jax._numerics.math import safe_ratio
 
 SCALINGS = ("sum", "task_mean")

@@ -4,8 +4,9 @@ The file holds the arrays of `Progress` and `History`, what the records are, who
 fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key; also of each.
 How many rounds to run and when to stop are not part of it, so a finished solve can be continued.
 
-Of arrays that processes share the file holds no rows, but the names and digests of `mocha_jax._driver.parts` that do:
-every process writes its own, then the first one writes the file, and with that they count.
+If processes share arrays, the file holds no rows of these, but the names and digests of the parts that do
+(`mocha_jax._driver.checkpoint_parts`): every process writes its own, and they count once the first one has written the
+file.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from mocha_jax._core.devices import fetched, is_cut_by_rows, place
 from mocha_jax._core.processes import together
 from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.warnings import warn
+from mocha_jax._driver.checkpoint_parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
 from mocha_jax._driver.config import RunConfig
 from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, once, plain, plain_dtype
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
-from mocha_jax._driver.parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
-from mocha_jax._driver.records import described
+from mocha_jax._driver.read_history import described
 
 # What a run is made of under other names, or what follows from the rest.
 _NOT_SAID = ("problem", "bucketing")

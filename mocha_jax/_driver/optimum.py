@@ -18,7 +18,7 @@ from jax import Array, lax
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._driver.sensitivity import Sensitivity, Unknowns, read, unknown_at
-from mocha_jax._numerics.minres import Solved
+from mocha_jax._numerics.minres import LinearSolution
 from mocha_jax._problem.certificate import objective
 from mocha_jax._problem.problem import Problem
 
@@ -34,7 +34,7 @@ Given = tuple[Problem, Reported, Array]  # with the duals
 Value = TypeVar("Value")
 
 
-class Point(Pytree):
+class OptimumPoint(Pytree):
     """A point at which the optimality conditions are evaluated."""
 
     unknown: Tree  # the regularizer's, see `OptimalityConditions`
@@ -45,8 +45,8 @@ class Point(Pytree):
 class Refined(Pytree):
     """A point after some Newton steps."""
 
-    point: Point
-    before: Point  # the last step
+    point: OptimumPoint
+    before: OptimumPoint  # the last step
     distance: Array  # [] by how much that moved weights or duals, as a share of their size
     steps: Array  # [] int32
 
@@ -88,9 +88,9 @@ def _numbers(problem: Problem, *_: Any, **__: Any) -> int:
 refine = Program(_refine, _numbers, static_argnames=("tol", "max_steps"))
 
 
-def _point(problem: Problem, weights: Array, relation: Relation, beta: Array) -> Point:
+def _point(problem: Problem, weights: Array, relation: Relation, beta: Array) -> OptimumPoint:
     unknown = unknown_at(problem, weights, beta, relation)
-    return Point(unknown, beta, read(problem, unknown)[0])
+    return OptimumPoint(unknown, beta, read(problem, unknown)[0])
 
 
 def _plus(a: Tree, b: Tree) -> Tree:
@@ -104,8 +104,8 @@ def _share(change: Array, old: Array, new: Array) -> Array:
 
 
 def _pulled_back(
-    problem: Problem, points: Point, weights_bar: Array, *, tol: float | None, max_steps: int
-) -> tuple[Problem, Solved[Unknowns], Array]:
+    problem: Problem, points: OptimumPoint, weights_bar: Array, *, tol: float | None, max_steps: int
+) -> tuple[Problem, LinearSolution[Unknowns], Array]:
     """The gradients with respect to the problem of something with these gradients with respect to the weights.
 
     Args:
@@ -119,7 +119,7 @@ def _pulled_back(
       Of every point the gradient; how the linear system was solved; how many dual variables are free.
     """
 
-    def one(given: tuple[Point, Array]) -> tuple[Problem, Solved[Unknowns], Array]:
+    def one(given: tuple[OptimumPoint, Array]) -> tuple[Problem, LinearSolution[Unknowns], Array]:
         point, bar = given
         _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
         direct, towards = pull(bar)

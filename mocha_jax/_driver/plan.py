@@ -26,7 +26,7 @@ NO_ROUND = np.uint32(2**32 - 1)
 _AT_ONCE, _BYTES, _SHARE = 64, 2**20, 1 / 32
 
 
-class Plan(Pytree):
+class RoundPlan(Pytree):
     """The plan of a round; of many, with a leading axis."""
 
     work: Work
@@ -34,17 +34,17 @@ class Plan(Pytree):
     key: Array  # for measuring theta
 
 
-def plan(key: Array, config: RunConfig, round: Array) -> Plan:
-    """Plan a round. Its randomness depends on the run's key and the round's number only."""
+def plan(key: Array, config: RunConfig, round: Array) -> RoundPlan:
+    """RoundPlan a round. Its randomness depends on the run's key and the round's number only."""
     algorithm, problem = config.algorithm, config.problem
     request = algorithm.request(problem, round)
     work = config.systems.work(jax.random.fold_in(key, NO_ROUND), problem.data, request)
     key = jax.random.fold_in(key, round)
-    return Plan(work, algorithm.draw(jax.random.fold_in(key, 1), problem), jax.random.fold_in(key, 2))
+    return RoundPlan(work, algorithm.draw(jax.random.fold_in(key, 1), problem), jax.random.fold_in(key, 2))
 
 
-def plans(key: Array, config: RunConfig, rounds: Array) -> Plan:
-    """Plan several rounds, of these numbers ``[g]``."""
+def plans(key: Array, config: RunConfig, rounds: Array) -> RoundPlan:
+    """RoundPlan several rounds, of these numbers ``[g]``."""
     return jax.vmap(partial(plan, key, config))(rounds)
 
 

@@ -14,13 +14,13 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.config import RunConfig, check_state, make_config, program
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record
-from mocha_jax._driver.plan import Plan, at_once, plans
+from mocha_jax._driver.plan import RoundPlan, at_once, plans
 from mocha_jax._problem.problem import Federated
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
 
-def advance(config: RunConfig, progress: Progress, planned: Plan) -> Progress:
+def advance(config: RunConfig, progress: Progress, planned: RoundPlan) -> Progress:
     """One round."""
     algorithm, problem, before = config.algorithm, config.problem, progress.state
     state, info = algorithm.step(planned.drawn, before, problem, planned.work)

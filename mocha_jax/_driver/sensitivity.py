@@ -34,7 +34,7 @@ from jax.flatten_util import ravel_pytree
 from mocha_jax._core.pytree import Relation, Tree
 from mocha_jax._driver.elimination import can_eliminate, eliminated
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.minres import Solved, minres
+from mocha_jax._numerics.minres import LinearSolution, minres
 from mocha_jax._numerics.refinement import refined
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import OptimalityConditions
@@ -93,7 +93,7 @@ class Sensitivity:
         unknown = jax.tree.map(jnp.divide, r[0], self._stiffness)
         return unknown, r[1] / jnp.where(self.free, self._scale, 1.0)
 
-    def _solve(self, b: Unknowns) -> Solved[Unknowns]:
+    def _solve(self, b: Unknowns) -> LinearSolution[Unknowns]:
         if self._inverse is not None:
             return refined(self._apply, b, self._inverse, self._precondition, tol=self._tol)
         return minres(self._apply, b, self._precondition, tol=self._tol, max_steps=self._max_steps)
@@ -141,7 +141,7 @@ class Sensitivity:
         unknown, beta = x
         return unknown, jnp.where(self.free, beta, jnp.where(self._fixed, step, 0.0))
 
-    def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, Solved[Unknowns]]:
+    def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, LinearSolution[Unknowns]]:
         """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
         problem, unknown, beta = self._at
         found = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))

@@ -14,7 +14,7 @@ from mocha_jax._algorithms.base import Kind
 from mocha_jax._core.pytree import Pytree, Relation, static, summary, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
-from mocha_jax._data.scaling import advice
+from mocha_jax._data.standardize import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.record import described

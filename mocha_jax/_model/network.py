@@ -18,7 +18,7 @@ from mocha_jax import networks
 from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.scaling import Scaling
+from mocha_jax._data.standardize import Scaling
 from mocha_jax._model import likelihoods
 from mocha_jax._model.file import write
 from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions

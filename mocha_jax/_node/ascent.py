@@ -11,7 +11,7 @@ one coordinate after another, each exactly. Divided by c the coordinate problem 
 `Loss.dual_step` with $g = x^\top(w + q u)$ and $\kappa = q c \|x\|^2$.
 
 Speed. All nodes visit their rows in one common random order, so a step takes row i of every
-node: stored in that order (`mocha_jax._node.layout`) it is one contiguous slice, and the whole step is two
+node: stored in that order (`mocha_jax._node.buckets`) it is one contiguous slice, and the whole step is two
 fused loops. What a step needs to know of budgets is worked out before the loop, and the new duals
 leave the loop as outputs; state carried through the loop costs more than the arithmetic. On an
 accelerator a pass is one kernel (`mocha_jax._node.kernel`).
@@ -31,7 +31,7 @@ from jax import Array, lax
 from mocha_jax._core.devices import each_device
 from mocha_jax._core.platform import platform_dependent
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.layout import TimeMajor
+from mocha_jax._node.buckets import TimeMajor
 from mocha_jax._node.products import row_of
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, uniform_bits

@@ -55,7 +55,7 @@ Row = tuple[Array, Array, Array, Array, Array, Matrix]  # its place, labels, wei
 Slot = tuple[Row, Array]  # a row, and the place of the one that comes next
 
 
-class Program(NamedTuple):
+class KernelProgram(NamedTuple):
     """The place of a tile in the registers of a program's threads."""
 
     nodes: int
@@ -79,7 +79,9 @@ def fits(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     return taken and (BEFORE_HOPPER or program(shape, dtype).copied)
 
 
-def program(shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None) -> Program:
+def program(
+    shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, copied: bool | None = None
+) -> KernelProgram:
     """Choose what is not given of a program for samples of this shape, on the card lowered for."""
     _, m, d = shape
     size = jnp.dtype(dtype).itemsize
@@ -95,7 +97,7 @@ def program(shape: tuple[int, ...], dtype: DTypeLike, lanes: int | None = None, 
     elif lanes is None:
         lanes = pl.next_power_of_2(pl.cdiv(d, _NUMBERS))
     lanes = min(lanes, THREADS, _floor(d))
-    return Program(min(THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
+    return KernelProgram(min(THREADS // lanes, _floor(m)), lanes, min(vector, _floor(d // lanes)), copied)
 
 
 def rows_in_flight(d: int) -> int:
@@ -150,7 +152,7 @@ def epoch(
 
 
 def _kernel(
-    structure: jax.tree_util.PyTreeDef, earlier: int, tile: Program, depth: int, order: Ref, x: Ref, *refs: Ref
+    structure: jax.tree_util.PyTreeDef, earlier: int, tile: KernelProgram, depth: int, order: Ref, x: Ref, *refs: Ref
 ) -> None:
     """A pass of one tile; the arguments are references to whole arrays, and to the slots and their barriers.
 

@@ -66,7 +66,7 @@ class Subproblems(Pytree):
         return conjugates(self.data, self.loss, beta) + jnp.sum(self.w * u, axis=1) + self.distance(u)
 
 
-class Solved(Pytree):
+class LocalSolution(Pytree):
     """Subproblems that were solved until they were good enough."""
 
     beta: Array  # [m, n] the duals reached
@@ -87,7 +87,7 @@ class Solved(Pytree):
         return (self.gap <= theta * self.room) | (self.gap <= self.noise)
 
 
-def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passes: int) -> Solved:
+def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passes: int) -> LocalSolution:
     """Every node makes passes over its rows until its own gap certifies `theta`, or its budget is spent.
 
     Args:
@@ -99,17 +99,17 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
     """
     sizes = sub.data.sizes
 
-    def unfinished(s: Solved) -> Array:
+    def unfinished(s: LocalSolution) -> Array:
         return (s.steps < budget) & ~s.reached(theta)
 
-    def check(s: Solved, wanted: Array) -> Solved:
+    def check(s: LocalSolution, wanted: Array) -> LocalSolution:
         z = sub.predictions(s.u)
         gap = sub.fenchel_young(z, s.beta)
         room = sub.fenchel_young(z, sub.beta) + sub.distance(s.u)
         checks = s.checks + wanted.astype(jnp.int32)
         return s.replace(gap=gap, room=jnp.maximum(room, gap), noise=sub.noise(z, s.beta), checks=checks)
 
-    def one_pass(carry: tuple[Array, Solved]) -> tuple[Array, Solved]:
+    def one_pass(carry: tuple[Array, LocalSolution]) -> tuple[Array, LocalSolution]:
         i, s = carry
         steps = jnp.where(unfinished(s), jnp.minimum(sizes, budget - s.steps), 0)
         # The rest of a subproblem is one with the same curvature, begun where the last pass ended.
@@ -119,7 +119,7 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
         return i + 1, check(s.replace(beta=beta, u=s.u + du, steps=s.steps + done), steps > 0)
 
     nothing = jnp.zeros_like(sizes)
-    start = Solved(sub.beta, jnp.zeros_like(sub.w), sub.q, sub.q, sub.q, nothing, nothing)
+    start = LocalSolution(sub.beta, jnp.zeros_like(sub.w), sub.q, sub.q, sub.q, nothing, nothing)
     carry = jnp.zeros((), jnp.int32), check(start, (budget > 0) & (sizes > 0))
     return lax.while_loop(lambda c: (c[0] < passes) & jnp.any(unfinished(c[1])), one_pass, carry)[1]
 

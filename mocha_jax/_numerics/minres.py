@@ -23,7 +23,7 @@ Vector = TypeVar("Vector")  # a pytree
 _SINGULAR = 0.6
 
 
-class Solved(Pytree, Generic[Vector]):
+class LinearSolution(Pytree, Generic[Vector]):
     """A solution of a linear system, from `minres`."""
 
     x: Vector
@@ -59,7 +59,7 @@ def minres(
     *,
     tol: float,
     max_steps: int,
-) -> Solved[Vector]:
+) -> LinearSolution[Vector]:
     r"""Solve A x = b.
 
     Args:
@@ -121,4 +121,4 @@ def minres(
     left = jax.tree.map(jnp.subtract, b, apply(end.x))
     rest = size(left, precondition(left))
     residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
-    return Solved(scaled(unit, end.x), jnp.where(jnp.isfinite(largest), residual, jnp.nan), end.steps)
+    return LinearSolution(scaled(unit, end.x), jnp.where(jnp.isfinite(largest), residual, jnp.nan), end.steps)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._numerics.minres import Solved, inner
+from mocha_jax._numerics.minres import LinearSolution, inner
 
 Vector = TypeVar("Vector")  # a pytree
 
@@ -28,7 +28,7 @@ def refined(
     weigh: Callable[[Vector], Vector],
     *,
     tol: float,
-) -> Solved[Vector]:
+) -> LinearSolution[Vector]:
     """Solve A x = b; each step counts as one.
 
     Args:
@@ -64,7 +64,7 @@ def refined(
 
     x, _, rest, steps = lax.while_loop(unfinished, step, (nothing, b, start, jnp.zeros((), jnp.int32)))
     residual = jnp.where(start == 0, 0.0, rest / jnp.where(start == 0, 1.0, start))
-    return Solved(jax.tree.map(lambda leaf: unit * leaf, x), residual, steps)
+    return LinearSolution(jax.tree.map(lambda leaf: unit * leaf, x), residual, steps)
 
 
 def twice(correct: Callable[[Vector], Vector], start: Vector) -> Vector:

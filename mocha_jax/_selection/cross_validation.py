@@ -14,13 +14,13 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import NodeSharding, on_all
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
-from mocha_jax._data.scaling import advice
+from mocha_jax._data.standardize import advice
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.by_fold import Fitted, alone, fold_by_fold, room, several
-from mocha_jax._selection.learner import Answer, Learner, Trainer, Way
+from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, Way
 from mocha_jax._selection.one_problem import learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation
 from mocha_jax._selection.records import CrossValidation, of_candidates
@@ -188,7 +188,7 @@ def _chosen(
 
 
 # The key, what is trained, candidates, how to solve, the samples that stay in every fold, and those that are scored.
-Given = tuple[Array, Trainer, Regularizer, SolveOptions, Array, TaskData]
+Given = tuple[Array, FoldTrainer, Regularizer, SolveOptions, Array, TaskData]
 
 
 def _fit_folds(

@@ -15,7 +15,7 @@ from jax import Array
 
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._core.warnings import NotConverged, warn
-from mocha_jax._data.scaling import advice
+from mocha_jax._data.standardize import advice
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
@@ -47,7 +47,7 @@ class Labels(NamedTuple):
     names: Sequence[Hashable]  # of the classes
 
 
-class Trainer(Pytree):
+class FoldTrainer(Pytree):
     """Arrays of what is trained, as compiled programs have them."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Learner(ABC, Generic[Answer, Way]):
         """The class of every sample, where labels are classes."""
 
     @abstractmethod
-    def trainer(self, owner: str, prepare: Preparation | None) -> Trainer:
+    def trainer(self, owner: str, prepare: Preparation | None) -> FoldTrainer:
         """The arrays for compiled programs, without names."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.by_fold import Fitted
-from mocha_jax._selection.learner import Answer, Labels, Learner, Trainer, Way, warn_of_candidates
+from mocha_jax._selection.learner import Answer, FoldTrainer, Labels, Learner, Way, warn_of_candidates
 from mocha_jax._selection.preparation import Preparation, anonymous, of_residuals, prepared, to_score
 from mocha_jax._selection.records import Path
 from mocha_jax._selection.scoring import METRICS, Metric, Scoring, scored, scoring
@@ -29,7 +29,7 @@ from mocha_jax._selection.solves import SolveOptions, candidate, scan_candidates
 from mocha_jax.regularizers import Regularizer
 
 
-class _OneTrainer(Trainer):
+class _OneTrainer(FoldTrainer):
     problem: Problem
 
     def fit(
@@ -71,7 +71,7 @@ class OneProblem(Learner[Solution[Problem], Path]):
     def labels(self, data: TaskData) -> Labels | None:
         return Labels((np.asarray(data.y) > 0).astype(int), ("-1", "+1")) if self.problem.loss.binary else None
 
-    def trainer(self, owner: str, prepare: Preparation | None) -> Trainer:
+    def trainer(self, owner: str, prepare: Preparation | None) -> FoldTrainer:
         return _OneTrainer(self.problem.exchange(data=anonymous(self.data, prepare)))
 
     def answer(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._data.scaling import WAYS, Standardize, scaled
+from mocha_jax._data.standardize import WAYS, Standardize, scaled
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss, ResidualLoss, Squared
@@ -27,7 +27,7 @@ def usual(loss: Loss) -> str:
 
 
 def frees_intercept(by: str | None, loss: Loss) -> bool:
-    """Tell whether the intercept is not penalised at all, labels being centred too: see `_data.scaling`."""
+    """Tell whether the intercept is not penalised at all, labels being centred too: see `_data.standardize`."""
     return by in ("task", "within", "centred") and isinstance(loss, Squared)
 
 

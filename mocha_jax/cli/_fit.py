@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._data.scaling import Standardize
+from mocha_jax._data.standardize import Standardize
 from mocha_jax._selection.preparation import usual
 from mocha_jax.cli import _options, _picture, _table
 from mocha_jax.cli._samples import Samples, read

@@ -12,6 +12,7 @@ import mocha_jax.federated._adaptive_server  # noqa: F401
 import mocha_jax.federated._averaging  # noqa: F401
 import mocha_jax.federated._dual_server  # noqa: F401
 import mocha_jax.federated._virtual_server  # noqa: F401
+from mocha_jax.federated._inbox import ServerState as ServerState
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message
 from mocha_jax.federated._message import Refused as Refused
@@ -20,7 +21,6 @@ from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
 from mocha_jax.federated._quantized import Quantized as Quantized
-from mocha_jax.federated._reception import ServerState as ServerState
 from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server

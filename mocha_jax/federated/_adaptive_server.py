@@ -19,7 +19,7 @@ from mocha_jax.federated._dual_server import DualCentre
 from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
 from mocha_jax.servers._adaptive import AdaptiveServer
-from mocha_jax.servers._bundle import Point
+from mocha_jax.servers._bundle import DualPoint
 
 # Rounds whose models a server remembers: so late an answer may be.
 _REMEMBERED = 8
@@ -146,9 +146,9 @@ class AdaptiveCentre(ServerSide):
         return self.plain.problem_of(state.counts).relationship(self.plain.num_tasks, self.relation(state))
 
 
-def _known(v: Array) -> Point:
+def _known(v: Array) -> DualPoint:
     """A point of which the server has the vectors only."""
-    return Point(jnp.zeros((len(v), 0), v.dtype), v)
+    return DualPoint(jnp.zeros((len(v), 0), v.dtype), v)
 
 
 def _mixed_terms(weights: Array, terms: tuple[DualTerms, ...], mixture: Array) -> DualTerms:

@@ -22,8 +22,8 @@ from mocha_jax._driver.plan import NO_ROUND
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax.federated._absent import absent
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, Sides, register, where
+from mocha_jax.federated._silent_data import absent
 from mocha_jax.federated._training import (
     Training,
     distinct,

@@ -16,11 +16,11 @@ from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.terms import DualTerms
-from mocha_jax.federated._absent import absent
 from mocha_jax.federated._certifying import believed, best_bound, certified, unknown
 from mocha_jax.federated._dual_node import DualDown, DualNodes, DualUp
 from mocha_jax.federated._plausible import implausible
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
+from mocha_jax.federated._silent_data import absent
 from mocha_jax.losses import Squared
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.servers._base import NodeUpdate

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.around import Around
 from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.wrapper import Around
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static, tree
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.proof import proven
+from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
 from mocha_jax.systems._work import Info, Work

@@ -18,8 +18,8 @@ from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
+from mocha_jax.federated._inbox import Reception, ServerState
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
-from mocha_jax.federated._reception import Reception, ServerState
 from mocha_jax.federated._sending import Sending, like_coded
 from mocha_jax.federated._sides import Heard, ServerSide, sides_of
 

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from mocha_jax.flower import _line
+from mocha_jax.flower import _worker_socket
 from mocha_jax.flower._records import Arrays, Header, as_known, from_record, to_record
 
 # The logger of Flower, whose lines go where those of the SuperNode do.
@@ -69,8 +69,8 @@ def client_app(
             setup = _setup(name, context.node_config, float(idle_seconds))
             folder = _folder(context.node_config)
             _cache(os.path.dirname(folder))
-            if worker and _line.possible():
-                return _line.ask(folder, setup, header, arrays, float(message.metadata.ttl))
+            if worker and _worker_socket.possible():
+                return _worker_socket.ask(folder, setup, header, arrays, float(message.metadata.ttl))
             return _here(folder, setup, header, arrays, context.state)
 
         return _safely(message, answer)
@@ -119,7 +119,7 @@ def _folder(config: Mapping[str, Any]) -> str:
     if not isinstance(state, str) or not state:
         raise ValueError(f'client_app: the node-config must have state="...", a folder for the node, got {state!r}.')
     os.makedirs(state, exist_ok=True)
-    return _line.private_folder(os.path.join(os.path.abspath(state), f"task-{_task(config)}"))
+    return _worker_socket.private_folder(os.path.join(os.path.abspath(state), f"task-{_task(config)}"))
 
 
 def _setup(name: str, config: Mapping[str, Any], idle_seconds: float) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _here(
     folder: str, setup: dict[str, Any], header: Header, arrays: Arrays, state: RecordDict
 ) -> tuple[Header, Arrays]:
     """Do the work in this process."""
-    from mocha_jax.flower._keeper import keeper_of, locked
+    from mocha_jax.flower._node_store import keeper_of, locked
 
-    if _line.possible():
-        _line.dismiss(folder)
+    if _worker_socket.possible():
+        _worker_socket.dismiss(folder)
     with locked(folder):
         keeper = keeper_of(folder, setup)
         answer = keeper.answer(header, arrays)

@@ -15,8 +15,8 @@ from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.federated import Server, Training
-from mocha_jax.flower._plan import Plan, overridden
-from mocha_jax.flower._serve import Rounds, Served, in_words
+from mocha_jax.flower._options import ServeOptions, overridden
+from mocha_jax.flower._rounds import Rounds, Served, in_words
 from mocha_jax.flower._store import export
 
 _log = logging.getLogger("flwr")
@@ -46,10 +46,10 @@ def server_app(
     check.function("server_app", "make_server", make_server, "lambda config: Server(...)")
     if make_model is not None:
         check.function("server_app", "make_model", make_model, "lambda w: LinearModel(w, 0 * w[:, 0], names)")
-    known = {field.name: field.default for field in dataclasses.fields(Plan)}
+    known = {field.name: field.default for field in dataclasses.fields(ServeOptions)}
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"server_app: there is no option {unknown[0]}; those of serve are {', '.join(known)}.")
-    Plan(**options)
+    ServeOptions(**options)
     if not isinstance(result, str):
         raise ValueError(f"server_app: result must be the path of a file, got {check.shown(result)}.")
     app = ServerApp()
@@ -57,7 +57,7 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
-        plan = Plan(**overridden({**known, **options}, config))
+        plan = ServeOptions(**overridden({**known, **options}, config))
         server = make_server(config)
         check.instance("server_app", "make_server(...)", server, Server, "federated.Server(...)")
         served = Rounds(grid, server, plan).run()

@@ -15,8 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mocha_jax.flower._keeper import Keeper, keeper_of, locked
-from mocha_jax.flower._line import address, mark, receive, send
+from mocha_jax.flower._node_store import Keeper, keeper_of, locked
+from mocha_jax.flower._worker_socket import address, mark, receive, send
 
 _log = logging.getLogger("flwr")
 

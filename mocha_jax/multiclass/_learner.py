@@ -17,7 +17,7 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import require_probabilities
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.by_fold import Fitted
-from mocha_jax._selection.learner import Labels, Learner, Trainer, warn_of_candidates
+from mocha_jax._selection.learner import FoldTrainer, Labels, Learner, warn_of_candidates
 from mocha_jax._selection.preparation import Preparation, anonymous, prepared, prepared_within
 from mocha_jax._selection.scoring import Metric, Scoring, scoring
 from mocha_jax._selection.solves import SolveOptions, candidate, scan_candidates
@@ -30,7 +30,7 @@ from mocha_jax.regularizers import Regularizer
 METRICS: dict[str, Metric] = {"error_rate": _scores.error_rate, "log_loss": _scores.log_loss}
 
 
-class _ClassesTrainer(Trainer):
+class _ClassesTrainer(FoldTrainer):
     each: EachClass
     data: TaskData  # with labels 0, 1, ...
 
@@ -86,7 +86,7 @@ class Classes(Learner[OneVsRest, list[OneVsRest]]):
         names = data.names.classes
         return Labels(np.asarray(data.y), range(self._count) if names is None else names)
 
-    def trainer(self, owner: str, prepare: Preparation | None) -> Trainer:
+    def trainer(self, owner: str, prepare: Preparation | None) -> FoldTrainer:
         x = self.each.common.data.x
         if x is None or not (x is self.data.x or np.array_equal(x, self.data.x)):
             raise ValueError(

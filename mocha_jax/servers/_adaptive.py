@@ -24,7 +24,7 @@ from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState
-from mocha_jax.servers._bundle import Point, expand, mixed, slopes
+from mocha_jax.servers._bundle import DualPoint, expand, mixed, slopes
 from mocha_jax.servers._dual import DualServer, DualState
 from mocha_jax.servers._schedule import is_due
 from mocha_jax.servers._weighing import Consensus, Tasks, best_mixture, consensus
@@ -49,7 +49,7 @@ class AdaptiveState(Pytree):
     scale: Array  # [] sigma' of the next round, where that is below the safe one
     node_scale: Array  # [m] times this
     own: Array  # [m, d] each node's dual vector
-    memory: tuple[Point, ...]  # older points of every node
+    memory: tuple[DualPoint, ...]  # older points of every node
     consensus: Consensus  # what the weighing needs of the coupling
     newest: Array  # [m] int32 which of them was found in the last round, -1 for nodes that did not answer
 
@@ -150,11 +150,11 @@ class AdaptiveServer(Server):
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
         return self.blank(self.dual.add_tasks(state, problem, beta, v), self._known(problem.data, beta))
 
-    def _known(self, data: TaskData, beta: Array) -> Point:
+    def _known(self, data: TaskData, beta: Array) -> DualPoint:
         """A point of every node and its dual vector."""
-        return Point(beta, _where_weighed(data, data.node_vectors(beta)))
+        return DualPoint(beta, _where_weighed(data, data.node_vectors(beta)))
 
-    def blank(self, dual: DualState, point: Point) -> AdaptiveState:
+    def blank(self, dual: DualState, point: DualPoint) -> AdaptiveState:
         """A state that remembers only the current point of the nodes."""
         nobody = jnp.full((len(point.v),), -1, jnp.int32)
         one = jnp.ones_like(point.v[:, 0])
@@ -191,7 +191,7 @@ class AdaptiveServer(Server):
         beta = data.map_rows(mixed_duals, loss, tuple(weights), *betas, data.y)
         own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         memory = tuple(
-            Point(
+            DualPoint(
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
                 jnp.where(put[:, None], points[1], point.v),
             )
@@ -223,7 +223,7 @@ class AdaptiveServer(Server):
 
     def followed(
         self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState, own: Array,
-        memory: tuple[Point, ...], found: tuple[Array, Array], answered: Array, real: Array,
+        memory: tuple[DualPoint, ...], found: tuple[Array, Array], answered: Array, real: Array,
     ) -> AdaptiveState:  # fmt: skip
         """The state after a round, with the curvatures of the next one steered by what the last ones were good for.
 

@@ -37,7 +37,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
 
 
-class Point(Pytree):
+class DualPoint(Pytree):
     """A dual point of every node, with what the central node knows of it."""
 
     beta: Array  # [m, n]

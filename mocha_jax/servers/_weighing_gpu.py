@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from mocha_jax.servers._programs import Programs, answer
-from mocha_jax.servers._weighing_kernels import Plan
+from mocha_jax.servers._weighing_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -27,14 +27,14 @@ _ROWS_AT_ONCE = 2**3
 _FIRST = 4
 
 
-def plan(m: int, d: int, p: int) -> Plan:
+def plan(m: int, d: int, p: int) -> KernelPlan:
     """Choose as many nodes as one program can hold; its arrays have sizes that are powers of two."""
     del m
     room = pl.next_power_of_2(p) * pl.next_power_of_2(d)
-    return Plan(max(min(_NUMBERS // room, _MOST_NODES), 1), d)
+    return KernelPlan(max(min(_NUMBERS // room, _MOST_NODES), 1), d)
 
 
-def step(plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
+def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
     """See `mocha_jax.servers._weighing_kernels.Kernel`."""
     m, p, d = arrays[0].shape
     count = pl.cdiv(m, plan.nodes)

@@ -26,7 +26,7 @@ _MOSAIC = (0, 11)
 Pull = list[Array | None]  # scale, mix and rows of `Parts`, as far as they are of a kind
 
 
-class Plan(NamedTuple):
+class KernelPlan(NamedTuple):
     """Numbers of nodes and features that a kernel works on."""
 
     nodes: int  # of a program
@@ -39,10 +39,10 @@ class Plan(NamedTuple):
 class Kernel(Protocol):
     """A module with a kernel."""
 
-    def plan(self, m: int, d: int, p: int) -> Plan:
+    def plan(self, m: int, d: int, p: int) -> KernelPlan:
         """Choose for m nodes, d features and p points."""
 
-    def step(self, plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
+    def step(self, plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
         r"""Go one step, by one kernel.
 
         Args:
@@ -96,12 +96,18 @@ def weigh(
     return a.T, h[:, :d]
 
 
-def _first(kernel: Kernel, plan: Plan, relaxation: float, interpret: Any, _: None, *given: Array) -> list[Array]:
+def _first(kernel: Kernel, plan: KernelPlan, relaxation: float, interpret: Any, _: None, *given: Array) -> list[Array]:
     return kernel.step(plan, relaxation, interpret, *given)
 
 
 def _later(
-    kernel: Kernel, plan: Plan, relaxation: float | None, interpret: Any, everybodys: Pull, mine: Pull, *arrays: Array
+    kernel: Kernel,
+    plan: KernelPlan,
+    relaxation: float | None,
+    interpret: Any,
+    everybodys: Pull,
+    mine: Pull,
+    *arrays: Array,
 ) -> list[Array]:
     scale, mix, rows = (a if b is None else b for a, b in zip(everybodys, mine, strict=True))
     assert scale is not None

@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from mocha_jax._core import mosaic
 from mocha_jax._core.mosaic import THREADS, load, spread, store
 from mocha_jax.servers._programs import Programs, answer, total
-from mocha_jax.servers._weighing_kernels import Plan
+from mocha_jax.servers._weighing_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -48,7 +48,7 @@ def is_for_this_card() -> bool:
     return mosaic.generation() is not None
 
 
-def plan(m: int, d: int, p: int) -> Plan:
+def plan(m: int, d: int, p: int) -> KernelPlan:
     """Choose so many nodes a program that there are more programs: their sums are rows of a tile to the next step."""
     lanes = 2
     while lanes < THREADS and (lanes * _OF_A_LANE < d or (THREADS // lanes) ** 2 > m):
@@ -58,11 +58,11 @@ def plan(m: int, d: int, p: int) -> Plan:
     parts = pl.cdiv(d, lanes * vector)
     turns = pl.cdiv(parts, max(_AT_ONCE // (vector * p), 1))
     at_once = lanes * vector * pl.cdiv(parts, turns)
-    return Plan(THREADS // lanes, pl.cdiv(d, at_once) * at_once, lanes, vector, at_once)
+    return KernelPlan(THREADS // lanes, pl.cdiv(d, at_once) * at_once, lanes, vector, at_once)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def step(plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
+def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
     """See `mocha_jax.servers._weighing_kernels.Kernel`."""
     m, p, width = arrays[0].shape
     count, first = pl.cdiv(m, plan.nodes), len(arrays) == _GIVEN
@@ -81,7 +81,7 @@ def step(plan: Plan, relaxation: float | None, interpret: Any, *arrays: Array) -
 
 
 def _kernel(
-    plan: Plan, relaxation: float | None, along: Ref, slope: Ref, free: Ref, stiffness: Ref, *refs: Ref
+    plan: KernelPlan, relaxation: float | None, along: Ref, slope: Ref, free: Ref, stiffness: Ref, *refs: Ref
 ) -> None:
     """A step of a tile; the arguments are references to whole arrays, and to what is kept from one pass to the next."""
     (m, p, width), nodes, first_step = along.shape, plan.nodes, len(refs) == _MADE

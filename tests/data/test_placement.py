@@ -64,7 +64,7 @@ def test_their_order_changes_no_result(data, algorithm):
 @pytest.mark.slow
 def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     monkeypatch.setattr(placement, "_SMALL", 0)
-    monkeypatch.setattr("mocha_jax._node.layout.PART", 2**15)
+    monkeypatch.setattr("mocha_jax._node.buckets.PART", 2**15)
     m, n, d = 400, 30, 50
     x = placement.row_by_row(jnp.ones((m, n, d)))
     y = jnp.ones((m, n))

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
 import mocha_jax as mj
-from mocha_jax._driver import checkpoint, parts
+from mocha_jax._driver import checkpoint, checkpoint_parts
 from tests.driver import test_processes as shared
 
 
@@ -93,7 +93,9 @@ def damaged(problem, folder, process):
         arrays = dict(np.load(part))
         name = max(arrays, key=lambda name: arrays[name].size)
         arrays[name].reshape(-1)[0] += 1
-        consistent = arrays | {"digest": np.array(parts.digest_of({n: a for n, a in arrays.items() if n != "digest"}))}
+        consistent = arrays | {
+            "digest": np.array(checkpoint_parts.digest_of({n: a for n, a in arrays.items() if n != "digest"}))
+        }
     for what, message in (
         ("torn", "is damaged"),
         ("changed", "is damaged"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver import fingerprint, owned_file, parts
+from mocha_jax._driver import checkpoint_parts, fingerprint, owned_file
 from tests import zoo
 from tests.driver.test_solve import SYSTEMS, same
 
@@ -104,7 +104,7 @@ def test_all_that_differs_from_a_checkpoint_is_named(problem, tmp_path):
         mj.solve(other, **options(path, record_every=2, cost=mj.costs.Cost(latency=1.0)))
     with np.load(path) as file:  # as an earlier version wrote it
         old = {name: file[name] for name in file.files if name not in ("digest", "of_each")}
-    np.savez(path, digest=np.array(parts.digest_of(old)), **old)
+    np.savez(path, digest=np.array(checkpoint_parts.digest_of(old)), **old)
     said = "loss, regularizer, algorithm, systems, cost, watch, key, record_every or state to start from"
     with pytest.raises(mj.CheckpointError, match=f"its data, {said} .* differ from this call's"):
         mj.solve(other, **options(path))
@@ -165,9 +165,9 @@ def test_what_has_a_digest_but_not_what_the_run_needs_is_refused(problem, tmp_pa
     wrong = [without("progress_1"), without("history_0"), without("format"), without("fingerprint")]
     wrong += [whole | {"progress_1": a} for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
     wrong += [whole | {"history_1": a} for a in (records[1:], records.astype(int), records[0])]
-    files = [(parts.digest_of(arrays), arrays) for arrays in wrong]
+    files = [(checkpoint_parts.digest_of(arrays), arrays) for arrays in wrong]
     files.append(
-        (parts.digest_of(whole), whole | {"progress_1": 2 * one})
+        (checkpoint_parts.digest_of(whole), whole | {"progress_1": 2 * one})
     )  # each array can be read, and one is another
     for digest, arrays in files:
         np.savez(path, digest=np.array(digest), **arrays)

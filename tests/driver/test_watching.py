@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver import parts
+from mocha_jax._driver import checkpoint_parts
 from tests import zoo
 from tests.driver.test_solve import same
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_before_records_had_names_is_resumed_and_then_read(probl
     mj.solve(problem, **options(checkpoint=path, max_rounds=8))
     with np.load(path) as file:
         old = {name: file[name] for name in file.files if name not in ("digest", "history")}
-    np.savez(path, digest=np.array(parts.digest_of(old)), **old)
+    np.savez(path, digest=np.array(checkpoint_parts.digest_of(old)), **old)
     with pytest.raises(mj.CheckpointError, match="was saved by an earlier version"):
         mj.read_history(path)
     same(mj.solve(problem, **options(checkpoint=path)), mj.solve(problem, **options()))

@@ -52,7 +52,7 @@ FAULTS = (
         "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h), a), asked", ("servers",),
     ),
     Fault(
-        "rounding is not counted in a certificate", "_problem/proof.py",
+        "rounding is not counted in a certificate", "_problem/rigorous_certificate.py",
         "return terms, value, moved + 8.0 * eps * jnp.abs(value)", "return terms, value, 0.0 * moved", ("problem",),
     ),
     Fault(
@@ -110,7 +110,7 @@ FAULTS = (
         "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
     ),
     Fault(
-        "standardising ignores the mean", "_data/scaling.py",
+        "standardising ignores the mean", "_data/standardize.py",
         "return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level",
         "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
     ),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.flower import _line
+from mocha_jax.flower import _worker_socket
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "flower"
@@ -25,7 +25,8 @@ EXAMPLE = ROOT / "examples" / "flower"
 pytestmark = [
     pytest.mark.skipif(not EXAMPLE.exists(), reason="the tests are running away from the repository"),
     pytest.mark.skipif(
-        not _line.possible() or not Path("/proc/self/cmdline").exists(), reason="no Unix sockets and no /proc here"
+        not _worker_socket.possible() or not Path("/proc/self/cmdline").exists(),
+        reason="no Unix sockets and no /proc here",
     ),
 ]
 TOL = 1e-3

@@ -14,8 +14,8 @@ import pytest
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from mocha_jax.flower import _line, client_app
-from mocha_jax.flower._keeper import Keeper
+from mocha_jax.flower import _worker_socket, client_app
+from mocha_jax.flower._node_store import Keeper
 from mocha_jax.flower._records import from_record, to_record
 from tests.flower import world
 
@@ -126,7 +126,7 @@ def test_a_broken_file_begins_anew(tmp_path):
 
 
 here = pytest.mark.skipif(
-    not Path("/proc/self/cmdline").exists() or not _line.possible(), reason="no Unix sockets and no /proc here"
+    not Path("/proc/self/cmdline").exists() or not _worker_socket.possible(), reason="no Unix sockets and no /proc here"
 )
 
 
@@ -163,7 +163,7 @@ def test_a_worker_does_the_work(folder):
     app, (_, up) = client_app(MAKE), right()
     same(answered(app, message(), folder), up)
     (first,) = pids(folder / "task-0")
-    line = Path(_line.address(str(folder / "task-0")))
+    line = Path(_worker_socket.address(str(folder / "task-0")))
     assert stat.S_IMODE(line.stat().st_mode) == 0o600
     assert stat.S_IMODE(line.parent.stat().st_mode) == 0o700
     same(answered(app, message(), folder), up)
@@ -189,7 +189,7 @@ def test_a_worker_does_the_work(folder):
 def test_a_worker_ends_when_it_is_idle(folder):
     answered(client_app(MAKE, idle_seconds=0.5), message(), folder)
     assert ended(folder / "task-0")
-    assert not os.path.exists(_line.address(str(folder / "task-0")))
+    assert not os.path.exists(_worker_socket.address(str(folder / "task-0")))
 
 
 @here

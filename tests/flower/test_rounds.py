@@ -13,7 +13,7 @@ from flwr.app import Error
 
 import mocha_jax as mj
 from mocha_jax.flower import serve
-from mocha_jax.flower._keeper import Keeper
+from mocha_jax.flower._node_store import Keeper
 from mocha_jax.flower._server_app import write_result
 from tests.flower import world
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import mocha_jax as mj
-from mocha_jax.flower._keeper import Keeper
+from mocha_jax.flower._node_store import Keeper
 from mocha_jax.flower._records import from_record, to_record
 from tests import zoo
 

@@ -9,7 +9,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._node import ascent
-from mocha_jax._node.layout import bucket_sizes
+from mocha_jax._node.buckets import bucket_sizes
 from tests import oracles, zoo
 from tests.driver.test_sharding import mesh_of
 

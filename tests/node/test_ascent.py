@@ -7,7 +7,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
-from mocha_jax._node.layout import bucket_sizes, time_major
+from mocha_jax._node.buckets import bucket_sizes, time_major
 from tests import zoo
 
 
@@ -78,7 +78,7 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
 @pytest.mark.slow
 def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     monkeypatch.setattr(
-        "mocha_jax._node.layout._STEP_NUMBERS", 0
+        "mocha_jax._node.buckets._STEP_NUMBERS", 0
     )  # a step of so little data costs as much as its padding
     rng = np.random.default_rng(3)
     sizes = np.r_[400, rng.integers(2, 30, 20), 90, 0, 150]

@@ -21,7 +21,7 @@ from mocha_jax._core.platform import platform_dependent
 from mocha_jax._driver import fallback
 from mocha_jax._node import ascent, kernel_tpu
 from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
-from mocha_jax._node.layout import bucket_sizes, time_major
+from mocha_jax._node.buckets import bucket_sizes, time_major
 from tests import zoo
 
 TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu_v2"  # calls of kernels on a GPU

@@ -10,7 +10,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax.coupling import Dense, as_matrix
-from mocha_jax.servers._bundle import Point, mixed
+from mocha_jax.servers._bundle import DualPoint, mixed
 from mocha_jax.servers._weighing import Tasks, best_mixture, consensus
 from tests import zoo
 
@@ -252,7 +252,7 @@ def test_the_old_point_that_counts_least_makes_room(key):
     p = problem("logistic", m=5)
     best = mj.solve(p, adaptive(), tol=1e-10, max_rounds=2000).state.beta
     state = adaptive().init(p)
-    memory = tuple(Point(beta, p.data.node_vectors(beta)) for beta in (state.beta, best, state.beta))
+    memory = tuple(DualPoint(beta, p.data.node_vectors(beta)) for beta in (state.beta, best, state.beta))
     state = state.replace(server=state.server.replace(memory=memory))
     after, _ = mj.run(p, adaptive(local_epochs=0.2), key, num_rounds=1, state=state)
     # The optimum is worth more than what a fifth of an epoch has found.

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from mocha_jax._core import check
 from mocha_jax._problem.quality import Quality
 from mocha_jax.federated import Report, Server, ServerState, Training, Up, load, save
-from mocha_jax.flower._plan import Plan
-from mocha_jax.flower._post import Post
+from mocha_jax.flower._messenger import Post
+from mocha_jax.flower._options import ServeOptions
 
 _log = logging.getLogger("flwr")
 
@@ -76,7 +76,7 @@ def serve(
         from it.
     """
     check.instance("serve", "server", server, Server, "federated.Server(...)")
-    plan = Plan(
+    plan = ServeOptions(
         max_rounds, tol, round_seconds, message_seconds, min_answers, asynchronous, start_seconds, leave_after, seed,
         poll_seconds, checkpoint,
     )  # fmt: skip
@@ -86,7 +86,7 @@ def serve(
 class Rounds:
     """The loop of `serve`."""
 
-    def __init__(self, grid: Grid, server: Server, plan: Plan) -> None:
+    def __init__(self, grid: Grid, server: Server, plan: ServeOptions) -> None:
         if plan.min_answers > server.num_tasks:
             raise ValueError(
                 f"serve: min_answers={plan.min_answers} answers cannot come from {server.num_tasks} tasks; lower it."

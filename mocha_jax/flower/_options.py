@@ -11,7 +11,7 @@ from mocha_jax._core import check
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ServeOptions:
     """The arguments of `serve`, checked."""
 
     max_rounds: int = 1000

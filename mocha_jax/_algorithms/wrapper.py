@@ -8,7 +8,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._algorithms.dual_method import DualMethod
-from mocha_jax._node.layout import BucketSizes
+from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems import System
 from mocha_jax.systems._work import Request
