@@ -61,6 +61,9 @@ class Averaged(Around):
       (True, 8)
       >>> bool(other.dual[-1] >= one.dual[2:].mean())  # the dual is concave
       True
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     after: Hyperparameter = 0

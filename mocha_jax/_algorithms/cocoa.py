@@ -49,6 +49,9 @@ class Cocoa(SubproblemMethod):
       >>> solution = mj.solve(problem, Cocoa(0.3), tol=1e-3)
       >>> solution.status.name, int(solution.history.capped.max())
       ('CONVERGED', 0)
+
+    References:
+      [Ma et al., Adding vs. Averaging in Distributed Primal-Dual Optimization](https://arxiv.org/abs/1502.03508), 2015.
     """
 
     theta: Hyperparameter

@@ -34,6 +34,9 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
       state: what to continue from; it belongs to one of the three.
       federation: whether nodes are watched, timed or disturbed: they send no second derivatives unless they are asked.
 
+    Returns:
+      `Newton()`, `InteriorPoint()` or `Mocha()`.
+
     Examples:
       >>> import jax, mocha_jax as mj
       >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data

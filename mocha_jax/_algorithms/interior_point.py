@@ -95,6 +95,10 @@ class InteriorPoint(PrimalMethod):
       >>> solution = mj.solve(problem, InteriorPoint(), tol=1e-4)
       >>> solution.status.name, solution.rounds <= 25
       ('CONVERGED', True)
+
+    References:
+      - Ferris and Munson, Interior-Point Methods for Massive Support Vector Machines, 2002.
+      - Mehrotra, On the Implementation of a Primal-Dual Interior Point Method, 1992.
     """
 
     def check(self, problem: Problem) -> None:

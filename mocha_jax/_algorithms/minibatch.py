@@ -114,6 +114,9 @@ class MiniBatchSdca(_Batched, DualMethod):
       >>> solution = mj.solve(problem, MiniBatchSdca(batch=8, beta=12.0), tol=1e-2)
       >>> solution.status.name
       'CONVERGED'
+
+    References:
+      [Takáč et al., Mini-Batch Primal and Dual Methods for SVMs](https://arxiv.org/abs/1303.2314), 2013.
     """
 
     batch: int | Array | np.ndarray = 1
@@ -195,6 +198,9 @@ class MiniBatchSgd(_Batched, PrimalMethod):
       >>> solution = mj.solve(problem, MiniBatchSgd(batch=8, step_size=0.1), tol=1e-2)
       >>> solution.status.name
       'CONVERGED'
+
+    References:
+      Shalev-Shwartz et al., Pegasos: Primal Estimated Sub-Gradient Solver for SVM, 2007.
     """
 
     batch: int | Array | np.ndarray = 1

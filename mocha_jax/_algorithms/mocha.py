@@ -79,6 +79,10 @@ class Mocha(SubproblemMethod):
       >>> state, info = algorithm.step(jax.random.key(1), state, problem, work)
       >>> info.steps.tolist(), state.w.shape
       ([20, 20, 20, 20], (4, 3))
+
+    References:
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
+      - [Shalev-Shwartz and Zhang, Stochastic Dual Coordinate Ascent Methods](https://arxiv.org/abs/1209.1873), 2013.
     """
 
     local_epochs: float = static(default=1.0)
@@ -162,6 +166,9 @@ def algorithm1(
       omega_every: $H_i$: one number of rounds, default 10, or a tuple whose last one repeats.
       initial_omega: $\Omega_0$, see `Mocha`; default no task related to another.
 
+    Returns:
+      The algorithm.
+
     Examples:
       >>> import jax, numpy as np, mocha_jax as mj
       >>> data = mj.datasets.federation(jax.random.key(0), 4, 6).data
@@ -176,6 +183,9 @@ def algorithm1(
       (True, False)
       >>> bool(np.allclose(omegas[6], omegas[2])), bool(np.allclose(omegas[7], omegas[2], atol=1e-3))
       (True, False)
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     return Mocha(
         local_epochs, server="dual", sigma_prime=sigma_prime, gamma=gamma, omega_every=omega_every,

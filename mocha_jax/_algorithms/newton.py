@@ -90,6 +90,9 @@ class Newton(PrimalMethod):
       >>> solution = mj.solve(problem, Newton(), tol=1e-4, record_every=1)
       >>> solution.status.name, solution.rounds <= 6
       ('CONVERGED', True)
+
+    References:
+      Rodomanov and Kropotov, A Superlinearly-Convergent Proximal Newton-Type Method, 2016.
     """
 
     def check(self, problem: Problem) -> None:

@@ -107,6 +107,12 @@ class FedAvg(Trainer):
       >>> solution = mj.solve(problem, algorithm, tol=None, max_rounds=10)
       >>> bool(solution.history.loss[-1] < solution.history.loss[0])
       True
+
+    References:
+      - [McMahan et al., Communication-Efficient Learning of Deep Networks](https://arxiv.org/abs/1602.05629), 2017.
+      - [Li et al., Federated Optimization in Heterogeneous Networks](https://arxiv.org/abs/1812.06127), 2020.
+      - [Hsu et al., Measuring the Effects of Non-Identical Data Distribution](https://arxiv.org/abs/1909.06335), 2019.
+      - [Reddi et al., Adaptive Federated Optimization](https://arxiv.org/abs/2003.00295), 2021.
     """
 
     carries = FedAvgState

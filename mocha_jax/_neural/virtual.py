@@ -107,6 +107,9 @@ class Virtual(BayesianTrainer):
       >>> found = algorithm.predict(solution.state, problem, 0, test.x[0])
       >>> found.mean.shape == (*test.y[0].shape, 2), bool((found.mutual_information >= 0).all())
       (True, True)
+
+    References:
+      [Corinzia et al., Variational Federated Multi-Task Learning](https://arxiv.org/abs/1906.06268), 2019.
     """
 
     prior_scale: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)

@@ -24,6 +24,9 @@ class Hinge(MarginLoss, in_kernel=True):
       >>> import jax.numpy as jnp
       >>> Hinge().value(jnp.array([-1.0, 0.5, 2.0]), jnp.array([1.0, 1.0, 1.0])).tolist()
       [2.0, 0.5, 0.0]
+
+    References:
+      Cortes and Vapnik, Support-Vector Networks, 1995.
     """
 
     linear_conjugate: ClassVar[bool] = True
@@ -61,6 +64,9 @@ class SmoothedHinge(MarginLoss, in_kernel=True):
 
     Args:
       gamma: width of the rounded part, > 0; an array leaf.
+
+    References:
+      [Shalev-Shwartz and Zhang, Stochastic Dual Coordinate Ascent Methods](https://arxiv.org/abs/1209.1873), 2013.
     """
 
     domains: ClassVar[Mapping[str, domains.Domain]] = {"gamma": domains.POSITIVE}
@@ -108,6 +114,9 @@ class SquaredHinge(MarginLoss, in_kernel=True):
     r"""The squared hinge $\max(0, 1 - yz)^2$ (no 1/2, as in LIBLINEAR).
 
     $\ell^*(-\beta) = -a + a^2/4$ for $a \ge 0$. 2-smooth; not Lipschitz.
+
+    References:
+      Fan et al., LIBLINEAR: A Library for Large Linear Classification, 2008.
     """
 
     @property

@@ -53,6 +53,10 @@ class Ordinal(Loss, in_kernel=True):
       [0.0, 0.0, 8.0]
       >>> loss.decide(jnp.array([-3.0, 0.0, 3.0])).tolist()
       [0.0, 1.0, 2.0]
+
+    References:
+      - Chu and Keerthi, Support Vector Ordinal Regression, 2007.
+      - Rennie and Srebro, Loss Functions for Preference Levels, 2005.
     """
 
     thresholds: tuple[Hyperparameter, ...] = tree()

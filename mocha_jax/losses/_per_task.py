@@ -52,6 +52,9 @@ class PerTask(Loss):
       >>> loss = mj.losses.PerTask(mj.losses.Quantile(np.array([0.25, 0.5, 0.75])))
       >>> loss.value(np.zeros((3, 1)), np.ones((3, 1))).tolist()
       [[0.25], [0.5], [0.75]]
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     kinds: tuple[Loss, ...] = tree()  # with hyperparameters of all tasks; those of tasks of other kinds only fill up

@@ -92,6 +92,9 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
 
     Args:
       epsilon: half width of the tube without loss, >= 0; an array leaf.
+
+    References:
+      Drucker et al., Support Vector Regression Machines, 1997.
     """
 
     domains: ClassVar[Mapping[str, domains.Domain]] = {"epsilon": domains.NONNEGATIVE}
@@ -143,6 +146,9 @@ class Huber(ResidualLoss, in_kernel=True):
 
     Args:
       delta: residual beyond which the loss is linear, > 0; an array leaf.
+
+    References:
+      Huber, Robust Estimation of a Location Parameter, 1964.
     """
 
     domains: ClassVar[Mapping[str, domains.Domain]] = {"delta": domains.POSITIVE}
@@ -194,6 +200,9 @@ class Quantile(ResidualLoss, in_kernel=True):
 
     Args:
       tau: level of the quantile, in (0, 1); an array leaf.
+
+    References:
+      Koenker and Bassett, Regression Quantiles, 1978.
     """
 
     linear_conjugate: ClassVar[bool] = True

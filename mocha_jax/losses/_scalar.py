@@ -127,6 +127,9 @@ def from_scalar(
       lipschitz: its own Lipschitz constant, where you know it.
       binary: whether labels must be -1 and +1.
 
+    Returns:
+      The loss.
+
     Examples:
       >>> import jax.numpy as jnp
       >>> def fair(z, y):

@@ -41,6 +41,11 @@ class Clustered(TraceLimited):
       >>> w = jnp.diag(jnp.array([4.0, 0.1]))
       >>> r.relationship(2, r.update_relation(None, w)).round(3).tolist()
       [[1.0, 0.0], [0.0, 0.0]]
+
+    References:
+      - [Jacob et al., Clustered Multi-Task Learning](https://arxiv.org/abs/0809.2085), 2009.
+      - Zhou et al., Clustered Multi-Task Learning via Alternating Structure Optimization, 2011.
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     frozen_fields: ClassVar[tuple[str, ...]] = ("k",)

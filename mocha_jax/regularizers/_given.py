@@ -73,6 +73,10 @@ class MeanRegularized(Regularizer):
     Args:
       lam1: pull towards the mean, >= 0.
       lam2: ridge, > 0.
+
+    References:
+      - Evgeniou and Pontil, Regularized Multi-Task Learning, 2004.
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     domains: ClassVar[Mapping[str, domains.Domain]] = {"lam1": domains.NONNEGATIVE, "lam2": domains.POSITIVE}
@@ -135,6 +139,9 @@ class Graph(Regularizer):
         $\lambda_1\sum_{t<t'} a_{tt'}\|w_t - w_{t'}\|^2$.
       lam1: weight of the relationship, >= 0.
       lam2: ridge, > 0.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     frozen_fields: ClassVar[tuple[str, ...]] = ("omega",)

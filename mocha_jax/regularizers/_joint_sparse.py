@@ -38,6 +38,9 @@ class JointSparse(SumOfSizes):
       8.75
       >>> r.update_relation(None, w).tolist()
       [5.0, 0.0]
+
+    References:
+      Argyriou et al., Convex Multi-Task Feature Learning, 2008.
     """
 
     def value(self, weights: Array, relation: Array | None = None) -> Array:

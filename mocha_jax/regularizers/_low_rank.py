@@ -38,6 +38,9 @@ class TraceNorm(SumOfSizes, Spectral):
       4.5
       >>> r.relationship(2, r.update_relation(None, w)).round(4).tolist()
       [[3.0, 0.0], [0.0, 1.0]]
+
+    References:
+      Argyriou et al., Convex Multi-Task Feature Learning, 2008.
     """
 
     def initial_relation(self, num_tasks: int, num_features: int) -> LowRank:

@@ -53,6 +53,10 @@ class MatrixNormal(Regularizer):
       >>> w = jnp.diag(jnp.array([2.0, 0.1]))
       >>> r.relationship(2, r.update_relation(None, w)).tolist()  # 2^2 / 2, and the floor
       [[2.0, 0.0], [0.0, 0.125]]
+
+    References:
+      - [Zhang and Yeung, A Convex Formulation for Learning Task Relationships](https://arxiv.org/abs/1203.3536), 2010.
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     learned: ClassVar[bool] = True

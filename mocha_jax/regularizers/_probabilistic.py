@@ -42,6 +42,10 @@ class Probabilistic(TraceLimited):
       8.0
       >>> bool(jnp.allclose(r.relationship(2, r.update_relation(None, w)), w / 4))
       True
+
+    References:
+      - [Zhang and Yeung, A Convex Formulation for Learning Task Relationships](https://arxiv.org/abs/1203.3536), 2010.
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     domains: ClassVar[Mapping[str, domains.Domain]] = {

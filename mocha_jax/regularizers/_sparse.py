@@ -47,6 +47,10 @@ class SparsePrecision(Regularizer):
       >>> relation = r.update_relation(None, jnp.array([[1.0, 1.0], [1.0, 1.0]]))
       >>> bool(jnp.allclose(relation, jnp.array([[0.75, -0.25], [-0.25, 0.75]]), atol=1e-4))
       True
+
+    References:
+      - Gonçalves et al., Multi-Task Sparse Structure Learning with Gaussian Copula Models, 2016.
+      - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     learned: ClassVar[bool] = True

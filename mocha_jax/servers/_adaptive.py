@@ -124,6 +124,9 @@ class AdaptiveServer(Server):
       dual: what becomes of W and Omega afterwards.
       memory: older points that a node keeps, >= 1.
       backend: what weighs the points, as in `Mocha`.
+
+    References:
+      Lions and Mercier, Splitting Algorithms for the Sum of Two Nonlinear Operators, 1979.
     """
 
     holds_omega: ClassVar[bool] = True

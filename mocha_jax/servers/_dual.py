@@ -61,6 +61,9 @@ class DualServer(Server):
       gamma: aggregation parameter.
       smoothing: epsilon, see `Mocha`.
       initial_omega: Omega_0 ``[num_tasks, num_tasks]``; default the regularizer's own.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     holds_omega: ClassVar[bool] = True

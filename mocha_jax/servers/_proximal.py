@@ -74,6 +74,10 @@ class ProximalServer(Server):
     Args:
       omega_every: rounds between proximal steps, a number or a schedule, see `Mocha`; in between the nodes go on with
         the same subproblem.
+
+    References:
+      - Boyd et al., Distributed Optimization via the Alternating Direction Method of Multipliers, 2011.
+      - Chambolle and Pock, A First-Order Primal-Dual Algorithm for Convex Problems, 2011.
     """
 
     omega_every: Schedule = static()

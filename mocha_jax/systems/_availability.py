@@ -25,6 +25,9 @@ class Dropout(System):
     Args:
       p: probability of missing a round, in [0, 1]: a number, one per task ``[num_tasks]``, or one per round and
         task ``[rounds, num_tasks]``, whose last row holds ever after.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     p: Hyperparameter
@@ -95,6 +98,9 @@ class NeverAnswers(System):
 
     Args:
       nodes: indices of the silent nodes.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     nodes: tuple[int, ...] = static()

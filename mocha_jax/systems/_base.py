@@ -70,5 +70,8 @@ def per_node(key: Array, request: Request, dtype: jnp.dtype) -> Array:
     """Uniform draws in [0, 1), one a node, new in every round, ``[m]``.
 
     As with `uniform_bits`, a node's draw does not depend on how many there are.
+
+    Returns:
+      The draws, ``[m]``.
     """
     return jax.random.uniform(jax.random.fold_in(key, request.round), request.steps.shape, dtype)

@@ -46,6 +46,9 @@ class UniformBudget(System):
       low: smallest fraction, in [0, 1].
       high: largest fraction, in [low, 1].
       of: what they are fractions of, ``"smallest"`` for the smallest node's number of samples, or ``"own"``.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     low: Hyperparameter
@@ -87,6 +90,9 @@ class Deadline(System):
       >>> work = Deadline(0.3, phones).work(jax.random.key(0), data, mj.Mocha(sigma_prime="per_task").request(problem))
       >>> work.steps.tolist()
       [300, 66]
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     seconds: Hyperparameter

@@ -49,6 +49,9 @@ class Controller(System):
       ...     print(round(float(controller.cycle(data, request)), 3), (work.steps // data.sizes).tolist())
       0.041 [23, 20, 1]
       0.255 [52, 45, 3]
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
     cost: Cost

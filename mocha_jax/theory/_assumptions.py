@@ -39,11 +39,17 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     Args:
       theta: ``history.nodes.theta``; NaN, where a subproblem had nothing to gain, counts nowhere.
 
+    Returns:
+      The estimates, an `Assumption2`.
+
     Examples:
       >>> import jax.numpy as jnp
       >>> seen = assumption2(jnp.array([[1.0, 0.2], [0.4, 0.6], [0.6, 0.0]]))
       >>> [round(float(v), 3) for v in (seen.p_max, seen.theta_max, seen.theta_bar)], seen.holds
       ([0.333, 0.5, 0.667], True)
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     theta = check.floats("assumption2", "theta", theta, ("rounds", "nodes"))
     if (seen := check.concrete(theta)) is not None:
@@ -74,14 +80,20 @@ def corollary8(p: Array | np.ndarray, theta_hat: Real = 0.0) -> Corollary8:
     r"""Corollary 8's conditions on $p_t^h$ and $\hat\Theta_t^h$ ``[rounds, tasks]``.
 
     Either suffices: $\limsup p < 1$ and $\limsup\hat\Theta < 1$; or
-    $(1-p_t^h)(1-\hat\Theta_t^h) = \relation(1/h)$ for every task. Limits cannot be read off finitely many rounds:
+    $(1-p_t^h)(1-\hat\Theta_t^h) = \omega(1/h)$ for every task. Limits cannot be read off finitely many rounds:
     the first is judged by the second half of the record, the second by the slope of its logarithm there.
+
+    Returns:
+      A flag for each of the two conditions, a `Corollary8`.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> h = jnp.arange(1, 1001.0)[:, None]
       >>> [bool(corollary8(p).slow) for p in (1 - h**-0.5, 1 - 0.5 / h, jnp.full_like(h, 0.9))]
       [True, False, True]
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.in_unit_interval("corollary8", p=p, theta_hat=theta_hat)
     p, theta_hat = jnp.asarray(p, float), jnp.asarray(theta_hat, float)

@@ -27,6 +27,12 @@ def dual_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real 
       s: from `rate`.
       theta_bar: from `assumption2`.
       gamma: aggregation parameter.
+
+    Returns:
+      The bound.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.nonnegative("dual_bound", start=start, rounds=rounds)
     _check_progress("dual_bound", s, theta_bar, gamma)
@@ -50,6 +56,9 @@ def gap_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real =
     rounds after which the gap is expected within $\epsilon$ are those that `theorem1` has for the dual and
     ``tol`` $= s\gamma(1-\bar\Theta)\,\epsilon$. Arguments as in `dual_bound`; without progress it is infinite.
 
+    Returns:
+      The last bound of (27).
+
     Examples:
       >>> bound, progress = gap_bound(8.0, 0, s=0.5, theta_bar=0.5), 0.5 * (1 - 0.5)
       >>> float(bound)  # 8 / progress
@@ -57,6 +66,9 @@ def gap_bound(start: Real, rounds: Real, s: Real, theta_bar: Real, gamma: Real =
       >>> rounds = theorem1(8.0, tol=1e-3 * progress, s=0.5, theta_bar=0.5)
       >>> bool(gap_bound(8.0, rounds, 0.5, 0.5) <= 1e-3)
       True
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.nonnegative("gap_bound", start=start, rounds=rounds)
     _check_progress("gap_bound", s, theta_bar, gamma)
@@ -77,6 +89,12 @@ def theorem1(start: Real, tol: Real, s: Real, theta_bar: Real, gamma: Real = 1.0
     $$
 
     The paper bounds the distance at the start by n; here it is an argument. Other arguments as in `dual_bound`.
+
+    Returns:
+      The number of rounds H, rounded up.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.nonnegative("theorem1", start=start)
     check.positive("theorem1", tol=tol)
@@ -120,6 +138,9 @@ def theorem2(
 
     Returns:
       $H_0$ and H: the average is over the rounds in between, as `mocha_jax.Averaged` keeps it.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("theorem2", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     check.nonnegative("theorem2", start=start)

@@ -34,6 +34,12 @@ def sigma(problem: Problem, relation: Relation = None, *, tol: float = 1e-4) -> 
       problem: the problem.
       relation: Omega where it is learned, as the regularizer keeps it; default the initial one.
       tol: relative accuracy, about.
+
+    Returns:
+      $\sigma_t$ of every node, ``[m]``.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("sigma", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     check.scalar("sigma", tol=tol)
@@ -77,6 +83,12 @@ def rate(problem: Problem, relation: Relation = None, *, sigma_prime: str = "per
       relation: as in `sigma`.
       sigma_prime: rule for $\sigma'$.
       gamma: aggregation parameter.
+
+    Returns:
+      s, a scalar.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("rate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     if problem.loss.smoothness is None:

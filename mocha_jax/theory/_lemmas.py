@@ -27,6 +27,12 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: MochaState, af
     $$
 
     Omega must not have been replaced in between.
+
+    Returns:
+      The left-hand side and the right-hand side.
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("lemma4", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     check.instance("lemma4", "algorithm", algorithm, SubproblemMethod, 'Mocha(server="dual")')
@@ -97,6 +103,9 @@ def lemma5(
       sigma_prime: rule for $\sigma'$.
       gamma: aggregation parameter.
 
+    Returns:
+      The bound and its parts, a `Lemma5`.
+
     Examples:
       >>> import jax, mocha_jax as mj
       >>> data = mj.datasets.federation(jax.random.key(0), 5, 4, smallest=6, largest=12).data
@@ -108,6 +117,9 @@ def lemma5(
       >>> promised = lemma5(problem, state.beta, mj.theory.rate(problem), history.nodes.theta[0])
       >>> bool(0 < promised.progress < gained), promised.spread.shape, promised.target.shape == data.y.shape
       (True, (5,), True)
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("lemma5", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, loss, regularizer = problem.data, problem.node_loss, problem.regularizer
@@ -155,12 +167,18 @@ def lemma7(problem: Problem, relation: Relation = None) -> Array:
       problem: the problem; its loss must be Lipschitz.
       relation: as in `sigma`.
 
+    Returns:
+      The bound, a scalar.
+
     Examples:
       >>> import numpy as np, mocha_jax as mj
       >>> data = mj.pack_tasks([np.ones((1, 3), "f")], [np.zeros(1)])
       >>> problem = mj.Problem(data, mj.losses.Absolute(), mj.regularizers.Independent(0.5))
       >>> float(lemma7(problem)), float(lemma5(problem, np.array([[-1.0]], "f"), 1.0, 0.0).spread.sum())
       (12.0, 12.0)
+
+    References:
+      [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
     check.instance("lemma7", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     return steepness("lemma7", problem, sigma(problem, relation))
