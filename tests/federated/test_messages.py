@@ -110,7 +110,7 @@ def test_an_answer_by_no_name_is_refused(federation):
     assert (report.heard, len(report.refused)) == ((), len(names))
     for why in report.refused.values():
         assert is_sentence(why, "Server: the node of task"), why
-        assert " is none of this federation, whose tasks are 0 to 49" in why
+        assert " is not in this federation, whose tasks are 0 to 49" in why
     # A name counts, not its type: True is 1 to a dict, and yet no task.
     assert server.step(state, {True: good[1][0]})[1].heard == ()
     assert server.step(state, {np.int16(1): good[1][0]})[1].heard == (1,)
@@ -172,7 +172,7 @@ def test_of_two_messages_of_a_round_a_node_answers_one(federation):
         mj.federated.Refused, match="round 3 is answered already; a server that goes on from an earlier"
     ):
         nodes[1].step(jax.random.key(0), mine[1], down)
-    # Of another life it may be, and then nothing is known of what the server holds.
+    # Of another incarnation it may be, and then nothing is known of what the server holds.
     _, up = nodes[1].step(jax.random.key(0), mine[1], hostile.changed(down, life=5))
-    assert up.life == 5
+    assert up.incarnation == 5
     assert up.held == -1 or up.arrays["anew"] == 1
