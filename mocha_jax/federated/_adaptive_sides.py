@@ -156,21 +156,21 @@ class AdaptiveNodeSide(NodeSide[AdaptiveNodeState, AdaptiveDown | DualDown, Adap
             return state.replace(dual=dual), held, answer
         problem, loss = self.dual.problem, self.dual.problem.node_loss
         answers = known_answers(state.dual.incarnation, state.points.answer, header)
-        data, (known, new, beta, memory) = problem.data, self._mixed(state, header, down, answers)
-        found, share = self.dual.improved(key, beta, down.start, down.curvature, down.steps, known)
-        found = jnp.where(known[:, None], found, beta)
+        data, (has_points, new, beta, memory) = problem.data, self._mixed(state, header, down, answers)
+        found, share = self.dual.improved(key, beta, down.start, down.curvature, down.steps, has_points)
+        found = jnp.where(has_points[:, None], found, beta)
         # A node has its weights by itself: its data has no other task.
         slope = slopes(problem, down.start, (beta, found, *memory)).T
         gap, value = gap_terms(data, loss, beta, down.start)
         stands, of_found = (dual_terms(data, loss, b) for b in (beta, found))
-        anew = (~known).astype(jnp.int32)
+        anew = (~has_points).astype(jnp.int32)
         up = AdaptiveUp(data.node_vectors(found), share, gap, value, slope, stands, of_found, anew, data.sizes)
         # What was found from where a node stood before is of no use now.
-        answers = jnp.where((known & ~new)[:, None], answers, UNKNOWN)
+        answers = jnp.where((has_points & ~new)[:, None], answers, UNKNOWN)
         oldest = jnp.arange(REMEMBERED)[None, :] == jnp.argmin(answers, axis=1)[:, None]
         points = NodePoints(
             jnp.where(oldest[:, :, None], found[:, None], state.points.found),
-            jnp.where(oldest, header.round[:, None], answers), memory, jnp.where(known, header.held, UNKNOWN),
+            jnp.where(oldest, header.round[:, None], answers), memory, jnp.where(has_points, header.held, UNKNOWN),
         )  # fmt: skip
         dual = state.dual.replace(beta=beta, incarnation=header.incarnation)
         return AdaptiveNodeState(dual, points), header.held, up
@@ -188,7 +188,7 @@ class AdaptiveNodeSide(NodeSide[AdaptiveNodeState, AdaptiveDown | DualDown, Adap
         same = (header.incarnation == dual.incarnation) | (dual.incarnation < 0)
         is_held = answers == header.held[:, None]
         new = jnp.any(is_held, axis=1)
-        known = new | (same & (points.mixed == header.held))
+        has_points = new | (same & (points.mixed == header.held))
         found = jnp.sum(jnp.where(is_held[:, :, None], points.found, 0.0), axis=1)
         found = jnp.where(new[:, None], found, dual.beta)
         one = jnp.zeros_like(down.weights).at[:, 0].set(1.0)
@@ -198,7 +198,7 @@ class AdaptiveNodeSide(NodeSide[AdaptiveNodeState, AdaptiveDown | DualDown, Adap
         beta = data.map_rows(mixed_duals, loss, tuple(weights.T), *betas, data.y)
         put = [(new & (down.slot == j))[:, None] for j in range(self.memory)]
         memory = tuple(jnp.where(p, found, old) for p, old in zip(put, points.memory, strict=True))
-        return known, new, beta, tuple(jnp.where(known[:, None], point, beta) for point in memory)
+        return has_points, new, beta, tuple(jnp.where(has_points[:, None], point, beta) for point in memory)
 
 
 class AdaptiveServerState(Pytree):
@@ -227,7 +227,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         none, v = jnp.zeros((m,), dtype), jnp.zeros((m, d), dtype)
         terms = DualTerms(none, none, none)
         problem = self.dual.problem_of(counts)
-        rule = self.server.blank(self.server.dual.init(problem, unknown(terms), v), _known(v))
+        rule = self.server.blank(self.server.dual.init(problem, unknown(terms), v), _server_point(v))
         points = 1 + self.server.memory
         return AdaptiveServerState(
             counts, (terms,) * points, jnp.zeros((m, 1 + points), dtype).at[:, 0].set(1.0), jnp.zeros((m,), jnp.int32),
@@ -240,8 +240,8 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
             lambda a, b: where(present, a, b), (state.rule.own, state.terms), (first.rule.own, first.terms)
         )
         dual = self.server.dual.resume(state.rule.dual, problem, unknown(terms[0]), own)
-        memory = tuple(_known(where(present, point.v, own)) for point in state.rule.memory)
-        rule = self.server.blank(dual, _known(own)).replace(
+        memory = tuple(_server_point(where(present, point.v, own)) for point in state.rule.memory)
+        rule = self.server.blank(dual, _server_point(own)).replace(
             memory=memory, scale=state.rule.scale, node_scale=state.rule.node_scale, newest=state.rule.newest
         )
         models = jnp.concatenate([rule.model[None], state.models[1:]])
@@ -286,7 +286,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         # A node that begins anew stands at the one point that it has.
         own = where(anew, up.vector, rule.own)
         memory = tuple(where(anew, own, point.v) for point in rule.memory)
-        known = (standing, *(jax.tree.map(lambda a, b: where(anew, a, b), standing, t) for t in state.terms[1:]))
+        older = tuple(jax.tree.map(lambda a, b: where(anew, a, b), standing, t) for t in state.terms[1:])
         answered = received.any & ~anew & (up.share > 0)
         real = jnp.sum(counts > 0).astype(own.dtype)
         points = own, where(answered, up.vector, own), *memory
@@ -295,14 +295,14 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         late = jnp.stack([jnp.sum(moved * (point - own), axis=1) for point in points[1:]])
         slope = jnp.where(answered, up.slope.T + late, 0.0)
         weights, mixture, slot = server.weigh(problem.data, rule, points, slope, answered)
-        terms = known[0], up.found, *known[1:]
+        terms = standing, up.found, *older
         mixed = _mixed_terms(weights, terms, mixture)
         put = [answered & (slot == j) for j in range(server.memory)]
         kept = tuple(
             jax.tree.map(lambda new, old, p=p: where(p, new, old), up.found, old)
-            for p, old in zip(put, known[1:], strict=True)
+            for p, old in zip(put, older, strict=True)
         )
-        remembered = tuple(_known(where(p, points[1], old)) for p, old in zip(put, memory, strict=True))
+        remembered = tuple(_server_point(where(p, points[1], old)) for p, old in zip(put, memory, strict=True))
         dual = server.dual.update_model(problem, rule.dual, round, unknown(mixed), mixture)
         after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answered, real)
         bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(received.ever | (counts == 0)), least)
@@ -322,7 +322,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         return self.dual.problem_of(state.counts).relationship(self.dual.num_tasks, self.relation(state))
 
 
-def _known(v: Array) -> DualPoint:
+def _server_point(v: Array) -> DualPoint:
     """A point of which the server has the vectors only."""
     return DualPoint(jnp.zeros((len(v), 0), v.dtype), v)
 

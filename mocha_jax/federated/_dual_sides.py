@@ -131,17 +131,19 @@ class DualNodeSide(NodeSide[DualNodeState, DualDown, DualUp]):
         data, loss = self.problem.data, self.problem.node_loss
         rounds = known_answers(state.incarnation, state.sent.round, header)
         is_held = rounds == header.held[:, None]
-        known = jnp.any(is_held, axis=1)
-        v_held = jnp.where(known[:, None], jnp.sum(jnp.where(is_held[:, :, None], state.sent.v, 0.0), axis=1), state.v)
-        done_held = jnp.where(known, jnp.sum(jnp.where(is_held, state.sent.done, 0.0), axis=1), state.done)
+        knows_held = jnp.any(is_held, axis=1)
+        v_held = jnp.where(
+            knows_held[:, None], jnp.sum(jnp.where(is_held[:, :, None], state.sent.v, 0.0), axis=1), state.v
+        )
+        done_held = jnp.where(knows_held, jnp.sum(jnp.where(is_held, state.sent.done, 0.0), axis=1), state.done)
         start = down.start + down.curvature[:, None] * (state.v - v_held)
-        beta, share = self.improved(key, state.beta, start, down.curvature, down.steps, known)
+        beta, share = self.improved(key, state.beta, start, down.curvature, down.steps, knows_held)
         v, done = data.node_vectors(beta), state.done + share
         gap, value = gap_terms(data, loss, state.beta, down.model)
         up = DualUp(v, jnp.minimum(done - done_held, 1.0), gap, value, dual_terms(data, loss, beta), data.sizes)
-        known_sent = state.sent.replace(round=jnp.where(known[:, None], rounds, UNKNOWN))
-        sent = _with_answer(known_sent, is_held, header.round, v, done)
-        held = jnp.where(known & jnp.all(state.v == v_held, axis=1), header.held, UNKNOWN)
+        earlier = state.sent.replace(round=jnp.where(knows_held[:, None], rounds, UNKNOWN))
+        sent = _with_answer(earlier, is_held, header.round, v, done)
+        held = jnp.where(knows_held & jnp.all(state.v == v_held, axis=1), header.held, UNKNOWN)
         return DualNodeState(beta, v, done, header.incarnation, sent), held, up
 
     def held_vectors(self, state: DualNodeState, header: Header) -> tuple[Array, Array]:

@@ -116,9 +116,9 @@ class Inbox:
             jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), all_tasks, records[task])
             answered[task], rounds[task], went_on_from[task] = True, up.round, up.held
         late = np.where(answered, now - rounds, 0).astype(np.int32)
-        doubted = ~answered & (np.asarray(state.denied) | np.isin(np.arange(m), denied))
-        ever = answered | ((held > 0) & ~doubted)
-        marks: Any = answered, rounds == now, answered & (went_on_from == held), ever, late, doubted
+        denying = ~answered & (np.asarray(state.denied) | np.isin(np.arange(m), denied))
+        ever = answered | ((held > 0) & ~denying)
+        marks: Any = answered, rounds == now, answered & (went_on_from == held), ever, late, denying
         return all_tasks, ReceivedAnswers(*marks), rounds
 
     def implausible(

@@ -21,7 +21,7 @@ _SHOWN = 40  # characters of a sent value
 
 
 class Refused(ValueError):
-    """A message that is not believed, in one sentence that names its sender."""
+    """A refused message, in one sentence that names its sender."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

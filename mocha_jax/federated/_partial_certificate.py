@@ -95,21 +95,21 @@ def _quadratic(steep: Array, norm: Array) -> Array:
 
 
 def _as_far_as_known(
-    problem: Problem, certificate: Certificate, known: Array, exact: Array, bound: Array
+    problem: Problem, certificate: Certificate, evaluated: Array, exact: Array, bound: Array
 ) -> Certificate:
     """The certificate where the answers tell all of it; otherwise the part that an earlier lower bound allows.
 
     Args:
       problem: the problem.
       certificate: from the answers that there are.
-      known: [] bool all nodes have reported their losses of the model.
+      evaluated: [] bool all nodes have reported their losses of the model.
       exact: [] bool and the terms of its gap, with the duals that the server's vectors belong to.
       bound: [] a lower bound on the optimum.
     """
     infinite, learned = jnp.full_like(bound, jnp.inf), problem.regularizer.learned
     rounding = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(certificate.primal)
     gap = jnp.where(exact, certificate.gap, jnp.maximum(certificate.primal - bound, 0.0) + rounding)
-    gap = jnp.where(known, gap, infinite)
+    gap = jnp.where(evaluated, gap, infinite)
     dual, joint_gap = jnp.where(exact, certificate.dual, bound), jnp.where(exact, certificate.joint_gap, infinite)
     joint_dual = jnp.where(exact, certificate.joint_dual, -infinite)
     if not learned:
@@ -127,7 +127,7 @@ def _as_far_as_known(
     if jointly_bounded(problem):
         bounded = bounded.with_bound(problem, bound)
     hidden = {
-        name: jnp.where(known, getattr(bounded, name), infinite)
+        name: jnp.where(evaluated, getattr(bounded, name), infinite)
         for name in ("primal", "joint_primal", "relative_gap", "joint_gap", "relative_joint_gap", "residual")
     }
     return bounded.replace(**hidden)

@@ -56,9 +56,9 @@ def implausible_vectors(
       up: the answers.
       received: which of them there are.
     """
-    known, u = terms.size > 0, up.v - v
-    marks, slack = _implausible(v, terms, down, up, (up.terms,), received, known)
-    least = jnp.where(known, terms.conjugate, up.gap - up.value)
+    has_vector, u = terms.size > 0, up.v - v
+    marks, slack = _implausible(v, terms, down, up, (up.terms,), received, has_vector)
+    least = jnp.where(has_vector, terms.conjugate, up.gap - up.value)
     quadratic = 0.5 * down.curvature * jnp.sum(u**2, axis=1)
     worse = up.terms.conjugate + jnp.sum(down.start * u, axis=1) + quadratic - least
     of_squares = _rounding(up) * down.curvature * (_norm(up.v) ** 2 + _norm(v) ** 2)
@@ -81,20 +81,20 @@ def implausible_points(
       received: which of them there are.
     """
     # The server knows where a node stands once it has reported it; the slope to the found point has both points in it.
-    known = (up.anew == 0) & (terms.size > 0)
+    has_vector = (up.anew == 0) & (terms.size > 0)
     before = up.stands.replace(error=jnp.maximum(up.stands.error, terms.error))
-    marks, slack = _implausible(v, before, down.as_dual, up.as_dual, (up.stands, up.found), received, known)
+    marks, slack = _implausible(v, before, down.as_dual, up.as_dual, (up.stands, up.found), received, has_vector)
     slope = up.found.conjugate - up.stands.conjugate + jnp.sum(down.start * (up.vector - v), axis=1)
     marks["says neither that it begins anew nor that it does not"] = (up.anew < 0) | (up.anew > 1)
     marks["sent a slope that is not that from where it stood to the vector that it found"] = (
-        received.now & received.exact & known & (jnp.abs(up.slope[:, 0] - slope) > 4.0 * slack)
+        received.now & received.exact & has_vector & (jnp.abs(up.slope[:, 0] - slope) > 4.0 * slack)
     )
     return marks
 
 
 def _implausible(
     v: Array, terms: DualTerms, down: DualDown, up: DualUp, reported: tuple[DualTerms, ...], received: ReceivedAnswers,
-    known: Array,
+    has_vector: Array,
 ) -> tuple[dict[str, Array], Array]:  # fmt: skip
     """The marks that do not depend on the server, and the roundings of the sums ``[m]``.
 
@@ -105,7 +105,7 @@ def _implausible(
       up: the answers.
       reported: all terms that are in them.
       received: which of them there are.
-      known: ``[m]`` bool of which nodes the server has vectors.
+      has_vector: ``[m]`` bool of which nodes the server has vectors.
     """
     eps, d = jnp.finfo(v.dtype).eps, v.shape[1]
     samples, rounding = jnp.maximum(up.samples, 1).astype(v.dtype), _rounding(up)
@@ -134,7 +134,7 @@ def _implausible(
         "sent losses, conjugates and a vector that do not belong together, for they make a duality gap below 0": (
             received.now & (after < -lost_after)
         ),
-        DENIES: received.now & received.exact & known & (jnp.abs(up.gap - before) > 4.0 * slack),
+        DENIES: received.now & received.exact & has_vector & (jnp.abs(up.gap - before) > 4.0 * slack),
     }, slack
 
 

@@ -70,11 +70,11 @@ class SendingNodeSide(NodeSide[State, DownRecord, Coded], Generic[State, DownRec
         return self.inner.weights(state, down)
 
     def work(self, key: Any, state: State, header: Header, down: DownRecord) -> tuple[State, Array, Coded]:
-        v_held, known = self.inner.held_vectors(state, header)
+        v_held, knows_held = self.inner.held_vectors(state, header)
         after, held, up = self.inner.work(key, state, header, down)
         code, v = self.sending.encode(header.round, up.v, v_held)
         base = header.held if self.sending.relative else jnp.zeros_like(header.held)
-        base = jnp.where(known | (not self.sending.relative), base, -1)
+        base = jnp.where(knows_held | (not self.sending.relative), base, -1)
         after, up = self.inner.with_decoded(after, header, up, where(base >= 0, v, up.v))
         return after, held, Coded(base, code, up)
 

@@ -141,24 +141,24 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
         rounds = known_answers(state.incarnation, state.sent.round, header)
         silent = header.held == 0
         is_held = (rounds == header.held[:, None]) & ~silent[:, None]
-        known = silent | jnp.any(is_held, axis=1)
+        knows_held = silent | jnp.any(is_held, axis=1)
         # At most one factor of each node is marked.
         remembered = jax.tree.map(lambda a: jnp.sum(jnp.where(is_held[:, :, None], a, 0.0), axis=1), state.sent.factor)
         factor_held = _chosen(silent, _powers(whole, down.first), remembered)
         # A node that no message has reached has no factor: it is what stands for it at the server.
-        begun = _chosen(known, factor_held, _powers(whole, each))
+        begun = _chosen(knows_held, factor_held, _powers(whole, each))
         latest = _chosen(state.incarnation < 0, begun, state.factor)
-        own, refined, diverged = self._refined(key, state, header, down, each, known, factor_held, latest)
+        own, refined, diverged = self._refined(key, state, header, down, each, knows_held, factor_held, latest)
         same = jnp.all((latest.precision == factor_held.precision) & (latest.shift == factor_held.shift), axis=1)
-        # Where it is not known, the server has nothing of what was remembered.
-        known_sent = state.sent.replace(round=jnp.where(known[:, None], rounds, UNKNOWN))
-        sent = _with_answer(known_sent, is_held, header.round, own.factor)
+        # Of a node that does not know it, the server has nothing of what was remembered.
+        earlier = state.sent.replace(round=jnp.where(knows_held[:, None], rounds, UNKNOWN))
+        sent = _with_answer(earlier, is_held, header.round, own.factor)
         up = VirtualUp(own.factor, jnp.where(refined > 0, own.loss, 0.0), refined, diverged, data.sizes)
-        held = jnp.where(known & same, header.held, UNKNOWN)
+        held = jnp.where(knows_held & same, header.held, UNKNOWN)
         return VirtualNodeState(own.factor, own.private, own.loss, header.incarnation, sent), held, up
 
     def _refined(
-        self, key: Array, state: VirtualNodeState, header: Header, down: VirtualDown, each: Array, known: Array,
+        self, key: Array, state: VirtualNodeState, header: Header, down: VirtualDown, each: Array, knows_held: Array,
         factor_held: Gaussian, latest: Gaussian,
     ) -> tuple[Own, Array, Array]:  # fmt: skip
         """Refine: all that is the nodes' own then, which refinements were finite ``[m]`` and which were not."""
@@ -168,7 +168,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
         start = start.replace(precision=jnp.maximum(start.precision, latest.precision))  # but for rounding it is more
         begin = jnp.where(start.shift == 0, shared[None, :], start.mean)
         full = algorithm.full_work(problem)
-        budget = jnp.where(known, steps_of(down.steps, full), 0)
+        budget = jnp.where(knows_held, steps_of(down.steps, full), 0)
 
         def client(
             key: Array, data: TaskData, place: Array, node: Array, budget: Array, row: tuple[Own, Array, Array]
