@@ -83,7 +83,6 @@ from mocha_jax._selection.tuning import tune as tune
 from mocha_jax.multiclass import OneVsRest as OneVsRest
 from mocha_jax.multiclass import one_vs_rest as one_vs_rest
 from mocha_jax.servers._base import NodeUpdate as NodeUpdate
-from mocha_jax.servers._base import Server as Server
 from mocha_jax.systems._work import Info as Info
 
 __version__: str

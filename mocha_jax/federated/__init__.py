@@ -8,15 +8,20 @@ It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`
 """
 
 # These register algorithms.
-import mocha_jax.federated._adaptive_server  # noqa: F401
-import mocha_jax.federated._averaging  # noqa: F401
-import mocha_jax.federated._dual_server  # noqa: F401
-import mocha_jax.federated._virtual_server  # noqa: F401
-from mocha_jax.federated._inbox import ServerState as ServerState
+import mocha_jax.federated._adaptive_sides  # noqa: F401
+import mocha_jax.federated._averaging_sides  # noqa: F401
+import mocha_jax.federated._dual_sides  # noqa: F401
+import mocha_jax.federated._virtual_sides  # noqa: F401
+from mocha_jax.federated._archive import from_bytes as from_bytes
+from mocha_jax.federated._archive import load as load
+from mocha_jax.federated._archive import save as save
+from mocha_jax.federated._archive import to_bytes as to_bytes
+from mocha_jax.federated._inbox import FederationState as FederationState
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message
 from mocha_jax.federated._message import Refused as Refused
 from mocha_jax.federated._message import Up as Up
+from mocha_jax.federated._network_sides import Training as Training
 from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
@@ -24,27 +29,22 @@ from mocha_jax.federated._quantized import Quantized as Quantized
 from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server
+from mocha_jax.federated._server import as_table as as_table
+from mocha_jax.federated._server import message_numbers as message_numbers
 from mocha_jax.federated._sides import Header as Header
-from mocha_jax.federated._sides import Heard as Heard
 from mocha_jax.federated._sides import NodeSide as NodeSide
+from mocha_jax.federated._sides import ReceivedAnswers as ReceivedAnswers
 from mocha_jax.federated._sides import ServerSide as ServerSide
 from mocha_jax.federated._sides import Sides as Sides
 from mocha_jax.federated._sides import register as register
-from mocha_jax.federated._sizes import as_table as as_table
-from mocha_jax.federated._sizes import message_numbers as message_numbers
-from mocha_jax.federated._store import from_bytes as from_bytes
-from mocha_jax.federated._store import load as load
-from mocha_jax.federated._store import save as save
-from mocha_jax.federated._store import to_bytes as to_bytes
-from mocha_jax.federated._training import Training as Training
 
 __all__ = [
     "as_table",
     "ChannelState",
     "Down",
+    "FederationState",
     "from_bytes",
     "Header",
-    "Heard",
     "load",
     "Message",
     "message_numbers",
@@ -52,6 +52,7 @@ __all__ = [
     "NodeSide",
     "OverChannel",
     "Quantized",
+    "ReceivedAnswers",
     "Refused",
     "register",
     "Report",
@@ -59,7 +60,6 @@ __all__ = [
     "Sending",
     "Server",
     "ServerSide",
-    "ServerState",
     "Sides",
     "to_bytes",
     "Training",

@@ -13,14 +13,14 @@ from jax import Array
 from mocha_jax._core.pytree import Pytree, Tree, tree
 from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
 from mocha_jax.federated._sending import Coded, Sending, decoded
-from mocha_jax.federated._sides import DENIES, Heard, ServerSide
+from mocha_jax.federated._sides import DENIES, ReceivedAnswers, ServerSide
 
 
-class ServerState(Pytree):
+class FederationState(Pytree):
     """The state of a server between rounds."""
 
     round: Array  # [] int32 rounds done
-    life: Array  # [] int32 of this server
+    incarnation: Array  # [] int32 of this server
     held: Array  # [m] int32 the round of every node's last answer that it holds; 0: none
     counts: Array  # [m] int32 samples of every node, 1 before it has said so; 0: it takes no part
     denied: Array  # [m] bool a later answer, which was refused, does not agree with the one that is held
@@ -28,13 +28,14 @@ class ServerState(Pytree):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reception:
+class Inbox:
     """Validates the answers that a server receives.
 
     Args:
       federation: the name that messages must have.
       side: what the server does.
-      taken: records of the shapes and dtypes of answers, by their names.
+      like: a record of the shapes and dtypes of plain answers.
+      accepted: records of the shapes and dtypes of all kinds of answers, by their names.
       receiving: a form in which vectors may come.
       max_staleness: how many rounds late an answer may be.
       max_norm: how large it may be.
@@ -42,39 +43,35 @@ class Reception:
 
     federation: str
     side: ServerSide
-    taken: Mapping[str, Tree]
+    like: Pytree
+    accepted: Mapping[str, Tree]
     receiving: Sending | None
     max_staleness: int
     max_norm: float | None
 
-    @property
-    def like(self) -> Any:
-        """The record of answers as they are."""
-        return next(iter(self.taken.values()))
-
-    def known(self, state: ServerState, sender: object) -> int:
+    def task_of(self, state: FederationState, sender: object) -> int:
         """The task of a sender that says which one it is."""
         task = whole(sender)
         if task is None or not 0 <= task < len(state.held):
             raise Refused(
-                f"Server: the node of task {shown(sender)} is none of this federation, whose tasks are 0 to "
+                f"Server: the node of task {shown(sender)} is not in this federation, whose tasks are 0 to "
                 f"{len(state.held) - 1}."
             )
         return task
 
-    def believed(self, state: ServerState, task: int, up: object) -> Any:
+    def record_of(self, state: FederationState, task: int, up: object) -> Pytree:
         """The record of an answer, as far as can be seen one of this node to a message of this server."""
         sender = f"the node of task {task}"
         check_header("Server", sender, up, Up, self.federation)
         assert isinstance(up, Up)
-        now, held, life = int(state.round) + 1, int(state.held[task]), int(state.life)
+        now, held, incarnation = int(state.round) + 1, int(state.held[task]), int(state.incarnation)
         why = ""
         if up.task != task:
             why = f"says that it is that of task {up.task}"
         elif not int(state.counts[task]):
             why = "takes no part in the federation any more; see Server.join"
-        elif up.life != life:
-            why = f"answers another life of the server, {up.life}, where this one is {life}"
+        elif up.incarnation != incarnation:
+            why = f"answers incarnation {up.incarnation} of the server, and this one is {incarnation}"
         elif not 0 < up.round <= now:
             why = f"answers round {up.round}, where there were rounds 1 to {now}"
         elif up.held >= up.round:
@@ -87,9 +84,10 @@ class Reception:
             why = f"goes on from its answer to round {up.held}, where that to round {held} is here"
         if why:
             raise Refused(f"Server: {sender} {why}.")
-        record: Any = check_arrays("Server", sender, up, self.taken)
-        relative = self.receiving is not None and self.receiving.relative and isinstance(record, Coded)
-        if relative and (base := int(record.base[0])) != held:
+        record = check_arrays("Server", sender, up, self.accepted)
+        assert isinstance(record, Pytree)
+        relative = self.receiving is not None and self.receiving.relative
+        if relative and isinstance(record, Coded) and (base := int(record.base[0])) != held:
             raise Refused(
                 f"Server: {sender} sent a difference from its answer to round {base}, and the one that is held is "
                 f"that to round {held}."
@@ -97,42 +95,44 @@ class Reception:
         return record
 
     def together(
-        self, state: ServerState, taken: Mapping[int, tuple[Any, Up]], denied: Sequence[int] = ()
-    ) -> tuple[Any, Heard, np.ndarray]:
+        self, state: FederationState, answers: Mapping[int, tuple[Pytree, Up]], denied: Sequence[int] = ()
+    ) -> tuple[Pytree, ReceivedAnswers, np.ndarray]:
         """The records of answers in one, which of them there are, and the rounds that they answer.
 
         Args:
           state: of the server.
-          taken: the answers.
+          answers: records and messages by task.
           denied: tasks whose nodes deny what is held of them.
         """
         m, now, held = len(state.held), int(state.round) + 1, np.asarray(state.held)
-        record = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.like)
-        answers = np.full((3, m), -1, np.int32)  # heard, round, held
-        records = {task: arrays for task, (arrays, _) in taken.items()}
+        all_tasks = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.like)
+        answered, rounds, went_on_from = np.zeros(m, bool), np.full(m, -1, np.int32), np.full(m, -1, np.int32)
+        records = {task: record for task, (record, _) in answers.items()}
         if self.receiving is not None:
-            like: Any = self.taken["Coded"]
-            records = decoded(self.receiving, like, records, self.side.held(state.inner))
-        for task, (_, up) in taken.items():
-            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), record, records[task])
-            answers[:, task] = 1, up.round, up.held
-        came: Any = answers[0] > 0
-        late: Any = np.where(came, now - answers[1], 0).astype(np.int32)
-        doubted: Any = ~came & (np.asarray(state.denied) | np.isin(np.arange(m), denied))
-        ever = came | ((held > 0) & ~doubted)
-        heard = Heard(came, answers[1] == now, came & (answers[2] == held), ever, late, doubted)
-        return record, heard, answers[1]
+            like = self.accepted["Coded"]
+            assert isinstance(like, Coded)
+            records = decoded(self.receiving, like, records, self.side.held_vectors(state.inner))
+        for task, (_, up) in answers.items():
+            jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), all_tasks, records[task])
+            answered[task], rounds[task], went_on_from[task] = True, up.round, up.held
+        late = np.where(answered, now - rounds, 0).astype(np.int32)
+        denying = ~answered & (np.asarray(state.denied) | np.isin(np.arange(m), denied))
+        ever = answered | ((held > 0) & ~denying)
+        marks: Any = answered, rounds == now, answered & (went_on_from == held), ever, late, denying
+        return all_tasks, ReceivedAnswers(*marks), rounds
 
-    def doubtful(self, state: ServerState, record: Any, heard: Heard) -> tuple[dict[int, str], list[int]]:
+    def implausible(
+        self, state: FederationState, record: Pytree, received: ReceivedAnswers
+    ) -> tuple[dict[int, str], list[int]]:
         """Reasons why answers cannot be, by their tasks, and the tasks whose earlier answers may be the false ones."""
-        marks, norms = jax.device_get(_doubts(self.side, state.inner, record, heard))
+        marks, norms = jax.device_get(_implausible(self.side, state.inner, record, received))
         if self.max_norm is not None:
             marks[f"sent an answer whose norm is more than {self.max_norm:g}"] = norms > self.max_norm
-        came = np.flatnonzero(heard.any)
-        why = {int(task): why for why in sorted(marks, reverse=True) for task in came if marks[why][task]}
-        return why, [task for task in why if DENIES in marks and marks[DENIES][task]]
+        answered = np.flatnonzero(received.any)
+        reasons = {int(task): why for why in sorted(marks, reverse=True) for task in answered if marks[why][task]}
+        return reasons, [task for task in reasons if DENIES in marks and marks[DENIES][task]]
 
 
 @jax.jit
-def _doubts(side: ServerSide, inner: Any, up: Any, heard: Heard) -> tuple[dict[str, Array], Array]:
-    return dict(side.doubts(inner, up, heard)), side.norms(up)
+def _implausible(side: ServerSide, inner: Tree, up: Tree, received: ReceivedAnswers) -> tuple[dict[str, Array], Array]:
+    return dict(side.implausible(inner, up, received)), side.norms(up)

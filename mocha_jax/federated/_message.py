@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 
 from mocha_jax._core.pytree import Tree
 
-# Of the messages' form. Nodes and servers of another one do not understand each other, and say so.
+# The version of the messages' form. Nodes and servers refuse messages of another one.
 VERSION = 1
 
 _LARGEST_ROUND = 2**31 - 1
@@ -21,7 +21,7 @@ _SHOWN = 40  # characters of a sent value
 
 
 class Refused(ValueError):
-    """A message that is not believed, in one sentence that names its sender."""
+    """A refused message, in one sentence that names its sender."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -32,7 +32,7 @@ class Message:
       federation: the name of the federation; messages of others are refused.
       task: the task of the node that it goes to or comes from.
       round: the round that it belongs to, from 1.
-      life: a number of the server's, another one after each of its restarts.
+      incarnation: a number of the server's, another one after each of its restarts.
       held: the round of the node's last answer that the server holds, 0 for none; of an answer below 0 where the node
         had gone further than that.
       kind: the name of the record that its arrays make up.
@@ -43,13 +43,13 @@ class Message:
     federation: str
     task: int
     round: int
-    life: int
+    incarnation: int
     held: int
     kind: str
     arrays: Mapping[str, np.ndarray]
     version: int = VERSION
 
-    integers: ClassVar[tuple[str, ...]] = ("version", "task", "round", "life", "held")
+    integers: ClassVar[tuple[str, ...]] = ("version", "task", "round", "incarnation", "held")
     texts: ClassVar[tuple[str, ...]] = ("federation", "kind")
 
     def __repr__(self) -> str:
@@ -78,11 +78,6 @@ def arrays_of(record: Tree) -> dict[str, np.ndarray]:
     """Name the arrays of a record of one node, and leave out the axis of nodes: ``terms.size`` and so on."""
     leaves = jax.tree_util.tree_flatten_with_path(record)[0]
     return {_name(path): np.asarray(leaf)[0] for path, leaf in leaves}
-
-
-def record_of(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The record of one node, as `like` is, from its arrays."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: np.asarray(arrays[_name(path)])[None], like)
 
 
 def check_header(owner: str, sender: str, message: object, kind: type[Message], federation: str | None) -> None:
@@ -139,21 +134,21 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
     arrays: object = getattr(message, "arrays", None)
     if type(arrays) is not dict:
         raise refuse(f"sent {shown(arrays)} where a dict of names and arrays is wanted")
-    if odd := [name for name in arrays if type(name) is not str or name not in wanted]:
-        raise refuse(f"sent an array {shown(odd[0])}, which a {message.kind} has not")
+    if unexpected := [name for name in arrays if type(name) is not str or name not in wanted]:
+        raise refuse(f"sent an array {shown(unexpected[0])}, which a {message.kind} has not")
     if missing := [name for name in wanted if name not in arrays]:
         raise refuse(f"sent no {missing[0]}, which a {message.kind} must have")
-    found = {}
+    checked = {}
     for name, array in arrays.items():
         shape, dtype = wanted[name].shape[1:], np.dtype(wanted[name].dtype)
         if type(array) is not np.ndarray and type(array) is not dtype.type:
             raise refuse(f"sent {name} as {_named(array)}, which must be a NumPy array of {dtype}")
         if array.shape != shape or array.dtype != dtype:
             raise refuse(f"sent {name} as {_form(array)}, which must be {dtype}{list(shape)}")
-        found[name] = np.array(array)  # as it is when it is looked at
-        if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(found[name]).all():
+        checked[name] = np.array(array)  # a copy: the array may change after its check
+        if jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(checked[name]).all():
             raise refuse(f"sent {name} with NaN or infinite numbers")
-    return record_of(like[message.kind], found)
+    return jax.tree_util.tree_map_with_path(lambda path, _: checked[_name(path)][None], like[message.kind])
 
 
 def whole(value: object) -> int | None:
@@ -191,5 +186,5 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -13,17 +13,20 @@ from jax.typing import ArrayLike, DTypeLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.pytree import Tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.pack import pack_tasks
+from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
-from mocha_jax.federated._sending import Sending, SendingNodes
+from mocha_jax.federated._sending import Sending, SendingNodeSide
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
+from mocha_jax.losses import Loss
 
 
 class Node:
     """A device with samples that do not leave it.
 
-    Pure: its state between rounds, `mine`, is handed in and out; `save` and `load` write it to a file.
+    Pure: its state between rounds is handed in and out; `save` and `load` write it to a file.
 
     Args:
       x: samples ``[n, d]``.
@@ -40,13 +43,13 @@ class Node:
     """
 
     def __init__(
-        self, x: ArrayLike, y: ArrayLike, loss: Any, algorithm: Algorithm[Any], *, loss_scaling: str = "sum",
+        self, x: ArrayLike, y: ArrayLike, loss: Loss | Likelihood, algorithm: Algorithm, *, loss_scaling: str = "sum",
         intercept: bool | float = False, dtype: DTypeLike | None = None, rows: int | None = None,
         federation: str | None = None, sending: Sending | None = None,
     ) -> None:  # fmt: skip
         check.instance("Node", "algorithm", algorithm, Algorithm, "Mocha()")
         sides = sides_of("Node", algorithm)
-        # Labels are numbers: to texts every node by itself would give numbers of its own.
+        # Labels must be numbers: texts would be numbered by every node differently.
         check.array("Node", "x", x, ("n", "d"))
         check.array("Node", "y", y, ("n",))
         if rows is not None:
@@ -59,21 +62,21 @@ class Node:
         self._side: NodeSide = sides.node(algorithm, data, loss)
         if sending is not None:
             check.instance("Node", "sending", sending, Sending, "federated.Quantized()")
-            self._side = SendingNodes(self._side, sending)
+            self._side = SendingNodeSide(self._side, sending)
         self._like = self._side.like_down()
 
-    def init(self) -> Any:
-        """Return what the node keeps before the first round."""
+    def init(self) -> Tree:
+        """Return the state of the node before the first round."""
         return self._side.init()
 
     @on_purpose
-    def step(self, key: Array, mine: Any, down: Down) -> tuple[Any, Up]:
+    def step(self, key: Array, state: Tree, down: Down) -> tuple[Tree, Up]:
         """Answer a message of the server.
 
         Args:
           key: a JAX random key, the same in every round; with the key of a simulation, the work is
             the same up to rounding.
-          mine: what the node kept.
+          state: the node's state.
           down: the message.
 
         Returns:
@@ -84,60 +87,60 @@ class Node:
         """
         check.key("Node", key)
         record = self._read(down)
-        said: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.life, down.held, down.task))
-        numbers = Header(*said)
-        if why := _oddity(down) or self._side.doubts(mine, numbers, record):
+        numbers: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.incarnation, down.held, down.task))
+        header = Header(*numbers)
+        if why := _invalid_header(down) or self._side.reject_reason(state, header, record):
             raise Refused(f"Node: the server {why}.")
-        header, record = jax.tree.map(jnp.asarray, (numbers, record))
-        after, held, up = _work(key, self._side, mine, header, record)
-        told = self._side.told(jax.device_get(up))
-        arrays = arrays_of(told)
+        header, record = jax.tree.map(jnp.asarray, (header, record))
+        after, held, up = _work(key, self._side, state, header, record)
+        outgoing = self._side.outgoing(jax.device_get(up))
+        arrays = arrays_of(outgoing)
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise Refused("Node: the server sent numbers with which the work overflows.")
         return after, Up(
-            down.federation, down.task, down.round, down.life, int(held[0]), type(told).__name__, arrays
+            down.federation, down.task, down.round, down.incarnation, int(held[0]), type(outgoing).__name__, arrays
         )  # fmt: skip
 
     @on_purpose
-    def weights(self, mine: Any, down: Down) -> Any:
+    def weights(self, state: Tree, down: Down) -> Any:
         """Return this node's model as a message has it: ``[d]``, or a network's parameters.
 
         With `Virtual` they are the means of the posterior, the shared ones from the message and the private ones, which
         never leave the node.
 
         Args:
-          mine: what the node keeps.
+          state: the node's state.
           down: a message of the server.
 
         Raises:
           Refused: the message is not from a server of this federation.
         """
         record = jax.tree.map(jnp.asarray, self._read(down))
-        return jax.tree.map(lambda leaf: leaf[0], self._side.weights(mine, record))
+        return jax.tree.map(lambda leaf: leaf[0], self._side.weights(state, record))
 
-    def _read(self, down: Down) -> Any:
+    def _read(self, down: Down) -> Tree:
         """The record in a message whose form is right."""
         check_header("Node", "the server", down, Down, self.federation)
         return check_arrays("Node", "the server", down, self._like)
 
 
-def _oddity(down: Down) -> str:
+def _invalid_header(down: Down) -> str:
     """Say what is wrong with the numbers of a header; empty: nothing."""
-    if down.task < 0 or down.life < 0:
-        return f"sent a message to task {down.task} in its life {down.life}, and neither may be below 0"
+    if down.task < 0 or down.incarnation < 0:
+        return f"sent a message to task {down.task} in its incarnation {down.incarnation}, and neither may be below 0"
     if not 0 <= down.held < down.round:
         return f"sent round {down.round} and says that it holds the answer to round {down.held}"
     return ""
 
 
-def _numbers(key: Array, side: NodeSide, *_: Any) -> float:
+def _numbers(key: Array, side: NodeSide, *_: object) -> float:
     """Count the numbers of a node's samples."""
     return max((np.size(leaf) for leaf in jax.tree.leaves(side)), default=0)
 
 
-def _step(key: Array, side: NodeSide, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
+def _step(key: Array, side: NodeSide, state: Tree, header: Header, down: Tree) -> tuple[Tree, Array, Tree]:
     # Simulations count the rounds done before.
-    return side.work(jax.random.fold_in(jax.random.fold_in(key, header.round[0] - 1), 1), mine, header, down)
+    return side.work(jax.random.fold_in(jax.random.fold_in(key, header.round[0] - 1), 1), state, header, down)
 
 
 _work = Program(_step, numbers=_numbers)

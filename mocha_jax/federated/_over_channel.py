@@ -12,11 +12,13 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._algorithms.wrapper import Around
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Relation, static, tree
+from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
-from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, sides_of, where
+from mocha_jax.federated._adaptive_sides import AdaptiveNodeState, AdaptiveServerState
+from mocha_jax.federated._dual_sides import DualNodeState, DualServerState
+from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
 from mocha_jax.systems._work import Info, Work
 
@@ -25,9 +27,9 @@ _LUCK = 7
 
 
 class Transit(Pytree):
-    """The answers of the last rounds, some of them still under way; the place of a round is its number modulo r."""
+    """The answers of the last rounds, some of them still under way; the slot of a round is its number modulo r."""
 
-    up: Any = tree()  # [r, m, ...]
+    up: Pytree  # [r, m, ...]
     round: Array  # [r, m] int32
     held: Array  # [r, m] int32 see `Header`
     arrives: Array  # [r, m] int32 the round in which it does; below 0: never
@@ -41,13 +43,13 @@ class ChannelState(State):
     late: Array  # [] int32 answers so far that arrived late and were taken
     refused: Array  # [] int32 answers so far that arrived and were not
     transit: Transit
-    mine: Any = tree()  # the nodes'
-    inner: Any = tree()  # the server's
+    nodes: DualNodeState | AdaptiveNodeState
+    server: DualServerState | AdaptiveServerState
 
     @property
     def duals(self) -> Array:
         """The duals of all nodes, where they stand."""
-        return self.mine.duals
+        return self.nodes.duals
 
 
 class OverChannel(Around):
@@ -88,23 +90,21 @@ class OverChannel(Around):
 
     def _sides(self, problem: Problem) -> tuple[NodeSide, ServerSide]:
         data, sides = problem.data, sides_of("OverChannel", self.algorithm)
-        nodes = sides.node(self.algorithm, data, problem.loss)
-        centre = sides.server(
+        return sides.node(self.algorithm, data, problem.loss), sides.server(
             self.algorithm, problem.regularizer, data.num_tasks, data.num_features, data.dtype, data.loss_scaling
         )
-        return nodes, centre
 
     def init(self, problem: Problem) -> ChannelState:
         self.expect(problem)
         self.check(problem)
-        nodes, centre = self._sides(problem)
+        node_side, server_side = self._sides(problem)
         m, rounds = problem.data.num_nodes, self.channel.most + 1
-        mine, none = nodes.init(), jnp.zeros((), jnp.int32)
-        up = jax.tree.map(lambda like: jnp.zeros((rounds, *like.shape), like.dtype), centre.like_up())
-        nobody = jnp.full((rounds, m), -1, jnp.int32)
-        transit = Transit(up, nobody, nobody, nobody, nobody)
-        inner = centre.init(problem.data.sizes)
-        return ChannelState(none, jnp.zeros((m,), jnp.int32), none, none, transit, mine, inner)
+        nodes, zero = node_side.init(), jnp.zeros((), jnp.int32)
+        up = jax.tree.map(lambda like: jnp.zeros((rounds, *like.shape), like.dtype), server_side.like_up())
+        none = jnp.full((rounds, m), -1, jnp.int32)
+        transit = Transit(up, none, none, none, none)
+        server = server_side.init(problem.data.sizes)
+        return ChannelState(zero, jnp.zeros((m,), jnp.int32), zero, zero, transit, nodes, server)
 
     def resume(self, state: ChannelState, problem: Problem) -> ChannelState:
         check.instance("OverChannel", "state", state, ChannelState, "solution.state")
@@ -124,28 +124,27 @@ class OverChannel(Around):
         return self.algorithm.draw(key, problem), jax.random.fold_in(key, _LUCK)
 
     def step(self, key: Any, state: ChannelState, problem: Problem, work: Work) -> tuple[ChannelState, Info]:
-        nodes, centre = self._sides(problem)
+        node_side, server_side = self._sides(problem)
         (drawn, luck), data, round = self.draw(key, problem), problem.data, state.round + 1
         budget = work.budget(self.full_work(problem))
         if self.channel.waits:
-            transit = state.transit
-            budget = jnp.where(jnp.any(transit.arrives >= round, axis=0), 0, budget)
+            budget = jnp.where(jnp.any(state.transit.arrives >= round, axis=0), 0, budget)
         asked = budget > 0
-        same = jnp.full_like(state.held, 1) * round
-        header = Header(same, jnp.zeros_like(same), state.held, jnp.arange(len(same), dtype=jnp.int32))
-        down = centre.down(state.inner).replace(steps=budget)
-        mine, since, up = nodes.work(drawn, state.mine, header, down)
-        mine = jax.tree.map(lambda new, old: where(asked, new, old), mine, state.mine)
+        rounds = jnp.full_like(state.held, 1) * round
+        header = Header(rounds, jnp.zeros_like(rounds), state.held, jnp.arange(len(rounds), dtype=jnp.int32))
+        down = server_side.down(state.server).replace(steps=budget)
+        nodes, held, up = node_side.work(drawn, state.nodes, header, down)
+        nodes = jax.tree.map(lambda new, old: where(asked, new, old), nodes, state.nodes)
         fate = self.channel.fate(luck, data, self.request(problem, state.round).replace(steps=budget))
-        transit = _sent(state.transit, round, asked, up, since, fate)
-        taken, heard, refused = _arrived(transit, round, state.held, centre, self.max_staleness)
-        at = jnp.where(heard.any, taken % len(transit.round), 0)
-        answers = jax.tree.map(lambda a: a[at, jnp.arange(a.shape[1])], transit.up)
-        inner, _ = centre.combine(state.inner, round, answers, heard)
-        late = state.late + jnp.sum(heard.any & ~heard.now, dtype=jnp.int32)
+        transit = _sent(state.transit, round, asked, up, held, fate)
+        taken, received, refused = _arrived(transit, round, state.held, server_side, self.max_staleness)
+        slot = jnp.where(received.any, taken % len(transit.round), 0)
+        answers = jax.tree.map(lambda a: a[slot, jnp.arange(a.shape[1])], transit.up)
+        server, _ = server_side.combine(state.server, round, answers, received)
+        late = state.late + jnp.sum(received.any & ~received.now, dtype=jnp.int32)
         flops = budget.astype(data.dtype) * self.step_flops(problem) + jnp.where(asked, self.fixed_flops(problem), 0.0)
         after = ChannelState(
-            round, jnp.where(heard.any, taken, state.held), late, state.refused + refused, transit, mine, inner
+            round, jnp.where(received.any, taken, state.held), late, state.refused + refused, transit, nodes, server
         )  # fmt: skip
         return after, Info(budget, flops, jnp.zeros_like(asked))
 
@@ -160,44 +159,49 @@ class OverChannel(Around):
         return proven(problem, state.duals, self.weights(state), self.relation(state, problem))
 
     def weights(self, state: ChannelState) -> Array:
-        return state.inner.rule.model
+        return state.server.rule.model
 
     def relation(self, state: ChannelState, problem: Problem) -> Relation:
-        return self._sides(problem)[1].relation(state.inner)
+        return self._sides(problem)[1].relation(state.server)
 
 
-def _sent(transit: Transit, round: Array, asked: Array, up: Any, since: Array, fate: Fate) -> Transit:
+def _sent(transit: Transit, round: Array, asked: Array, up: Pytree, held: Array, fate: Fate) -> Transit:
     """Put a round's answers on their way, in place of those that have arrived by now."""
-    place = round % len(transit.round)
+    slot = round % len(transit.round)
 
-    def when(rounds: Array) -> Array:
+    def arrival(rounds: Array) -> Array:
         return jnp.where(asked & (rounds >= 0), round + rounds, -1)
 
-    put = jax.tree.map(lambda all, one: all.at[place].set(one), transit.up, up)
+    ups = jax.tree.map(lambda all, one: all.at[slot].set(one), transit.up, up)
     return Transit(
-        put, transit.round.at[place].set(jnp.where(asked, round, -1)), transit.held.at[place].set(since),
-        transit.arrives.at[place].set(when(fate.arrives)), transit.again.at[place].set(when(fate.again)),
+        ups, transit.round.at[slot].set(jnp.where(asked, round, -1)), transit.held.at[slot].set(held),
+        transit.arrives.at[slot].set(arrival(fate.arrives)), transit.again.at[slot].set(arrival(fate.again)),
     )  # fmt: skip
 
 
 def _arrived(
-    transit: Transit, round: Array, held: Array, centre: ServerSide, most: int | None
-) -> tuple[Array, Heard, Array]:
-    """Choose of what has arrived from every node the newest answer that a server takes.
+    transit: Transit, round: Array, held: Array, side: ServerSide, most: int | None
+) -> tuple[Array, ReceivedAnswers, Array]:
+    """Choose of the answers that have arrived from every node the newest one that a server takes.
 
     Returns:
-      Its round ``[m]``, below 0 where there is none; what the server then knows; how many were refused.
+      Its round ``[m]``, below 0 where there is none; the answers of which the server then knows; how many it refuses.
     """
-    patience = centre.patience if most is None else min(centre.patience, most)
-    here = (transit.arrives == round).astype(jnp.int32) + (transit.again == round).astype(jnp.int32)
-    good = (here > 0) & (transit.round > held[None, :]) & (round - transit.round <= patience)
-    if centre.from_held:
+    patience = side.patience if most is None else min(side.patience, most)
+    arriving = (transit.arrives == round).astype(jnp.int32) + (transit.again == round).astype(jnp.int32)
+    good = (arriving > 0) & (transit.round > held[None, :]) & (round - transit.round <= patience)
+    if side.from_held:
         good = good & (transit.held == held[None, :])
     taken = jnp.max(jnp.where(good, transit.round, -1), axis=0)
-    heard = taken >= 0
-    since = jnp.max(jnp.where(transit.round == taken[None, :], transit.held, -1), axis=0)
-    now = heard & (taken == round)
-    late = jnp.where(heard, round - taken, 0)
-    known = Heard(heard, now, heard & (since == held), heard | (held > 0), late, jnp.zeros_like(heard))
-    refused = jnp.sum(here, dtype=jnp.int32) - jnp.sum(heard, dtype=jnp.int32)
-    return taken, known, refused
+    answered = taken >= 0
+    went_on_from = jnp.max(jnp.where(transit.round == taken[None, :], transit.held, -1), axis=0)
+    received = ReceivedAnswers(
+        any=answered,
+        now=answered & (taken == round),
+        exact=answered & (went_on_from == held),
+        ever=answered | (held > 0),
+        late=jnp.where(answered, round - taken, 0),
+        denied=jnp.zeros_like(answered),
+    )
+    refused = jnp.sum(arriving, dtype=jnp.int32) - jnp.sum(answered, dtype=jnp.int32)
+    return taken, received, refused

@@ -11,7 +11,7 @@ server have the same $\hat v$ to the last bit, whatever machines they are.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -58,5 +58,5 @@ class Quantized(Sending):
         code = Code(steps, scale.astype(jnp.float32))
         return code, self.decode(code, held)
 
-    def decode(self, code: Any, held: Array) -> Array:
+    def decode(self, code: Code, held: Array) -> Array:
         return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, Tree, tree
-from mocha_jax.federated._sides import Header, NodeSide, where
+from mocha_jax.federated._sides import DownRecord, Header, NodeSide, State, where
 
 
 class Sending(Pytree):
@@ -40,45 +40,45 @@ class Sending(Pytree):
 
     @abstractmethod
     def decode(self, code: Any, held: Array) -> Array:
-        """Return the vectors ``[m, d]`` of what travelled, and of those that are held."""
+        """Return the vectors ``[m, d]`` from the coded ones and those that the server holds."""
 
 
 class Coded(Pytree):
     """An answer in that form."""
 
     base: Array  # [m] int32 the round of the answer whose vector it refers to; below 0: to none
-    code: Any = tree()
-    rest: Any = tree()  # the answer without its vector
+    code: Tree = tree()
+    rest: Pytree = tree()  # the answer without its vector
 
 
-class SendingNodes(NodeSide):
+class SendingNodeSide(NodeSide[State, DownRecord, Coded], Generic[State, DownRecord]):
     """Nodes that send their vectors in some form."""
 
-    inner: NodeSide
+    inner: NodeSide[State, DownRecord, Any]
     sending: Sending
 
-    def init(self) -> Any:
+    def init(self) -> State:
         return self.inner.init()
 
     def like_down(self) -> Mapping[str, Tree]:
         return self.inner.like_down()
 
-    def doubts(self, mine: Any, header: Header, down: Any) -> str:
-        return self.inner.doubts(mine, header, down)
+    def reject_reason(self, state: State, header: Header, down: DownRecord) -> str:
+        return self.inner.reject_reason(state, header, down)
 
-    def weights(self, mine: Any, down: Any) -> Any:
-        return self.inner.weights(mine, down)
+    def weights(self, state: State, down: DownRecord) -> Tree:
+        return self.inner.weights(state, down)
 
-    def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Coded]:
-        held, known = self.inner.held_of(mine, header)
-        after, since, up = self.inner.work(key, mine, header, down)
-        code, v = self.sending.encode(header.round, up.v, held)
+    def work(self, key: Any, state: State, header: Header, down: DownRecord) -> tuple[State, Array, Coded]:
+        v_held, knows_held = self.inner.held_vectors(state, header)
+        after, held, up = self.inner.work(key, state, header, down)
+        code, v = self.sending.encode(header.round, up.v, v_held)
         base = header.held if self.sending.relative else jnp.zeros_like(header.held)
-        base = jnp.where(known | (not self.sending.relative), base, -1)
-        after, up = self.inner.sent_as(after, header, up, where(base >= 0, v, up.v))
-        return after, since, Coded(base, code, up)
+        base = jnp.where(knows_held | (not self.sending.relative), base, -1)
+        after, up = self.inner.with_decoded(after, header, up, where(base >= 0, v, up.v))
+        return after, held, Coded(base, code, up)
 
-    def told(self, up: Coded) -> Any:
+    def outgoing(self, up: Coded) -> Tree:
         return up.rest if up.base[0] < 0 else up.exchange(rest=up.rest.exchange(v=None))
 
 
@@ -87,7 +87,7 @@ def like_coded(sending: Sending, like: Any) -> Coded:
 
     Args:
       sending: their form.
-      like: the same of answers as they are.
+      like: the same of plain answers.
     """
     if not hasattr(like, "v"):
         raise ValueError(f"Server: receiving is for answers with one vector v, and a {type(like).__name__} is none.")
@@ -101,8 +101,8 @@ def like_coded(sending: Sending, like: Any) -> Coded:
     return Coded(base, code, like.exchange(v=None))
 
 
-def decoded(sending: Sending, like: Coded, answers: Mapping[int, Any], held: Array) -> dict[int, Any]:
-    """Answers as they are, whatever form they came in.
+def decoded(sending: Sending, like: Coded, answers: Mapping[int, Pytree], held: Array) -> dict[int, Pytree]:
+    """Plain answers, whatever form they came in.
 
     Args:
       sending: the form.
@@ -118,12 +118,9 @@ def decoded(sending: Sending, like: Coded, answers: Mapping[int, Any], held: Arr
     for task, record in coded.items():
         jax.tree.map(lambda all, one, task=task: all.__setitem__(task, one[0]), codes, record.code)
     v = np.asarray(_decode(sending, codes, held))
-    return {
-        task: record.rest.exchange(v=v[task : task + 1]) if task in coded else record
-        for task, record in answers.items()
-    }
+    return {**answers, **{task: record.rest.exchange(v=v[task : task + 1]) for task, record in coded.items()}}
 
 
 @jax.jit
-def _decode(sending: Sending, codes: Any, held: Array) -> Array:
+def _decode(sending: Sending, codes: Tree, held: Array) -> Array:
     return sending.decode(codes, held)

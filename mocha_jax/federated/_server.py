@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +16,15 @@ from jax.typing import DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.quality import Quality
-from mocha_jax.federated._inbox import Reception, ServerState
+from mocha_jax.federated._inbox import FederationState, Inbox
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
 from mocha_jax.federated._sending import Sending, like_coded
-from mocha_jax.federated._sides import Heard, ServerSide, sides_of
+from mocha_jax.federated._sides import ReceivedAnswers, ServerSide, sides_of
+from mocha_jax.regularizers import Regularizer
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -30,7 +33,7 @@ class Report:
 
     Args:
       round: its number, from 1.
-      heard: tasks whose answers were accepted.
+      accepted: tasks whose answers were accepted.
       refused: a sentence for every other answer, by task.
       quality: of the model that was sent down: for a convex problem a `Certificate`, whose numbers are infinite if
         too few nodes have answered, and whose lower bound holds in every round; for networks a
@@ -38,14 +41,14 @@ class Report:
     """
 
     round: int
-    heard: tuple[int, ...]
+    accepted: tuple[int, ...]
     refused: Mapping[int, str]
     quality: Any
 
     def __repr__(self) -> str:
         first = next(iter(self.refused.values()), "").rstrip(".")
         refused = f", refused {len(self.refused)}: {first}" if self.refused else ""
-        return f"Report(round {self.round}, heard {len(self.heard)} nodes{refused}, {self.quality})"
+        return f"Report(round {self.round}, accepted {len(self.accepted)} answers{refused}, {self.quality})"
 
 
 class Server:
@@ -69,7 +72,7 @@ class Server:
     """
 
     def __init__(
-        self, algorithm: Algorithm[Any], regularizer: Any, num_tasks: int, num_features: int, *,
+        self, algorithm: Algorithm, regularizer: Regularizer | None, num_tasks: int, num_features: int, *,
         loss_scaling: str = "sum", dtype: DTypeLike | None = None, federation: str = "mocha",
         max_staleness: int | None = None, max_norm: float | None = None, receiving: Sending | None = None,
     ) -> None:  # fmt: skip
@@ -89,13 +92,14 @@ class Server:
         sides = sides_of("Server", algorithm)
         self._side: ServerSide = sides.server(algorithm, regularizer, num_tasks, num_features, dtype, loss_scaling)
         like = self._side.like_up()
-        taken: dict[str, Tree] = {type(like).__name__: like}
+        self._accepted: dict[str, Tree] = {type(like).__name__: like}
         if receiving is not None:
             check.instance("Server", "receiving", receiving, Sending, "federated.Quantized()")
-            taken["Coded"] = like_coded(receiving, like)
+            self._accepted["Coded"] = like_coded(receiving, like)
         late = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
-        self._reception = Reception(federation, self._side, taken, receiving, late, max_norm)
-        self._sent: tuple[Any, Any] | None = None  # the last state of which messages were made, and what they hold
+        self._inbox = Inbox(federation, self._side, like, self._accepted, receiving, late, max_norm)
+        # The last state of which messages were made, and their record.
+        self._sent: tuple[FederationState, Pytree] | None = None
 
     @property
     def judged(self) -> bool:
@@ -103,21 +107,21 @@ class Server:
         return self._side.judges
 
     @on_purpose
-    def init(self, life: int = 0) -> ServerState:
+    def init(self, incarnation: int = 0) -> FederationState:
         """Return the state before the first round.
 
         Args:
-          life: any number >= 0; take another one, e.g. the time, wherever a server begins anew that nodes may have
-            known before.
+          incarnation: any number >= 0; take another one, e.g. the time, wherever a server begins anew that nodes may
+            have known before.
         """
-        check.integer("Server", 0, life=life)
-        nobody, each = jnp.zeros((self.num_tasks,), jnp.int32), jnp.ones((self.num_tasks,), jnp.int32)
-        return ServerState(
-            jnp.zeros((), jnp.int32), jnp.asarray(life, jnp.int32), nobody, each, nobody > 0, _init(self._side, each)
+        check.integer("Server", 0, incarnation=incarnation)
+        none, each = jnp.zeros((self.num_tasks,), jnp.int32), jnp.ones((self.num_tasks,), jnp.int32)
+        return FederationState(
+            jnp.zeros((), jnp.int32), jnp.asarray(incarnation, jnp.int32), none, each, none > 0, _init(self._side, each)
         )  # fmt: skip
 
     @on_purpose
-    def asked(self, key: Array, state: ServerState) -> tuple[int, ...]:
+    def asked(self, key: Array, state: FederationState) -> tuple[int, ...]:
         """Return the tasks whose nodes are asked in the next round: all present ones, or the algorithm's selection.
 
         Args:
@@ -125,12 +129,12 @@ class Server:
           state: of the server.
         """
         check.key("Server", key)
-        there = np.asarray(state.counts) > 0
-        marked = _asked(key, self._side, state.inner)
-        return tuple(np.flatnonzero(there if marked is None else there & np.asarray(marked)).tolist())
+        present = np.asarray(state.counts) > 0
+        selected = _asked(key, self._side, state.inner)
+        return tuple(np.flatnonzero(present if selected is None else present & np.asarray(selected)).tolist())
 
     @on_purpose
-    def down(self, state: ServerState, task: int, *, steps: int | None = None) -> Down:
+    def down(self, state: FederationState, task: int, *, steps: int | None = None) -> Down:
         """Make the message to a node that begins its next round.
 
         Args:
@@ -144,13 +148,13 @@ class Server:
         record = self._sent[1]
         if steps is not None:
             check.integer("Server.down", 0, steps=steps)
-            record = record.exchange(steps=np.full_like(record.steps, steps))
+            record = record.exchange(steps=np.full((self.num_tasks,), steps, np.int32))
         arrays = arrays_of(jax.tree.map(lambda a: a[task : task + 1] if len(a) > 1 else a, record))
-        round, life, held = int(state.round) + 1, int(state.life), int(state.held[task])
-        return Down(self.federation, task, round, life, held, type(record).__name__, arrays)
+        round, incarnation, held = int(state.round) + 1, int(state.incarnation), int(state.held[task])
+        return Down(self.federation, task, round, incarnation, held, type(record).__name__, arrays)
 
     @on_purpose
-    def step(self, state: ServerState, ups: Mapping[int, Up]) -> tuple[ServerState, Report]:
+    def step(self, state: FederationState, ups: Mapping[int, Up]) -> tuple[FederationState, Report]:
         """Do a round of the central node with the answers of any nodes.
 
         Args:
@@ -164,72 +168,74 @@ class Server:
         """
         if not isinstance(ups, Mapping):
             raise ValueError(f"Server.step: ups must be a mapping of tasks to answers, got {check.shown(ups)}.")
-        taken, refused, door = {}, {}, self._reception
+        inbox, accepted, refused = self._inbox, dict[int, tuple[Pytree, Up]](), dict[int, str]()
         for sender, up in ups.items():
             try:
-                task = door.known(state, sender)
-                taken[task] = door.believed(state, task, up), up
+                task = inbox.task_of(state, sender)
+                accepted[task] = inbox.record_of(state, task, up), up
             except Refused as why:
                 refused[sender] = str(why)
-        record, heard, rounds = door.together(state, taken)
-        doubtful, denied = door.doubtful(state, record, heard)
-        if doubtful:
-            refused |= {task: f"Server: the node of task {task} {why}." for task, why in doubtful.items()}
-            taken = {task: answer for task, answer in taken.items() if task not in doubtful}
-            record, heard, rounds = door.together(state, taken, denied)
+        record, received, rounds = inbox.together(state, accepted)
+        implausible, denied = inbox.implausible(state, record, received)
+        if implausible:
+            refused |= {task: f"Server: the node of task {task} {why}." for task, why in implausible.items()}
+            accepted = {task: answer for task, answer in accepted.items() if task not in implausible}
+            record, received, rounds = inbox.together(state, accepted, denied)
         now = int(state.round) + 1
-        state, quality = _combine(self._side, state, record, heard, rounds)
-        return state, Report(now, tuple(sorted(taken)), refused, quality)
+        state, quality = _combine(self._side, state, record, received, rounds)
+        return state, Report(now, tuple(sorted(accepted)), refused, quality)
 
     @on_purpose
-    def restarted(self, state: ServerState, life: int) -> ServerState:
+    def restarted(self, state: FederationState, incarnation: int) -> FederationState:
         """Resume from a saved state, perhaps of some rounds ago.
 
-        Nodes may have answered messages since then that the state does not record. A new life tells them that these
-        no longer count; each sends its vector once without further work.
+        Nodes may have answered messages since then that the state does not record. A new incarnation tells them that
+        these no longer count; each sends its vector once without further work.
 
         Args:
           state: from a file.
-          life: a number >= 0 that the server has not had before, e.g. the time in seconds or a random one.
+          incarnation: a number >= 0 that the server has not had before, e.g. the time in seconds or a random one.
         """
-        check.integer("Server", 0, life=life)
-        if int(life) == int(state.life):
-            raise ValueError(f"Server.restarted: life must be another one than that of the state, {int(life)}.")
-        return state.replace(life=jnp.asarray(life, jnp.int32))
+        check.integer("Server", 0, incarnation=incarnation)
+        if int(incarnation) == int(state.incarnation):
+            raise ValueError(
+                f"Server.restarted: incarnation must be another one than that of the state, {int(incarnation)}."
+            )
+        return state.replace(incarnation=jnp.asarray(incarnation, jnp.int32))
 
     @on_purpose
-    def leave(self, state: ServerState, task: int) -> ServerState:
+    def leave(self, state: FederationState, task: int) -> FederationState:
         """Go on without a node that has left for good: its samples are no part of the problem any more."""
         return self._with_count(state, self._task("leave", task), 0)
 
     @on_purpose
-    def join(self, state: ServerState, task: int) -> ServerState:
+    def join(self, state: FederationState, task: int) -> FederationState:
         """Count on a node again, or for the first time, that had left."""
         return self._with_count(state, self._task("join", task), 1)
 
-    def weights(self, state: ServerState) -> Any:
+    def weights(self, state: FederationState) -> Any:
         """Return the model, ``[num_tasks, d]``; a network's parameters."""
         return self._side.weights(state.inner)
 
-    def relation(self, state: ServerState) -> Any:
+    def relation(self, state: FederationState) -> Relation:
         """Return Omega as the regularizer keeps it; None where it is given."""
         return self._side.relation(state.inner)
 
     @on_purpose
-    def omega(self, state: ServerState) -> Array:
+    def omega(self, state: FederationState) -> Array:
         """Return Omega ``[num_tasks, num_tasks]``."""
         return self._side.omega(state.inner)
 
     def like_up(self) -> Mapping[str, Tree]:
         """Return records of the shapes and dtypes of what may come up, with an axis of tasks, by their names."""
-        return self._reception.taken
+        return self._accepted
 
     def like_down(self) -> Mapping[str, Tree]:
         """Return those of what goes down."""
         record = jax.eval_shape(lambda: self._side.down(self._side.init(jnp.ones((self.num_tasks,), jnp.int32))))
         return {type(record).__name__: record}
 
-    def _with_count(self, state: ServerState, task: int, count: int) -> ServerState:
+    def _with_count(self, state: FederationState, task: int, count: int) -> FederationState:
         counts = state.counts.at[task].set(count)
         held = state.held if count else state.held.at[task].set(0)
         denied = state.denied.at[task].set(False)
@@ -239,10 +245,10 @@ class Server:
         return state.replace(round=round, counts=counts, held=held, denied=denied, inner=inner)
 
     def _task(self, what: str, task: object) -> int:
-        found = whole(task)
-        if found is None or not 0 <= found < self.num_tasks:
+        number = whole(task)
+        if number is None or not 0 <= number < self.num_tasks:
             raise ValueError(f"Server.{what}: there is no task {shown(task)}; tasks are 0 to {self.num_tasks - 1}.")
-        return found
+        return number
 
 
 _init = jax.jit(lambda side, counts: side.init(counts))
@@ -250,19 +256,71 @@ _resume = jax.jit(lambda side, inner, counts: side.resume(inner, counts))
 
 
 @jax.jit
-def _asked(key: Array, side: ServerSide, inner: Any) -> Array | None:
+def _asked(key: Array, side: ServerSide, inner: Tree) -> Array | None:
     return side.asked(key, inner)
 
 
 @jax.jit
-def _down(side: ServerSide, inner: Any) -> Any:
+def _down(side: ServerSide, inner: Tree) -> Pytree:
     return side.down(inner)
 
 
 @jax.jit
-def _combine(side: ServerSide, state: ServerState, up: Any, heard: Heard, rounds: Array) -> tuple[ServerState, Quality]:
+def _combine(
+    side: ServerSide, state: FederationState, up: Any, received: ReceivedAnswers, rounds: Array
+) -> tuple[FederationState, Quality]:
     round = state.round + 1
-    inner, quality = side.combine(state.inner, round, up, heard)
-    held = jnp.where(heard.any, rounds, state.held)
-    counts = jnp.where(heard.any, up.samples, state.counts)
-    return ServerState(round, state.life, held, counts, heard.denied, inner), quality
+    inner, quality = side.combine(state.inner, round, up, received)
+    held = jnp.where(received.any, rounds, state.held)
+    counts = jnp.where(received.any, up.samples, state.counts)
+    return FederationState(round, state.incarnation, held, counts, received.denied, inner), quality
+
+
+def message_numbers(server: Server) -> dict[str, dict[str, int]]:
+    """Count the numbers of one message of every kind, by their dtype; its header comes on top.
+
+    Of dual methods with d features, against d numbers each way that `mocha_jax.costs` counts:
+
+    | | floats | 32-bit integers | 8-bit integers | more than counted |
+    |---|---|---|---|---|
+    | `DualDown` | 2 d + 1 | 1 | | the model, a curvature, how many steps |
+    | `DualUp` | d + 6 | 1 | | a share of a round's work, five terms of certificates, how many samples |
+    | `Coded`, `Quantized` | 6, and 1 of float32 | 2 | d | those, a scale, to which answer it refers |
+
+    Args:
+      server: of the federation; what it sends and takes is in its dtype.
+
+    Examples:
+      >>> import mocha_jax as mj
+      >>> server = mj.federated.Server(mj.Mocha(), mj.regularizers.Probabilistic(0.1), 20, 100, dtype="float32")
+      >>> message_numbers(server)
+      {'DualDown': {'float32': 201, 'int32': 1}, 'DualUp': {'float32': 106, 'int32': 1}}
+    """
+    check.instance("message_numbers", "server", server, Server, "federated.Server(...)")
+    numbers = {}
+    for name, record in {**server.like_down(), **server.like_up()}.items():
+        counts: Counter[str] = Counter()
+        for leaf in jax.tree.leaves(record):  # of one node
+            counts[np.dtype(leaf.dtype).name] += math.prod(leaf.shape[1:])
+        numbers[name] = dict(sorted(counts.items()))
+    return numbers
+
+
+def as_table(numbers: Mapping[str, Mapping[str, int]]) -> str:
+    """Write `message_numbers` as a table in Markdown, with the bytes of each message.
+
+    Examples:
+      >>> print(as_table({"DualUp": {"float32": 106, "int32": 1}}))
+      | message | float32 | int32 | bytes |
+      |---|---|---|---|
+      | `DualUp` | 106 | 1 | 428 |
+    """
+    if not isinstance(numbers, Mapping) or not all(isinstance(counts, Mapping) for counts in numbers.values()):
+        raise ValueError(f"as_table: numbers must be those of message_numbers(server), got {check.shown(numbers)}.")
+    dtypes = sorted({dtype for counts in numbers.values() for dtype in counts})
+    rows = [["message", *dtypes, "bytes"], ["---"] * (len(dtypes) + 2)]
+    for name, counts in numbers.items():
+        size = sum(np.dtype(dtype).itemsize * count for dtype, count in counts.items())
+        rows.append([f"`{name}`", *(str(counts.get(dtype, 0)) for dtype in dtypes), str(size)])
+    lines = ["|".join(row) if row[0] == "---" else " | ".join(row) for row in rows]
+    return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +20,27 @@ from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.quality import Quality
 
+State = TypeVar("State")  # that a node or the server keeps between rounds
+DownRecord = TypeVar("DownRecord")  # record of a message from the server to a node
+UpRecord = TypeVar("UpRecord")  # record of a message from a node to the server
+
 
 class Header(Pytree):
     """The part of a message that every algorithm has."""
 
     round: Array  # [m] int32 the round that it belongs to, from 1
-    life: Array  # [m] int32 of the server: another number after each of its restarts
+    incarnation: Array  # [m] int32 of the server: another number after each of its restarts
     # [m] int32. Down: the round of the node's last answer that the server holds, 0 before the first. Up: the same where
     # the node had gone no further than that when the message came, otherwise below 0.
     held: Array
     task: Array  # [m] int32 the tasks of the nodes, their numbers among all
 
 
-class NodeSide(Pytree):
+class NodeSide(Pytree, Generic[State, DownRecord, UpRecord]):
     """Base class of the node's side. Records have a leading axis m of nodes."""
 
     @abstractmethod
-    def init(self) -> Any:
+    def init(self) -> State:
         """Return what a node keeps between rounds, before the first one."""
 
     @abstractmethod
@@ -44,12 +48,12 @@ class NodeSide(Pytree):
         """Return records of the shapes and dtypes of what may come down, by their names."""
 
     @abstractmethod
-    def work(self, key: Any, mine: Any, header: Header, down: Any) -> tuple[Any, Array, Any]:
+    def work(self, key: Any, state: State, header: Header, down: DownRecord) -> tuple[State, Array, UpRecord]:
         """Do a round's work.
 
         Args:
           key: of the round's draws, the same for all nodes, or what the algorithm's `draw` made of it.
-          mine: what the nodes kept.
+          state: what the nodes kept.
           header: of the message that came down.
           down: the rest of it.
 
@@ -58,33 +62,33 @@ class NodeSide(Pytree):
         """
 
     @abstractmethod
-    def weights(self, mine: Any, down: Any) -> Any:
+    def weights(self, state: State, down: DownRecord) -> Tree:
         """Return the nodes' models as a message has them, arrays with a leading axis of nodes."""
 
-    def held_of(self, mine: Any, header: Header) -> tuple[Array, Array]:
+    def held_vectors(self, state: State, header: Header) -> tuple[Array, Array]:
         """Return the vectors that the server holds of nodes ``[m, d]``, and whether these know them ``[m]`` bool.
 
-        For a `Sending`, as is `sent_as`. Default: there is no such vector.
+        For a `Sending`, as is `with_decoded`. Default: there is no such vector.
         """
         raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
 
-    def sent_as(self, mine: Any, header: Header, up: Any, v: Array) -> tuple[Any, Any]:
-        """Return what nodes keep, and their answers, if the vectors in these ``up.v`` were `v` to the server."""
+    def with_decoded(self, state: State, header: Header, up: UpRecord, v: Array) -> tuple[State, UpRecord]:
+        """Return what nodes keep, and their answers, where the server decodes the vectors ``up.v`` as `v`."""
         raise ValueError(f"Node: sending is for answers with one vector, and a {type(self).__name__} sends other ones.")
 
-    def told(self, up: Any) -> Any:
+    def outgoing(self, up: UpRecord) -> Tree:
         """Return the part of one node's answer that travels; it is on the host. Default: all."""
         return up
 
-    def doubts(self, mine: Any, header: Header, down: Any) -> str:
+    def reject_reason(self, state: State, header: Header, down: DownRecord) -> str:
         """Say what is wrong with a message to one node whose form is right; empty: nothing. All is on the host.
 
-        It must refuse a second message of a round, for of two answers to it a node could not know which one is held.
+        It must refuse a second message of a round: of two answers to one round a node could not know which one is held.
         """
         return ""
 
 
-class Heard(Pytree):
+class ReceivedAnswers(Pytree):
     """The answers of which a server's round knows."""
 
     any: Array  # [m] bool an answer came
@@ -95,11 +99,11 @@ class Heard(Pytree):
     denied: Array  # [m] bool the node has denied the answer that is held, and none has come since
 
 
-# The doubt about an answer that is one about the earlier answer of the node, too: either of them is false.
+# The mark of an answer that puts the earlier answer of the node in doubt, too: one of the two is false.
 DENIES = "sent terms of a gap that are not those of the vector that it began with"
 
 
-class ServerSide(Pytree):
+class ServerSide(Pytree, Generic[State, UpRecord]):
     """Base class of the server's side. Records have a leading axis of tasks."""
 
     # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
@@ -109,14 +113,14 @@ class ServerSide(Pytree):
     judges: ClassVar[bool] = True
 
     @abstractmethod
-    def init(self, counts: Array) -> Any:
+    def init(self, counts: Array) -> State:
         """Return the state before the first round, of nodes with so many samples ``[m]``."""
 
     @abstractmethod
-    def resume(self, state: Any, counts: Array) -> Any:
+    def resume(self, state: State, counts: Array) -> State:
         """Continue a state with other nodes: those that left have no samples."""
 
-    def asked(self, key: Array, state: Any) -> Array | None:
+    def asked(self, key: Array, state: State) -> Array | None:
         """Mark the nodes that are asked in the next round ``[m]`` bool, those of a simulation with this key.
 
         Default: None, all are.
@@ -124,60 +128,60 @@ class ServerSide(Pytree):
         return None
 
     @abstractmethod
-    def down(self, state: Any) -> Any:
+    def down(self, state: State) -> Pytree:
         """Return what goes down to all nodes; its field `steps` ``[m]`` int32 is -1, for all those of a round.
 
         The leading axis of an array is of tasks, or 1 where it is the same for all.
         """
 
     @abstractmethod
-    def like_up(self) -> Tree:
+    def like_up(self) -> UpRecord:
         """Return a record of the shapes and dtypes of an answer."""
 
-    def held(self, state: Any) -> Array:
+    def held_vectors(self, state: State) -> Array:
         """Return the vectors of the nodes' last answers ``[m, d]``, for a `Sending`. Default: none."""
         raise ValueError(f"Server: receiving is for answers with one vector, and a {type(self).__name__} holds none.")
 
     @abstractmethod
-    def combine(self, state: Any, round: Array, up: Any, heard: Heard) -> tuple[Any, Quality]:
+    def combine(self, state: State, round: Array, up: UpRecord, received: ReceivedAnswers) -> tuple[State, Quality]:
         """Combine answers.
 
         Args:
           state: the state before.
           round: the number of this round, from 1, [].
-          up: the answers; of those that are not heard anything.
-          heard: which of them there are.
+          up: the answers; of nodes without one anything.
+          received: which of them there are.
 
         Returns:
           The state after, and what the answers say of the model that was sent down.
         """
 
     @abstractmethod
-    def weights(self, state: Any) -> Any:
+    def weights(self, state: State) -> Tree:
         """Return the model."""
 
-    def relation(self, state: Any) -> Relation:
+    def relation(self, state: State) -> Relation:
         """Return Omega as the regularizer keeps it; None where it is given. Default: None."""
         return None
 
-    def omega(self, state: Any) -> Array:
+    def omega(self, state: State) -> Array:
         """Return Omega ``[m, m]``. Default: an AttributeError."""
         raise AttributeError(f"Server: a {type(self).__name__} has no matrix Omega.")
 
-    def doubts(self, state: Any, up: Any, heard: Heard) -> Mapping[str, Array]:
+    def implausible(self, state: State, up: UpRecord, received: ReceivedAnswers) -> Mapping[str, Array]:
         """Mark impossible answers, as far as they can be detected here. Default: none.
 
         Args:
           state: the state before the round.
-          up: the answers; of those that are not heard anything.
-          heard: which of them there are.
+          up: the answers; of nodes without one anything.
+          received: which of them there are.
 
         Returns:
           Marks ``[m]`` bool by what is wrong, in words of which the node is the subject.
         """
         return {}
 
-    def norms(self, up: Any) -> Array:
+    def norms(self, up: UpRecord) -> Array:
         """Return how large answers are ``[m]``, for `Server`'s ``max_norm``. Default: the norm of all their floats."""
         floats = [leaf for leaf in jax.tree.leaves(up) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in floats))
@@ -199,13 +203,13 @@ def register(algorithm: type, sides: Sides) -> None:
     _SIDES[algorithm] = sides
 
 
-def sides_of(owner: str, algorithm: Algorithm[Any]) -> Sides:
+def sides_of(owner: str, algorithm: Algorithm) -> Sides:
     for kind in type(algorithm).__mro__:
         if kind in _SIDES:
             return _SIDES[kind]
-    known = ", ".join(sorted(kind.__name__ for kind in _SIDES))
+    divided = ", ".join(sorted(kind.__name__ for kind in _SIDES))
     raise ValueError(
-        f"{owner}: {type(algorithm).__name__} is not divided between nodes and a server; those that are: {known}."
+        f"{owner}: {type(algorithm).__name__} is not divided between nodes and a server; those that are: {divided}."
     )
 
 

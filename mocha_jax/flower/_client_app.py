@@ -18,12 +18,12 @@ from mocha_jax.flower._records import Arrays, Header, as_known, from_record, to_
 # The logger of Flower, whose lines go where those of the SuperNode do.
 _log = logging.getLogger("flwr")
 
-# What the node needs to be told in its node-config.
+# The entries that the node-config must have.
 _TASK, _STATE = "task", "state"
 
 
 def client_app(
-    make_node: str | Callable[[Mapping[str, Any]], Any], *, worker: bool = True, idle_seconds: float = 900.0
+    make_node: str | Callable[[Mapping[str, Any]], object], *, worker: bool = True, idle_seconds: float = 900.0
 ) -> ClientApp:
     """Make the ClientApp of nodes whose work is that of a `mocha_jax.federated.Node`.
 
@@ -107,14 +107,14 @@ def _safely(message: Message, answer: Callable[[], tuple[Header, Arrays]]) -> Me
         return Message(to_record({"what": "failed", "kind": type(error).__name__}), reply_to=message)
 
 
-def _task(config: Mapping[str, Any]) -> int:
+def _task(config: Mapping[str, object]) -> int:
     task = config.get(_TASK)
     if isinstance(task, bool) or not isinstance(task, int) or task < 0:
         raise ValueError(f"client_app: the node-config must have task=..., a whole number >= 0, got {task!r}.")
     return task
 
 
-def _folder(config: Mapping[str, Any]) -> str:
+def _folder(config: Mapping[str, object]) -> str:
     state = config.get(_STATE)
     if not isinstance(state, str) or not state:
         raise ValueError(f'client_app: the node-config must have state="...", a folder for the node, got {state!r}.')
@@ -122,8 +122,7 @@ def _folder(config: Mapping[str, Any]) -> str:
     return _worker_socket.private_folder(os.path.join(os.path.abspath(state), f"task-{_task(config)}"))
 
 
-def _setup(name: str, config: Mapping[str, Any], idle_seconds: float) -> dict[str, Any]:
-    """The settings of a worker."""
+def _setup(name: str, config: Mapping[str, object], idle_seconds: float) -> _worker_socket.Setup:
     top = name.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(top)  # imports nothing
     root = None
@@ -142,17 +141,17 @@ def _cache(folder: str) -> None:
 
 
 def _here(
-    folder: str, setup: dict[str, Any], header: Header, arrays: Arrays, state: RecordDict
+    folder: str, setup: _worker_socket.Setup, header: Header, arrays: Arrays, context: RecordDict
 ) -> tuple[Header, Arrays]:
     """Do the work in this process."""
-    from mocha_jax.flower._node_store import keeper_of, locked
+    from mocha_jax.flower._node_store import locked, open_store
 
     if _worker_socket.possible():
         _worker_socket.dismiss(folder)
     with locked(folder):
-        keeper = keeper_of(folder, setup)
-        answer = keeper.answer(header, arrays)
-        kept, dtypes = as_known({name: np.asarray(array) for name, array in keeper.kept().items()})
-        state["mocha"] = ArrayRecord({name: Array(array) for name, array in kept.items()})
-        state["mocha dtypes"] = ConfigRecord(dict(dtypes))
+        store = open_store(folder, setup)
+        answer = store.answer(header, arrays)
+        state, dtypes = as_known(store.state_arrays())
+        context["mocha"] = ArrayRecord({name: Array(array) for name, array in state.items()})
+        context["mocha dtypes"] = ConfigRecord(dict(dtypes))
     return answer

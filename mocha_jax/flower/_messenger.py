@@ -6,13 +6,12 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from mocha_jax.federated import Down, Up
-from mocha_jax.flower._records import from_record, to_record
+from mocha_jax.flower._records import Arrays, Header, from_record, to_record
 
 _log = logging.getLogger("flwr")
 
@@ -30,7 +29,7 @@ class _Sent:
     round: int  # 0: it asks for the task
 
 
-class Post:
+class Messenger:
     """Knows which of Flower's nodes has which task, and which messages are under way.
 
     Args:
@@ -87,43 +86,42 @@ class Post:
 
     def send(self, downs: Mapping[int, Down]) -> None:
         """Send messages of a round, by task."""
-        letters = []
+        messages = []
         for task, down in downs.items():
             self.bytes_down += down.nbytes
             record = to_record({"what": "down", **down.header, "seed": self.seed}, down.arrays)
-            letters.append((self._node[task], down.round, record, MessageType.TRAIN))
-        self._push(letters)
+            messages.append((self._node[task], down.round, record, MessageType.TRAIN))
+        self._push(messages)
 
     def pull(self) -> tuple[list[tuple[int, Up]], list[str]]:
-        """Return the answers that have come since the last time, by task, and sentences on what else has come."""
+        """Return the answers that have come since the last time, by task, and warnings about other replies."""
         ups: list[tuple[int, Up]] = []
-        said: list[str] = []
+        warnings: list[str] = []
         for reply in self.grid.pull_messages(list(self._open)) if self._open else ():
             sent = self._open.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
                 continue
-            who = f"node {sent.node}"
-            if sent.round:
-                who = f"the node of task {self._task[sent.node]}"
+            sender = f"the node of task {self._task[sent.node]}" if sent.round else f"node {sent.node}"
             try:
                 header, arrays = self._content(reply)
             except ValueError as why:
-                said.append(f"{who}: {why}")
+                warnings.append(f"{sender}: {why}")
+                continue
+            if header.get("what") == "failed":
+                kind = str(header.get("kind", ""))
+                kind = kind if kind.isidentifier() else "nameless exception"
+                warnings.append(f"{sender}: it failed with a {kind}; its own log says more.")
+                self._later[sent.node] = self._clock() + _AGAIN
+            elif not sent.round:
+                warnings += self._learn(sent.node, header.get("task"))
             else:
-                if header.get("what") == "failed":
-                    kind = str(header.get("kind", ""))
-                    kind = kind if kind.isidentifier() else "nameless exception"
-                    said.append(f"{who}: it failed with a {kind}; its own log says more.")
-                    self._later[sent.node] = self._clock() + _AGAIN
-                elif not sent.round:
-                    said += self._learn(sent.node, header.get("task"))
-                else:
-                    up = Up(**{name: header.get(name) for name in _FIELDS}, arrays=arrays)  # type: ignore[arg-type]
-                    self.bytes_up += up.nbytes
-                    ups.append((self._task[sent.node], up))
-        return ups, said
+                fields: Header = {name: header.get(name) for name in _FIELDS}
+                up = Up(**fields, arrays=arrays)
+                self.bytes_up += up.nbytes
+                ups.append((self._task[sent.node], up))
+        return ups, warnings
 
-    def _content(self, reply: Message) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _content(self, reply: Message) -> tuple[Header, Arrays]:
         if reply.has_error():
             raise ValueError(f"no answer, says Flower (error {reply.error.code}: {reply.error.reason}).")
         return from_record(reply.content)
@@ -138,12 +136,13 @@ class Post:
             yield f"node {node}: it has task {task}, as node {before} had, which is not asked any more."
         self._task[node], self._node[task] = task, node
 
-    def _push(self, letters: list[tuple[int, int, RecordDict, str]]) -> None:
-        if not letters:
+    def _push(self, messages: list[tuple[int, int, RecordDict, str]]) -> None:
+        if not messages:
             return
-        messages = [
-            Message(record, node, kind, ttl=self.seconds, group_id=str(round)) for node, round, record, kind in letters
-        ]
-        for (node, round, *_), name in zip(letters, self.grid.push_messages(messages), strict=False):
+        names = self.grid.push_messages([
+            Message(record, node, kind, ttl=self.seconds, group_id=str(round))
+            for node, round, record, kind in messages
+        ])  # fmt: skip
+        for (node, round, *_), name in zip(messages, names, strict=False):
             if name:  # none where the node is gone
                 self._open[name] = _Sent(node, round)

@@ -1,4 +1,4 @@
-"""A node and what it keeps on the disk."""
+"""A node with its state on the disk."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import logging
 import os
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
+from mocha_jax._core.pytree import Tree
 from mocha_jax.federated import Down, Message, Node, Refused, load, save
+from mocha_jax.flower._array_files import arrays_in, export, write
 from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
-from mocha_jax.flower._store import arrays_in, export, write
-from mocha_jax.flower._worker_socket import LOCK
+from mocha_jax.flower._worker_socket import LOCK, Setup
 
 _log = logging.getLogger("flwr")
 
-# The file that says which others count, and one that is for people and is not read here.
-_INDEX, WEIGHTS = "kept.json", "weights.npz"
+# The file that names the others, and the one for users, which is not read here.
+_INDEX, WEIGHTS = "index.json", "weights.npz"
 
-Names = tuple[str, ...]
-_FIELDS: Names = (*Message.integers, *Message.texts)
+_FIELDS: tuple[str, ...] = (*Message.integers, *Message.texts)
 
 
-class Keeper:
+class NodeStore:
     """A node, with its state and its last answer in files.
 
     Args:
@@ -41,13 +40,13 @@ class Keeper:
 
     def __init__(self, folder: str, node: Node, task: int) -> None:
         self.folder, self.node, self.task = folder, node, task
-        self._data = _mark(node)
+        self._data = _fingerprint(node)
         self._count, self._message, self._answer = 0, "", b""
-        self._mine = node.init()
+        self._state = node.init()
         self._read()
 
-    def answer(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[Header, Arrays]:
-        """Answer a message: with the last answer where it is the last message once more, and else by a round's work.
+    def answer(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
+        """Answer a message: with the last answer where the message is a repeated one, and else by a round's work.
 
         Raises:
           Refused: it is no message that a server of this federation sends to this node; nothing is changed.
@@ -58,38 +57,38 @@ class Keeper:
             return from_bytes(self._answer)
         seed = header.get("seed", 0)
         if header.get("what") != "down" or any(name not in header for name in _FIELDS):
-            raise Refused("Node: the server sent a message that is none of a round.")
+            raise Refused("Node: the server sent a message that does not belong to a round.")
         if header["task"] != self.task:
             raise Refused(f"Node: the server sent a message to task {header['task']!r}, and this is task {self.task}.")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise Refused("Node: the server sent a seed that is none.")
+            raise Refused("Node: the server sent an invalid seed.")
         down = _down(header, arrays)
-        mine, up = self.node.step(jax.random.key(seed), self._mine, down)
+        state, up = self.node.step(jax.random.key(seed), self._state, down)
         answer = to_bytes({"what": "up", **up.header}, up.arrays)
-        self._write(mine, message, answer)
-        self._mine, self._message, self._answer = mine, message, answer
+        self._write(state, message, answer)
+        self._state, self._message, self._answer = state, message, answer
         self._export(down)
         return from_bytes(answer)
 
-    def kept(self) -> Arrays:
-        """Return what the node keeps."""
-        return arrays_in(self._mine)
+    def state_arrays(self) -> Arrays:
+        """Return the arrays of the node's state."""
+        return arrays_in(self._state)
 
     def _export(self, down: Down) -> None:
         """Write the node's own model, for local prediction; the federation does not need it."""
         try:
-            export(self._path(WEIGHTS), self.node.weights(self._mine, down))
+            export(self._path(WEIGHTS), self.node.weights(self._state, down))
         except OSError:
             _log.warning("Node: %s could not be written.", self._path(WEIGHTS), exc_info=True)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def _write(self, mine: Any, message: str, answer: bytes) -> None:
+    def _write(self, state: Tree, message: str, answer: bytes) -> None:
         """Write all of it, and in the end the index, by which it counts."""
         self._count += 1
-        names = {"mine": f"mine-{self._count % 2}.npz", "answer": f"answer-{self._count % 2}.bin"}
-        save(self._path(names["mine"]), mine)
+        names = {"state": f"state-{self._count % 2}.npz", "answer": f"answer-{self._count % 2}.bin"}
+        save(self._path(names["state"]), state)
         write(self._path(names["answer"]), answer)
         index = {**names, "count": self._count, "message": message, "data": self._data}
         write(self._path(_INDEX), json.dumps(index).encode())
@@ -101,31 +100,31 @@ class Keeper:
         except FileNotFoundError:
             return
         if index["data"] != self._data:
-            _log.warning("Node: its samples are others than those of %s; it begins anew.", self.folder)
+            _log.warning("Node: %s belongs to other samples; it begins anew.", self.folder)
             return
         try:
-            mine = load(self._path(index["mine"]), self._mine)
-            with open(self._path(index["answer"]), "rb") as bytes_of:
-                answer = bytes_of.read()
+            state = load(self._path(index["state"]), self._state)
+            with open(self._path(index["answer"]), "rb") as answer_file:
+                answer = answer_file.read()
         except (OSError, ValueError, zipfile.BadZipFile):
             _log.warning("Node: %s is of another version or broken; it begins anew.", self.folder, exc_info=True)
             return
-        self._mine, self._count, self._message, self._answer = mine, index["count"], index["message"], answer
+        self._state, self._count, self._message, self._answer = state, index["count"], index["message"], answer
 
 
-def _down(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Down:
+def _down(header: Header, arrays: Arrays) -> Down:
     return Down(**{name: header[name] for name in _FIELDS}, arrays=arrays)
 
 
-def keeper_of(folder: str, setup: Mapping[str, Any]) -> Keeper:
-    """Make the node that a setup names, and read what it keeps."""
+def open_store(folder: str, setup: Setup) -> NodeStore:
+    """Make the node that a setup names, and read its state."""
     if setup["root"] and setup["root"] not in sys.path:
         sys.path.insert(0, setup["root"])
-    module, _, function = str(setup["make_node"]).partition(":")
+    module, _, function = setup["make_node"].partition(":")
     node = getattr(importlib.import_module(module), function)(dict(setup["config"]))
     if not isinstance(node, Node):
         raise TypeError(f"client_app: make_node must return a federated.Node, got a {type(node).__name__}.")
-    return Keeper(folder, node, int(setup["task"]))
+    return NodeStore(folder, node, setup["task"])
 
 
 @contextlib.contextmanager
@@ -150,10 +149,10 @@ def locked(folder: str, *, wait: bool = True) -> Iterator[bool]:
         yield True
 
 
-def _mark(node: Node) -> str:
-    """A name of a node's samples and settings: duals belong to them."""
-    found = hashlib.sha256()
+def _fingerprint(node: Node) -> str:
+    """A hash of a node's samples and settings: duals belong to them."""
+    digest = hashlib.sha256()
     for name, array in sorted(arrays_in(node._side).items()):
-        found.update(f"{name} {array.dtype.name} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -27,7 +27,7 @@ def to_record(header: Mapping[str, object], arrays: Mapping[str, np.ndarray] | N
       header: texts and numbers by name.
       arrays: of any dtype but objects.
     """
-    plain: dict[str, Any] = {name: _plain(value) for name, value in header.items()}
+    plain: Header = {name: _plain(value) for name, value in header.items()}
     known, dtypes = as_known(arrays or {})
     plain |= {DTYPE + name: dtype for name, dtype in dtypes.items()}
     stored = ArrayRecord({name: Array(array) for name, array in known.items()})
@@ -71,13 +71,13 @@ def from_bytes(data: bytes) -> tuple[Header, Arrays]:
     try:
         (length,) = _LENGTH.unpack_from(data)
         text = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-        at, arrays = _LENGTH.size + length, {}
+        place, arrays = _LENGTH.size + length, {}
         for name, dtype, shape in text["arrays"]:
             kind = np.dtype(dtype)
             size = math.prod(shape) * kind.itemsize
-            arrays[name] = np.frombuffer(data[at : at + size], kind).reshape(shape)
-            at += size
-        if at != len(data):
+            arrays[name] = np.frombuffer(data[place : place + size], kind).reshape(shape)
+            place += size
+        if place != len(data):
             raise ValueError("its end is missing")
         return text["header"], as_they_were(arrays, text["dtypes"])
     except (ValueError, TypeError, KeyError, struct.error) as error:
@@ -102,15 +102,19 @@ def as_they_were(arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, object])
     Raises:
       ValueError: there is no such dtype.
     """
-    found = dict(arrays)
+    restored = dict(arrays)
     for name, dtype in dtypes.items():
         import ml_dtypes  # comes with JAX
 
         kind = getattr(ml_dtypes, str(dtype), None)
-        if name not in found or not isinstance(kind, type) or found[name].dtype.itemsize != np.dtype(kind).itemsize:
+        if (
+            name not in restored
+            or not isinstance(kind, type)
+            or restored[name].dtype.itemsize != np.dtype(kind).itemsize
+        ):
             raise ValueError("message: an array in it has a dtype that is not known here.")
-        found[name] = found[name].view(kind)
-    return found
+        restored[name] = restored[name].view(kind)
+    return restored
 
 
 def _plain(value: object) -> object:

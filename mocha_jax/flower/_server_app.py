@@ -15,24 +15,25 @@ from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.federated import Server, Training
-from mocha_jax.flower._options import ServeOptions, overridden
-from mocha_jax.flower._rounds import Rounds, Served, in_words
-from mocha_jax.flower._store import export
+from mocha_jax.flower._array_files import export
+from mocha_jax.flower._rounds import Rounds, Served, ServeOptions, in_words
 
 _log = logging.getLogger("flwr")
+
+MakeModel = Callable[[Any], Any]  # of the weights or the parameters
 
 
 def server_app(
     make_server: Callable[[Mapping[str, Any]], Server], *,
-    make_model: Callable[[Any], Any] | None = None, result: str = "", **options: Any,
+    make_model: MakeModel | None = None, result: str = "", **options: Any,
 ) -> ServerApp:  # fmt: skip
     """Make the ServerApp of a federation whose central node is a `mocha_jax.federated.Server`.
 
-    What is said here is for all runs. A run-config overrides it under the same names with hyphens, e.g. ``flwr run
+    These arguments are for all runs. A run-config overrides them under the same names with hyphens, e.g. ``flwr run
     --run-config 'max-rounds=50 tol=1e-4'``, those of them that ``[tool.flwr.app.config]`` lists.
 
     Every round is a line in the run's log: the relative gap and a lower bound on the optimum, of networks the loss; how
-    many nodes were heard, whose answers were refused and why, seconds and bytes. A run that was killed goes on from its
+    many answers were accepted, which were refused and why, seconds and bytes. A run that was killed goes on from its
     ``checkpoint`` when the next ``flwr run`` names the same file.
 
     Args:
@@ -46,9 +47,9 @@ def server_app(
     check.function("server_app", "make_server", make_server, "lambda config: Server(...)")
     if make_model is not None:
         check.function("server_app", "make_model", make_model, "lambda w: LinearModel(w, 0 * w[:, 0], names)")
-    known = {field.name: field.default for field in dataclasses.fields(ServeOptions)}
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"server_app: there is no option {unknown[0]}; those of serve are {', '.join(known)}.")
+    defaults = {field.name: field.default for field in dataclasses.fields(ServeOptions)}
+    if unknown := sorted(set(options) - set(defaults)):
+        raise ValueError(f"server_app: there is no option {unknown[0]}; those of serve are {', '.join(defaults)}.")
     ServeOptions(**options)
     if not isinstance(result, str):
         raise ValueError(f"server_app: result must be the path of a file, got {check.shown(result)}.")
@@ -57,10 +58,11 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
-        plan = ServeOptions(**overridden({**known, **options}, config))
+        chosen = {**defaults, **options}
+        chosen = {name: config.get(name.replace("_", "-"), value) for name, value in chosen.items()}
         server = make_server(config)
         check.instance("server_app", "make_server(...)", server, Server, "federated.Server(...)")
-        served = Rounds(grid, server, plan).run()
+        served = Rounds(grid, server, ServeOptions(**chosen)).run()
         how = "converged" if served.converged else "ended at max_rounds"
         _log.info("%s: the model of %d rounds has %s.", how, served.rounds, in_words(served.report.quality))
         if path := str(config.get("result", result)):
@@ -70,7 +72,7 @@ def server_app(
     return app
 
 
-def write_result(path: str, served: Served, make_model: Callable[[Any], Any] | None) -> None:
+def write_result(path: str, served: Served, make_model: MakeModel | None) -> None:
     """Write the model to a file.
 
     Args:

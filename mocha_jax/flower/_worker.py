@@ -12,11 +12,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from mocha_jax.flower._node_store import Keeper, keeper_of, locked
-from mocha_jax.flower._worker_socket import address, mark, receive, send
+from mocha_jax.flower._node_store import NodeStore, locked, open_store
+from mocha_jax.flower._worker_socket import Setup, address, fingerprint, receive, send
 
 _log = logging.getLogger("flwr")
 
@@ -27,69 +25,69 @@ _GRACE = 120.0
 _PATIENCE = 60.0
 
 
-def main(folder: str, setup: Mapping[str, Any]) -> None:
+def main(folder: str, setup: Setup) -> None:
     """Answer messages until there are none for long, or the SuperNode is gone."""
-    with locked(folder, wait=False) as mine:
-        if not mine:  # there is one already
+    with locked(folder, wait=False) as acquired:
+        if not acquired:  # another worker runs
             return
-        at = address(folder)
+        path = address(folder)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(at)  # one that was killed has left it
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            os.unlink(path)  # of a worker that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             before = os.umask(0o177)
-            door.bind(at)
+            listener.bind(path)
             os.umask(before)
-            door.listen(8)
-            door.settimeout(1.0)
+            listener.listen(8)
+            listener.settimeout(1.0)
             _log.warning("Worker %d of %s began.", os.getpid(), folder)
             try:
-                _serve(door, folder, setup)
+                _serve(listener, folder, setup)
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(at)
+                    os.unlink(path)
         _log.warning("Worker %d of %s ended.", os.getpid(), folder)
 
 
-def _serve(door: socket.socket, folder: str, setup: Mapping[str, Any]) -> None:
-    keeper: Keeper | None = None
-    name, idle, parent = mark(setup), float(setup["idle"]), (0, "")
-    asked = seen = time.monotonic()
+def _serve(listener: socket.socket, folder: str, setup: Setup) -> None:
+    store: NodeStore | None = None
+    name, idle, parent = fingerprint(setup), float(setup["idle"]), (0, "")
+    last_message = last_parent = time.monotonic()
     while True:
         try:
-            line, _ = door.accept()
+            connection, _ = listener.accept()
         except TimeoutError:
             now = time.monotonic()
-            seen = now if _born(parent[0]) == parent[1] else seen
-            if now - asked > idle or now - seen > _GRACE:
+            last_parent = now if _start_time(parent[0]) == parent[1] else last_parent
+            if now - last_message > idle or now - last_parent > _GRACE:
                 return
             continue
-        with line:
+        with connection:
             try:
-                line.settimeout(_PATIENCE)
-                header, arrays = receive(line)
+                connection.settimeout(_PATIENCE)
+                header, arrays = receive(connection)
                 pid = int(header.pop("parent", 0))
-                parent = pid, _born(pid)
+                parent = pid, _start_time(pid)
                 if header.pop("worker", "") != name:  # the next one is of another node or program
-                    send(line, {"what": "another"}, {})
+                    send(connection, {"what": "another"}, {})
                     return
                 try:
-                    keeper = keeper or keeper_of(folder, setup)
-                    answer = keeper.answer(header, arrays)
+                    store = store or open_store(folder, setup)
+                    answer = store.answer(header, arrays)
                 except Exception as error:
                     _log.exception("Worker: a message could not be answered.")
-                    send(line, {"what": "failed", "kind": type(error).__name__}, {})
-                    if keeper is None:  # so that a repaired node module is imported again
+                    send(connection, {"what": "failed", "kind": type(error).__name__}, {})
+                    if store is None:  # so that a repaired node module is imported again
                         return
                 else:
-                    line.settimeout(None)
-                    send(line, *answer)
+                    connection.settimeout(None)
+                    send(connection, *answer)
             except (OSError, EOFError, ValueError):
-                _log.warning("Worker: whoever asked is gone.", exc_info=True)
-        asked = seen = time.monotonic()
+                _log.warning("Worker: the connection to the process that asked is lost.", exc_info=True)
+        last_message = last_parent = time.monotonic()
 
 
-def _born(pid: int) -> str:
-    """The time at which a process began, so that another one of the same number is not taken for it; empty: none."""
+def _start_time(pid: int) -> str:
+    """The time at which a process began, which tells it from a later one of the same number; empty: there is none."""
     if pid <= 0:
         return ""
     try:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -28,6 +28,16 @@ _STARTS = 3
 
 # Workers of this process, which go on without it and are not waited for.
 _workers: list[subprocess.Popen[bytes]] = []
+
+
+class Setup(TypedDict):
+    """The settings of a worker."""
+
+    make_node: str  # package.module:function
+    root: str | None  # folder from which it is imported
+    config: dict[str, object]  # of the node
+    task: int
+    idle: float  # seconds without a message after which the worker ends
 
 
 class WorkerError(RuntimeError):
@@ -46,56 +56,56 @@ def possible() -> bool:
 def private_folder(path: str) -> str:
     """Make a folder, if need be, that is of this user alone, and return its path."""
     os.makedirs(path, mode=0o700, exist_ok=True)
-    found = os.lstat(path)
-    if hasattr(os, "getuid") and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid()):
+    status = os.lstat(path)
+    if hasattr(os, "getuid") and (not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()):
         raise PermissionError(f"client_app: {path} must be a folder of the user who runs the node.")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
     return path
 
 
 def address(folder: str) -> str:
     """Return the socket's path; in a folder of its own in the temporary one where the node's has too long a name."""
-    path = os.path.join(os.path.abspath(folder), "line")
+    path = os.path.join(os.path.abspath(folder), "socket")
     if len(os.fsencode(path)) <= _LONGEST:
         return path
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    return os.path.join(private_folder(os.path.join(tempfile.gettempdir(), f"mocha-{os.getuid()}-{name}")), "line")
+    return os.path.join(private_folder(os.path.join(tempfile.gettempdir(), f"mocha-{os.getuid()}-{name}")), "socket")
 
 
-def send(line: socket.socket, header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
+def send(connection: socket.socket, header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
     """Send a message."""
     data = to_bytes(header, arrays)
-    line.sendall(_LENGTH.pack(len(data)) + data)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive(line: socket.socket) -> tuple[Header, Arrays]:
+def receive(connection: socket.socket) -> tuple[Header, Arrays]:
     """Wait for a message.
 
     Raises:
       EOFError: the sender is gone.
     """
-    (length,) = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    return from_bytes(_exactly(line, length))
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return from_bytes(_exactly(connection, length))
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        some = line.recv(min(size - len(data), 1 << 20))
-        if not some:
-            raise EOFError("worker: the line was cut")
-        data += some
+        part = connection.recv(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError("worker: the connection was closed")
+        data += part
     return bytes(data)
 
 
-def mark(setup: Mapping[str, Any]) -> str:
-    """Return a name of all settings of a worker: another node or another program needs another worker."""
+def fingerprint(setup: Setup) -> str:
+    """Return a hash of all settings of a worker: another node or another program needs another worker."""
     return hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()
 
 
 def ask(
-    folder: str, setup: Mapping[str, Any], header: Mapping[str, object], arrays: Mapping[str, np.ndarray],
+    folder: str, setup: Setup, header: Mapping[str, object], arrays: Mapping[str, np.ndarray],
     seconds: float,
 ) -> tuple[Header, Arrays]:  # fmt: skip
     """Send a message to the node's worker and wait for the answer; start the worker if none runs.
@@ -113,15 +123,15 @@ def ask(
       TimeoutError: there is no answer.
       WorkerError: it does not start.
     """
-    end, at, started, starts = time.monotonic() + seconds, address(folder), None, 0
-    asked = {**header, "worker": mark(setup), "parent": os.getppid()}
-    while (left := end - time.monotonic()) > 0:
+    end, path, started, starts = time.monotonic() + seconds, address(folder), None, 0
+    request = {**header, "worker": fingerprint(setup), "parent": os.getppid()}
+    while (remaining := end - time.monotonic()) > 0:
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-                line.settimeout(left)
-                line.connect(at)
-                send(line, asked, arrays)
-                answer = receive(line)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(remaining)
+                connection.connect(path)
+                send(connection, request, arrays)
+                answer = receive(connection)
             if answer[0].get("what") != "another":
                 return answer
         except (FileNotFoundError, ConnectionError, EOFError):
@@ -138,35 +148,28 @@ def ask(
 def dismiss(folder: str) -> None:
     """Tell a node's worker to end, if there is one."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(10.0)
-            line.connect(address(folder))
-            send(line, {"what": "end", "worker": "", "parent": os.getpid()}, {})
-            receive(line)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(10.0)
+            connection.connect(address(folder))
+            send(connection, {"what": "end", "worker": "", "parent": os.getpid()}, {})
+            receive(connection)
     except (OSError, EOFError, ValueError):  # no worker is running
         pass
 
 
-def _start(folder: str, setup: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def _start(folder: str, setup: Setup) -> subprocess.Popen[bytes]:
+    paths = [setup["root"], os.environ.get("PYTHONPATH")]
     with open(os.path.join(folder, LOG), "ab") as log:
         worker = subprocess.Popen(
             [sys.executable, "-m", "mocha_jax.flower._worker", os.path.abspath(folder)],
             stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,  # it outlives this process
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([*_paths(setup), *_given()])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
         )  # fmt: skip
     assert worker.stdin is not None
     _workers[:] = [worker, *(one for one in _workers if one.poll() is None)]
     try:
-        worker.stdin.write(json.dumps(dict(setup)).encode())
+        worker.stdin.write(json.dumps(setup).encode())
         worker.stdin.close()
-    except BrokenPipeError:  # it is gone; the log says why
+    except BrokenPipeError:  # it has ended; the log says why
         pass
     return worker
-
-
-def _paths(setup: Mapping[str, Any]) -> list[str]:
-    return [str(setup["root"])] if setup.get("root") else []
-
-
-def _given() -> list[str]:
-    return [path for path in [os.environ.get("PYTHONPATH", "")] if path]

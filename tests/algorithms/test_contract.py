@@ -299,10 +299,10 @@ def test_bad_settings_are_refused(make):
         make()
 
 
-class Charging(mj.Server):
+class Charging(mj.servers.Server):
     """Another server, that asks nodes for 1,000 operations more and 5 numbers more a round."""
 
-    inner: mj.Server
+    inner: mj.servers.Server
 
     def init(self, *given):
         return self.inner.init(*given)

@@ -98,13 +98,13 @@ def federations():
             "num_tasks": Arg(world.M, count(1)), "num_features": Arg(world.D, count(1)), "loss_scaling": Arg("sum", word("sum", "task_mean")),
             "federation": Arg("ours", text), "max_staleness": Arg(2, optional(count(0))),
         }),
-        "federated.Server.init": Call(lambda life: server().init(life).held, {"life": Arg(3, count(0))}),
+        "federated.Server.init": Call(lambda incarnation: server().init(incarnation).held, {"incarnation": Arg(3, count(0))}),
         "federated.Server.down": Call(lambda task, steps: server().down(state(), task, steps=steps).arrays["start"], {
             "task": task, "steps": Arg(2, optional(count(0))),
         }),
-        "federated.Server.step": Call(lambda ups: server().step(state(), ups)[1].heard, {"ups": Arg({}, lambda v: isinstance(v, dict))}),
-        "federated.Server.restarted": Call(lambda life: server().restarted(state(), life).held, {
-            "life": Arg(3, lambda v: count(0)(v) and int(np.asarray(v)) != 0),
+        "federated.Server.step": Call(lambda ups: server().step(state(), ups)[1].accepted, {"ups": Arg({}, lambda v: isinstance(v, dict))}),
+        "federated.Server.restarted": Call(lambda incarnation: server().restarted(state(), incarnation).held, {
+            "incarnation": Arg(3, lambda v: count(0)(v) and int(np.asarray(v)) != 0),
         }),
         "federated.message_numbers": Call(f.message_numbers, {"server": Arg(server, instance(f.Server))}),
         "federated.as_table": Call(f.as_table, {"numbers": Arg({"DualUp": {"float32": 3}}, lambda v: isinstance(v, dict) and not v)}),

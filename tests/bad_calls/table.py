@@ -15,7 +15,7 @@ MODULES = (
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.coupling.Curvature, mj.coupling.OwnSystems, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
-    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.Server, mj.Federated, mj.Quality,
+    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.servers.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ RESULTS = {
     "Hypergradient", "Info", "CheckpointError", "NotConverged", "CrossValidation", "MochaState", "servers.AdaptiveState", "servers.DualState", "servers.ProximalState", "servers.ServerState", "GraphicalLasso", "History", "OneVsRest", "metrics.OverTasks", "metrics.Comparison", "multiclass.ClassScores",
     "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
-    "federated.ChannelState", "federated.Down", "federated.Header", "federated.Heard", "federated.Message", "federated.Refused", "federated.Report", "federated.ServerState", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
+    "federated.ChannelState", "federated.Down", "federated.Header", "federated.FederationState", "federated.Message", "federated.ReceivedAnswers", "federated.Refused", "federated.Report", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
     "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ def records():
         "multiclass.ClassScores": mj.multiclass.ClassScores(rounds, rounds, rounds, rounds, names=tuple("abc")),
     }  # fmt: skip
     if hasattr(mj.flower, "Served"):
-        found["flower.Served"] = mj.flower.Served({"w": weights}, 3, large(mj.federated.ServerState), report, True)
+        found["flower.Served"] = mj.flower.Served({"w": weights}, 3, large(mj.federated.FederationState), report, True)
     return found
 
 

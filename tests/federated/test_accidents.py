@@ -75,7 +75,7 @@ def test_the_server_begins_again_from_an_earlier_state(federation, since):
     federation.rounds(5)
     kept = federation.state
     federation.rounds(since)
-    federation.state = federation.server.restarted(kept, life=1)
+    federation.state = federation.server.restarted(kept, incarnation=1)
     assert federation.at_optimum()
 
 
@@ -93,7 +93,7 @@ def test_a_server_that_forgets_to_say_so_is_refused(federation):
 @pytest.mark.slow
 def test_the_server_begins_again_from_nothing(federation):
     federation.rounds(20)
-    federation.state = federation.server.init(life=1)
+    federation.state = federation.server.init(incarnation=1)
     assert federation.at_optimum()
 
 
@@ -103,7 +103,7 @@ def test_a_new_server_over_used_nodes_knows_a_bound_from_its_second_round_on(key
     federation = World("proximal", key)
     assert np.isfinite(float(federation.rounds(1).quality.bound))
     before = float(federation.rounds(4).quality.bound)
-    federation.state = federation.server.init(life=1)
+    federation.state = federation.server.init(incarnation=1)
     assert float(federation.rounds(1).quality.bound) == -np.inf
     assert before * (1 - 1e-9) <= float(federation.rounds(1).quality.bound) <= federation.best * (1 + 1e-9)
 
@@ -112,7 +112,7 @@ def test_a_new_server_over_used_nodes_knows_a_bound_from_its_second_round_on(key
 def test_a_server_of_another_life_is_told_whole_vectors(key):
     federation = World("safe", key)
     federation.rounds(20)
-    federation.state = federation.server.init(life=1)
+    federation.state = federation.server.init(incarnation=1)
     federation.rounds(1)
     v = federation.problem.data.dual_vectors(np.concatenate([mine.beta for mine in federation.mine]))
     np.testing.assert_allclose(federation.state.inner.v, v, atol=1e-12)
@@ -167,14 +167,14 @@ def test_an_answer_that_comes_too_late_costs_a_round(key):
         ups.append(up)
         federation.rounds(1, without=(0,))
     federation.state, report = federation.server.step(federation.state, {0: ups[1]})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     before = np.asarray(federation.mine[0].beta)
     down = federation.server.down(federation.state, 0)
     federation.mine[0], up = federation.nodes[0].step(key, federation.mine[0], down)
     np.testing.assert_array_equal(federation.mine[0].beta, before)
     assert up.arrays["share"] == 0
     federation.state, report = federation.server.step(federation.state, {0: up})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     assert federation.at_optimum()
 
 
@@ -190,7 +190,7 @@ def test_work_of_lost_answers_is_not_lost(key):
         lost.mine[0], _ = lost.nodes[0].step(key, lost.mine[0], lost.server.down(lost.state, 0))
         lost.rounds(1, without=(0, *others))
     report = lost.rounds(1, without=others)
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     # The subproblem that it has worked on all the time is of the model that it was sent first: that differs from the
     # other's once it was heard, so that the objectives are alike, not equal.
     values = [float(mj.objective(one.problem, one.server.weights(one.state))) for one in (heard, lost)]

@@ -105,7 +105,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     there, _, reports = world.deployed(server, nodes, key, rounds)
     chex.assert_trees_all_close(server.weights(there), state.params, rtol=1e-9, atol=1e-11)
     assert [int(r.quality.diverged) for r in reports] == history.diverged.tolist() == [1, 2, 3]
-    assert all(r.heard == tuple(range(world.M)) and bool(r.quality.finite) for r in reports)
+    assert all(r.accepted == tuple(range(world.M)) and bool(r.quality.finite) for r in reports)
     # Where all of them are so, nothing changes, and the report says that it makes no sense to go on.
     server, nodes = both_sides(algorithm, [1e306 * x for x in world.labels()[0]], ys)
     there, _, (report,) = world.deployed(server, nodes, key, 1)
@@ -128,7 +128,7 @@ def test_a_third_of_the_answers_lost_changes_the_result_little(key):
     start = loss_of(FEDAVG, FEDAVG.init(problem), problem)
     assert losses[0] < 0.6 * start
     assert losses[1] < losses[0] + 0.05 * start
-    assert sum(len(r.heard) for r in reports) == rounds * world.M - sum(map(len, lost))
+    assert sum(len(r.accepted) for r in reports) == rounds * world.M - sum(map(len, lost))
 
 
 def test_a_node_keeps_nothing_and_draws_by_its_number(key):
@@ -152,7 +152,7 @@ def test_a_late_answer_is_a_change_of_what_there_is_now(key):
     late = nodes[0].step(key, (), server.down(start, 0))[1]
     there, _ = server.step(start, {1: nodes[1].step(key, (), server.down(start, 1))[1]})
     after, report = server.step(there, {0: late})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     moved = np.asarray(there.inner.state.params[0].w) - late.arrays["change.0.w"] / late.arrays["weight"]
     np.testing.assert_allclose(after.inner.state.params[0].w, moved, rtol=1e-12)
     assert server.step(after, {0: late})[1].refused
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_said(key):
     }
     for name, (value, why) in wrong.items():
         after, report = server.step(start, {0: dataclasses.replace(up, arrays={**up.arrays, name: value})})
-        assert report.heard == ()
+        assert report.accepted == ()
         assert report.refused[0].startswith("Server: the node of task 0 ")
         assert why in report.refused[0]
         chex.assert_trees_all_equal(server.weights(after), server.weights(start))

@@ -32,7 +32,7 @@ def federation(request):
     nodes = [mj.federated.Node(x, y, mj.losses.Hinge(), algorithm, rows=16, dtype=dtype, federation="mocha")
              for x, y in zip(xs, ys, strict=True)]  # fmt: skip
     server = mj.federated.Server(algorithm, regularizer, M, D, dtype=dtype)
-    key, state, mine = jax.random.key(0), server.init(life=4), [node.init() for node in nodes]
+    key, state, mine = jax.random.key(0), server.init(incarnation=4), [node.init() for node in nodes]
     rounds = []
     for round in range(3):
         ups = {}
@@ -53,7 +53,7 @@ def of_elsewhere(rng, up, state, held):
     options = (
         lambda: hostile.changed(up, task=(up.task + int(rng.integers(1, M))) % M),
         lambda: hostile.changed(up, task=int(rng.choice([-1, M, 2**31 - 1, -(2**31) + 1]))),
-        lambda: hostile.changed(up, life=int(rng.choice([0, 3, 5, -1, 2**31 - 1]))),
+        lambda: hostile.changed(up, incarnation=int(rng.choice([0, 3, 5, -1, 2**31 - 1]))),
         lambda: hostile.changed(up, round=far),
         lambda: hostile.changed(up, round=int(rng.choice([0, -1, -(2**31) + 1, int(state.held[up.task])]))),
         lambda: hostile.changed(up, held=up.round + int(rng.choice([0, 1, 100]))),
@@ -73,7 +73,7 @@ def test_all_that_are_good_are_taken(federation):
     server, state, _, _, good, _ = federation
     for which in (0, -1):
         after, report = server.step(state, {task: ups[which] for task, ups in good.items()})
-        assert (report.refused, report.heard) == ({}, tuple(range(M)))
+        assert (report.refused, report.accepted) == ({}, tuple(range(M)))
         assert not same(after.inner, state.inner)
 
 
@@ -91,7 +91,7 @@ def test_ten_thousand_broken_answers_change_nothing(federation):
             maker = hostile.MAKERS[which] if which < len(hostile.MAKERS) else None
             ups[task] = maker(rng, up) if maker else of_elsewhere(rng, up, state, held[task])
         after, report = server.step(state, ups)
-        assert report.heard == (), [ups[task] for task in report.heard]
+        assert report.accepted == (), [ups[task] for task in report.accepted]
         assert set(report.refused) == set(ups)
         assert same(after, untouched)
         for task, why in report.refused.items():
@@ -107,13 +107,13 @@ def test_an_answer_by_no_name_is_refused(federation):
              hostile.Odd(), True if M < 1 else "True")  # fmt: skip
     after, report = server.step(state, {name: good[0][0] for name in names})
     assert same(after, server.step(state, {})[0])
-    assert (report.heard, len(report.refused)) == ((), len(names))
+    assert (report.accepted, len(report.refused)) == ((), len(names))
     for why in report.refused.values():
         assert is_sentence(why, "Server: the node of task"), why
-        assert " is none of this federation, whose tasks are 0 to 49" in why
+        assert " is not in this federation, whose tasks are 0 to 49" in why
     # A name counts, not its type: True is 1 to a dict, and yet no task.
-    assert server.step(state, {True: good[1][0]})[1].heard == ()
-    assert server.step(state, {np.int16(1): good[1][0]})[1].heard == (1,)
+    assert server.step(state, {True: good[1][0]})[1].accepted == ()
+    assert server.step(state, {np.int16(1): good[1][0]})[1].accepted == (1,)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def of_another_server(rng, down):
     large = np.full(D, np.finfo(curvature.dtype).max, curvature.dtype)
     options = (
         lambda: hostile.changed(down, task=-1 - int(rng.integers(3))),
-        lambda: hostile.changed(down, life=-1 - int(rng.integers(3))),
+        lambda: hostile.changed(down, incarnation=-1 - int(rng.integers(3))),
         lambda: hostile.changed(down, round=int(rng.choice([0, -1, 1, 2, 3]))),
         lambda: hostile.changed(down, held=int(rng.choice([-1, down.round, down.round + 1]))),
         lambda: hostile.changed(down, version=2),
@@ -172,7 +172,7 @@ def test_of_two_messages_of_a_round_a_node_answers_one(federation):
         mj.federated.Refused, match="round 3 is answered already; a server that goes on from an earlier"
     ):
         nodes[1].step(jax.random.key(0), mine[1], down)
-    # Of another life it may be, and then nothing is known of what the server holds.
-    _, up = nodes[1].step(jax.random.key(0), mine[1], hostile.changed(down, life=5))
-    assert up.life == 5
+    # Of another incarnation it may be, and then nothing is known of what the server holds.
+    _, up = nodes[1].step(jax.random.key(0), mine[1], hostile.changed(down, incarnation=5))
+    assert up.incarnation == 5
     assert up.held == -1 or up.arrays["anew"] == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.federated._certifying import best_bound
+from mocha_jax.federated._partial_certificate import best_bound
 from tests.federated import world
 
 R, L = mj.regularizers, mj.losses
@@ -55,7 +55,7 @@ def test_without_accidents_it_is_the_plain_run(name, key):
     plain, _ = mj.run(problem, algorithm, key, num_rounds=10)
     state, _ = mj.run(problem, mj.federated.OverChannel(algorithm, mj.systems.Unreliable()), key, num_rounds=10)
     size = float(jnp.max(jnp.abs(plain.w)))
-    np.testing.assert_allclose(state.inner.rule.model, plain.w, atol=1e-10 * size)
+    np.testing.assert_allclose(state.server.rule.model, plain.w, atol=1e-10 * size)
     assert state.late == state.refused == 0
 
 
@@ -93,17 +93,17 @@ def test_it_is_what_nodes_and_server_do(name, key):
                     fits = old.held == int(state.held[up.task]) and old.round > int(state.held[up.task])
                     newest[up.task] = old if fits and old.round >= up.round else up
         state, report = server.step(state, newest)
-        taken += len(report.heard)
-    np.testing.assert_allclose(server.weights(state), expected.inner.rule.model, atol=1e-9)
+        taken += len(report.accepted)
+    np.testing.assert_allclose(server.weights(state), expected.server.rule.model, atol=1e-9)
     np.testing.assert_array_equal(state.held, expected.held)
     assert taken < rounds * world.M
 
 
 def bound_now(problem, state):
     """The lower bound of the points that the adaptive server holds in this round, whatever it was before."""
-    inner = state.inner
+    server = state.server
     everyone, nothing = jnp.bool_(True), jnp.float64(-jnp.inf)
-    return float(best_bound(problem, None, inner.terms[0], inner.rule.own, everyone, nothing))
+    return float(best_bound(problem, None, server.terms[0], server.rule.own, everyone, nothing))
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_lost_changes_would_end_beside_the_optimum(key):
     problem = problem_of(GIVEN)
     channel = mj.systems.Unreliable(lost=0.3)
     state, history = mj.run(problem, mj.federated.OverChannel(SAFE, channel), key, num_rounds=300, record_every=300)
-    np.testing.assert_allclose(state.inner.v, problem.data.dual_vectors(state.duals), atol=1e-6)
+    np.testing.assert_allclose(state.server.v, problem.data.dual_vectors(state.duals), atol=1e-6)
     assert history.relative_gap[-1] < 1e-10
 
 
@@ -147,7 +147,7 @@ def test_lost_changes_would_end_beside_the_optimum(key):
 def test_a_channel_that_takes_nothing_leaves_the_server_where_it_was(key):
     problem = problem_of(GIVEN)
     state, _ = mj.run(problem, mj.federated.OverChannel(SAFE, mj.systems.Unreliable(lost=1.0)), key, num_rounds=5)
-    np.testing.assert_array_equal(state.inner.v, 0.0)
+    np.testing.assert_array_equal(state.server.v, 0.0)
     assert jnp.any(state.duals != 0)
 
 
@@ -195,7 +195,7 @@ def test_it_resumes_and_compiles_once(key):
     whole, _ = mj.run(problem, both, key, num_rounds=12)
     half, _ = mj.run(problem, both, key, num_rounds=6)
     rest, _ = mj.run(problem, both, key, num_rounds=6, state=half)
-    np.testing.assert_array_equal(whole.inner.rule.model, rest.inner.rule.model)
+    np.testing.assert_array_equal(whole.server.rule.model, rest.server.rule.model)
 
 
 def test_several_nodes_of_a_task_are_refused(key):

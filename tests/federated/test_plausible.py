@@ -241,7 +241,7 @@ def test_who_is_doubted_once_is_believed_again(answers, key):
     assert silent.denied[1]
     assert float(report.quality.bound) == -np.inf
     again, report = server.step(doubted, {1: ups[1]})
-    assert report.heard == (1,)
+    assert report.accepted == (1,)
     assert not again.denied.any()
     assert float(server.step(again, {})[1].quality.bound) > 0.5 * before
     assert not server.join(server.leave(doubted, 1), 1).denied.any()
@@ -267,6 +267,6 @@ def test_who_leaves_takes_the_round_along(answers):
     for left in (server.leave(state, 2), server.join(server.leave(state, 2), 2)):
         after, report = server.step(left, {task: up for task, up in ups.items() if task != 2})
         assert report.refused == {}
-        assert report.heard == (0, 1, 3, 4)
+        assert report.accepted == (0, 1, 3, 4)
         assert np.isinf(report.quality.primal)
         assert int(after.held[0]) == int(state.round) + 1

@@ -148,12 +148,12 @@ def test_whatever_a_form_loses_the_bound_holds(form):
 def test_a_bound_without_the_error_would_be_none(monkeypatch):
     """So that the test above can fail."""
 
-    def sent_as(self, mine, header, up, v):
+    def with_decoded(self, mine, header, up, v):
         after, told = original(self, mine, header, up, v)
         return after, told.replace(terms=up.terms)
 
-    original = dual_nodes().sent_as
-    monkeypatch.setattr(dual_nodes(), "sent_as", sent_as)
+    original = dual_nodes().with_decoded
+    monkeypatch.setattr(dual_nodes(), "with_decoded", with_decoded)
     bounds = [float(report.quality.joint_dual) for report, _ in run("given", Forgetful(), 30)]
     assert max(bounds) > optimum("given") * (1 + 1e-3)
 
@@ -211,7 +211,7 @@ def test_they_are_about_a_quarter_of_the_bytes():
 def started(rounds=3):
     """A federation in 8 bits after some rounds, and answers to the next."""
     server, nodes = federation("given", F.Quantized())
-    state, mine = server.init(life=7), [node.init() for node in nodes]
+    state, mine = server.init(incarnation=7), [node.init() for node in nodes]
     for round in range(rounds):
         ups = {}
         for task, node in enumerate(nodes):
@@ -237,7 +237,7 @@ def test_a_difference_from_what_is_not_held_is_refused():
     later, _ = server.step(state, {})
     kept, up = nodes[0].step(jax.random.key(1), mine[0], server.down(later, 0))
     newer, report = server.step(later, {0: up})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     assert "answers round 3, and its answer to round 4 is here already" in server.step(newer, {0: ups[0]})[1].refused[0]
     assert down.held == 2
 
@@ -253,28 +253,28 @@ def test_broken_codes_change_nothing():
         else:
             bad = {task: hostile.MAKERS[rng.integers(len(hostile.MAKERS))](rng, up) for task, up in ups.items()}
         after, report = server.step(state, bad)
-        assert set(report.refused) == set(ups), report.heard
+        assert set(report.refused) == set(ups), report.accepted
         assert all(why.startswith("Server: the node of task ") and why.isprintable() for why in report.refused.values())
         assert jax.tree.all(jax.tree.map(np.array_equal, after, untouched))
 
 
 def test_who_does_not_know_what_is_held_sends_its_vector_as_it_is():
     server, state, nodes, mine, _ = started()
-    other = state.replace(life=jnp.asarray(8, jnp.int32))
+    other = state.replace(incarnation=jnp.asarray(8, jnp.int32))
     kept, up = nodes[0].step(jax.random.key(1), mine[0], server.down(other, 0))
     assert (up.kind, up.arrays["v"].tobytes()) == ("DualUp", np.asarray(mine[0].v[0]).tobytes())
     other, report = server.step(other, {0: up})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     # From then on it does.
     _, up = nodes[0].step(jax.random.key(1), kept, server.down(other, 0))
     assert (up.kind, int(up.arrays["base"])) == ("Coded", 3)
-    assert server.step(other, {0: up})[1].heard == (0,)
+    assert server.step(other, {0: up})[1].accepted == (0,)
 
 
 def test_a_server_that_was_not_told_says_so():
     _, _, _, _, ups = started(1)
     server, _ = federation("given", None)
-    report = server.step(server.init(life=7), ups)[1]
+    report = server.step(server.init(incarnation=7), ups)[1]
     assert report.refused[0] == "Server: the node of task 0 sent a record 'Coded', where one of DualUp is wanted."
     for bad in (3, "int8", F.Quantized):
         with pytest.raises(ValueError, match="Server: receiving must be a Sending such as"):

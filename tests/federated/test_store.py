@@ -51,7 +51,7 @@ def test_who_is_restored_goes_on_bit_for_bit(way, tmp_path):
         return world.server_of(algorithm, regularizer), world.nodes_of(xs, ys, mj.losses.Hinge(), algorithm)
 
     server, nodes = new()
-    state, mine = rounds(server, nodes, server.init(life=3), [node.init() for node in nodes], 5)
+    state, mine = rounds(server, nodes, server.init(incarnation=3), [node.init() for node in nodes], 5)
     F.save(tmp_path / "folder" / "server", state)
     for task, kept in enumerate(mine):
         F.save(str(tmp_path / f"{task}.npz"), kept)

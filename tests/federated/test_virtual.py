@@ -13,7 +13,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax._neural.gaussian import Gaussian
 from mocha_jax.federated._sides import sides_of
-from mocha_jax.federated._virtual_node import REMEMBERED
+from mocha_jax.federated._virtual_sides import REMEMBERED
 from tests.federated import world
 
 MODEL = mj.networks.Lateral(world.D, 3, (5,))
@@ -88,8 +88,8 @@ def test_it_is_the_simulation(case, systems, key):
     there, mine, reports = world.deployed(server, nodes, key, rounds, plan)
     close = partial(chex.assert_trees_all_close, rtol=1e-9, atol=1e-9)
     close(state_of(there, mine), state)
-    close(together([one.factor for one in mine if one.life[0] >= 0]), jax.tree.map(
-        lambda a: a[np.array([int(one.life[0]) >= 0 for one in mine])], state.factors
+    close(together([one.factor for one in mine if one.incarnation[0] >= 0]), jax.tree.map(
+        lambda a: a[np.array([int(one.incarnation[0]) >= 0 for one in mine])], state.factors
     ))  # fmt: skip
     np.testing.assert_allclose([float(r.quality.loss) for r in reports], history.loss, rtol=1e-9)
     shared = algorithm.weights(state)
@@ -160,7 +160,7 @@ def test_a_node_that_knows_no_factor_held_answers_once_without_work(key):
     mine[2] = nodes[2].init()  # it restarts from nothing
     there, mine, (report,) = world.deployed(server, nodes, key, 1, begin=(there, mine))
     product_is_posterior(there)
-    assert report.heard == tuple(range(world.M))
+    assert report.accepted == tuple(range(world.M))
     assert np.isinf(mine[2].loss[0])
     prior = 1.0 / world.M * np.ones_like(there.inner.state.first)
     np.testing.assert_allclose(there.inner.state.factors.precision[2], prior, rtol=1e-12)
@@ -186,7 +186,7 @@ def test_a_factor_held_is_remembered_however_many_answers_are_lost(key):
     assert int(there.held[0]) == 1
     # A late answer of which it does not know any more is held now: the node says where it stands, and goes on.
     there, report = server.step(there, {0: ups[1]})
-    assert report.heard == (0,)
+    assert report.accepted == (0,)
     mine, up = nodes[0].step(key, mine, server.down(there, 0))
     assert int(up.arrays["refined"]) == 0 == int(up.arrays["diverged"])
     np.testing.assert_array_equal(up.arrays["factor.precision"], ups[-1].arrays["factor.precision"])
@@ -202,8 +202,8 @@ def test_a_server_that_begins_anew_is_told_the_factors_that_there_are(key):
     server, nodes = both_sides(ONE, xs, ys)
     there, mine, _ = world.deployed(server, nodes, key, 0, turns(4))
     before = loss_of(ONE, state_of(there, mine), problem)
-    again, mine, reports = world.deployed(server, nodes, key, 0, turns(1), begin=(server.init(life=1), mine))
-    assert all(len(r.heard) == 1 for r in reports)
+    again, mine, reports = world.deployed(server, nodes, key, 0, turns(1), begin=(server.init(incarnation=1), mine))
+    assert all(len(r.accepted) == 1 for r in reports)
     product_is_posterior(again)
     start = loss_of(ONE, ONE.init(problem), problem)
     assert loss_of(ONE, state_of(again, mine), problem) < before + 0.05 * start
@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_said(key):
     }
     for name, (value, why) in wrong.items():
         after, report = server.step(start, {0: dataclasses.replace(up, arrays={**up.arrays, name: value})})
-        assert report.heard == ()
+        assert report.accepted == ()
         assert report.refused[0].startswith("Server: the node of task 0 ")
         assert why in report.refused[0]
         chex.assert_trees_all_equal(server.weights(after), server.weights(start))

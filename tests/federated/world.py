@@ -81,7 +81,10 @@ def as_each_by_itself(key, server, nodes, there, mine, together, side):
     steps = [-1, 1, 0, -1, 2]
     downs = [server.down(there, task, steps=None if s < 0 else s) for task, s in enumerate(steps)]
     header = Header(
-        *(jnp.asarray([getattr(d, name) for d in downs], jnp.int32) for name in ("round", "life", "held", "task"))
+        *(
+            jnp.asarray([getattr(d, name) for d in downs], jnp.int32)
+            for name in ("round", "incarnation", "held", "task")
+        )
     )
     down = server._side.down(there.inner).exchange(steps=jnp.asarray(steps, jnp.int32))
     here = jax.random.fold_in(jax.random.fold_in(key, downs[0].round - 1), 1)

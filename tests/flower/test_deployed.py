@@ -217,7 +217,7 @@ def test_a_node_that_never_answers_is_left_out(local):
     here = local(4, hang)
     run = here.submit(tol=TOL, round_seconds=30.0, leave_after=2)
     assert here.wait(run, 580) == "finished:completed", here.log(run)
-    assert "the node of task 3 was asked in 2 rounds and not heard; it is left out" in here.log(run)
+    assert "the node of task 3 was asked in 2 rounds and did not answer; it is left out" in here.log(run)
     model, weights = weights_in(here.folder / "model.npz")
     assert model.trained["converged"]
     assert model.trained["relative_joint_gap"] <= TOL

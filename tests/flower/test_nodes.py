@@ -15,7 +15,7 @@ from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from mocha_jax.flower import _worker_socket, client_app
-from mocha_jax.flower._node_store import Keeper
+from mocha_jax.flower._node_store import NodeStore
 from mocha_jax.flower._records import from_record, to_record
 from tests.flower import world
 
@@ -66,9 +66,9 @@ def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     folder = tmp_path / "task-0"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     # The same message once more, in another process: the answer is the one on the disk.
-    count = (folder / "kept.json").read_text()
+    count = (folder / "index.json").read_text()
     same(from_record(app(message(), world.context(task=0, state=str(tmp_path))).content), up)
-    assert (folder / "kept.json").read_text() == count
+    assert (folder / "index.json").read_text() == count
     # The file for people is written again as well.
     (folder / "weights.npz").unlink()
     app(message(), world.context(task=0, state=str(tmp_path)))
@@ -78,7 +78,7 @@ def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     assert (
         from_record(app(message(round=2, held=1), world.context(task=0, state=str(tmp_path))).content)[0]["round"] == 2
     )
-    assert (folder / "kept.json").read_text() != count
+    assert (folder / "index.json").read_text() != count
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def test_the_client_needs_no_jax():
 def test_other_samples_begin_anew(tmp_path):
     node = world.make_node({"task": 0})
     asked = from_record(message().content)
-    Keeper(str(tmp_path), node, 0).answer(*asked)
-    before = Keeper(str(tmp_path), node, 0)
+    NodeStore(str(tmp_path), node, 0).answer(*asked)
+    before = NodeStore(str(tmp_path), node, 0)
     assert before._message
-    other = Keeper(str(tmp_path), world.make_node({"task": 1}), 0)
+    other = NodeStore(str(tmp_path), world.make_node({"task": 1}), 0)
     assert not other._message
-    np.testing.assert_array_equal(other.kept()["dual.beta"], 0.0)
+    np.testing.assert_array_equal(other.state_arrays()["dual.beta"], 0.0)
 
 
 def test_a_broken_file_begins_anew(tmp_path):
     node = world.make_node({"task": 0})
-    Keeper(str(tmp_path), node, 0).answer(*from_record(message().content))
-    for path in tmp_path.glob("mine-*.npz"):
+    NodeStore(str(tmp_path), node, 0).answer(*from_record(message().content))
+    for path in tmp_path.glob("state-*.npz"):
         path.write_bytes(path.read_bytes()[:100])
-    assert not Keeper(str(tmp_path), node, 0)._message
+    assert not NodeStore(str(tmp_path), node, 0)._message
 
 
 here = pytest.mark.skipif(
@@ -170,9 +170,9 @@ def test_a_worker_does_the_work(folder):
     assert pids(folder / "task-0") == [first]
     # Killed, the next one repeats the answer and goes on from the files.
     os.kill(first, signal.SIGKILL)
-    count = (folder / "task-0" / "kept.json").read_text()
+    count = (folder / "task-0" / "index.json").read_text()
     same(answered(app, message(), folder), up)
-    assert (folder / "task-0" / "kept.json").read_text() == count
+    assert (folder / "task-0" / "index.json").read_text() == count
     (second,) = pids(folder / "task-0")
     assert second != first
     # A node-config that is another one has a worker of its own; there the node's function fails.

@@ -13,7 +13,7 @@ from flwr.app import Error
 
 import mocha_jax as mj
 from mocha_jax.flower import serve
-from mocha_jax.flower._node_store import Keeper
+from mocha_jax.flower._node_store import NodeStore
 from mocha_jax.flower._server_app import write_result
 from tests.flower import world
 
@@ -66,7 +66,7 @@ def test_it_ends_with_a_certificate(tmp_path, best, said):
     at_the_optimum(served, best)
     rounds = [line for line in said() if line.startswith("round ")]
     assert len(rounds) == served.report.round
-    assert all("heard 4 of 4, refused 0" in line and "bytes down" in line for line in rounds)
+    assert all("accepted 4 of 4, refused 0" in line and "bytes down" in line for line in rounds)
 
 
 NETWORK = mj.networks.MLP(world.D, 2, (5,))
@@ -89,7 +89,7 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
         (tmp_path / f"{task}").mkdir()
         node = mj.federated.Node(x, y, LABELS, algorithm, rows=max(map(len, xs)), dtype=np.float32)
-        keepers.append(Keeper(str(tmp_path / f"{task}"), node, task))
+        keepers.append(NodeStore(str(tmp_path / f"{task}"), node, task))
     grid = world.LoopGrid({100 + t: world.answering(keeper) for t, keeper in enumerate(keepers)})
     server = mj.federated.Server(algorithm, None, world.M, world.D, dtype=np.float32)
     # Nobody who is not asked is called silent, and no more answers are waited for than can come.
@@ -102,7 +102,7 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     lines = [line for line in said() if line.startswith("round ")]
     asked = {"fedavg": world.M, "sampled": world.M // 2, "virtual": 1}[case]
     assert len(lines) == rounds
-    assert all(re.fullmatch(rf"round \d: loss \S+, heard {asked} of 4, refused 0, .*", line) for line in lines)
+    assert all(re.fullmatch(rf"round \d: loss \S+, accepted {asked} of 4, refused 0, .*", line) for line in lines)
     with np.load(tmp_path / "0" / "weights.npz") as file:
         shapes = [file[name].shape for name in file.files]
     whole = algorithm.model.init(KEY) if case == "virtual" else served.weights
@@ -126,16 +126,16 @@ def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
     algorithm = NETWORKS["virtual"]
     xs, ys = world.tables()
     node = mj.federated.Node(xs[1], (ys[1] > 0).astype(np.float32), LABELS, algorithm, dtype=np.float32)
-    keeper = Keeper(str(tmp_path), node, 1)
+    keeper = NodeStore(str(tmp_path), node, 1)
     server = mj.federated.Server(algorithm, None, 2, world.D, dtype=np.float32)
     how = QUICK | {"round_seconds": 0.1, "start_seconds": 0.0}
     grid, path = world.LoopGrid({101: world.answering(keeper)}), str(tmp_path / "server.npz")
     served = serve(grid, server, max_rounds=1, checkpoint=path, **how)
-    assert served.report.heard == (1,)  # in the turn of task 0
+    assert served.report.accepted == (1,)  # in the turn of task 0
     # Nor does a run that goes on think that the server is another one.
     again = serve(grid, server, max_rounds=3, checkpoint=path, asynchronous=True, **how)
-    assert again.state.life == served.state.life
-    assert again.report.heard == (1,)
+    assert again.state.incarnation == served.state.incarnation
+    assert again.report.accepted == (1,)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -183,8 +183,8 @@ def test_a_node_that_never_answers_is_left_out_and_the_others_are_certified(tmp_
     served = serve(grid, world.make_server(), leave_after=3, max_rounds=400, **how)
     assert served.converged
     assert np.isfinite(float(served.report.quality.relative_joint_gap))
-    assert any("task 3 was asked in 3 rounds and not heard; it is left out" in line for line in said())
-    assert 3 not in served.report.heard
+    assert any("task 3 was asked in 3 rounds and did not answer; it is left out" in line for line in said())
+    assert 3 not in served.report.accepted
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_a_node_that_left_comes_back(tmp_path, best, said):
     served = serve(grid, world.make_server(), leave_after=3, **how)
     at_the_optimum(served, best)
     assert done
-    assert any("task 3 is heard again" in line for line in said())
+    assert any("task 3 answers again" in line for line in said())
 
 
 def test_what_is_not_known_is_called_so(tmp_path, said):
@@ -231,7 +231,7 @@ def test_what_is_not_known_is_called_so(tmp_path, said):
     answer = grid.nodes[103]
     grid.nodes[103] = lambda message: answer(message) if message.metadata.message_type == "query" else None
     serve(grid, world.make_server(), max_rounds=2, **QUICK | {"round_seconds": 0.05})
-    assert any(line.startswith("round 2: gap unknown, bound unknown, heard 3 of 4") for line in said())
+    assert any(line.startswith("round 2: gap unknown, bound unknown, accepted 3 of 4") for line in said())
 
 
 @pytest.mark.extended
@@ -324,7 +324,7 @@ def test_an_older_checkpoint_that_was_put_back_is_another_life(tmp_path):
     options = {**QUICK, "round_seconds": 1.0, "checkpoint": _written(path, early)}
     served = serve(grid, world.make_server(), max_rounds=300, tol=1e-3, **options)
     assert served.converged
-    assert int(served.state.life) != int(early.state.life)
+    assert int(served.state.incarnation) != int(early.state.incarnation)
 
 
 def test_silence_after_a_round_that_was_answered_is_no_other_life(tmp_path):
@@ -333,7 +333,7 @@ def test_silence_after_a_round_that_was_answered_is_no_other_life(tmp_path):
     how = QUICK | {"round_seconds": 0.1, "message_seconds": 5.0, "poll_seconds": 0.01}
     grid = loop(tmp_path, late=lambda node, k: 0.5 if k == 2 else 0.0)
     again = serve(grid, world.make_server(), max_rounds=5, tol=0.0, checkpoint=path, **how)
-    assert again.state.life == first.state.life
+    assert again.state.incarnation == first.state.incarnation
 
 
 def test_another_server_s_checkpoint_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import mocha_jax as mj
-from mocha_jax.flower._node_store import Keeper
+from mocha_jax.flower._node_store import NodeStore
 from mocha_jax.flower._records import from_record, to_record
 from tests import zoo
 
@@ -46,7 +46,7 @@ def keepers(folder):
     found = []
     for t in range(M):
         (folder / f"{t}").mkdir(exist_ok=True)
-        found.append(Keeper(str(folder / f"{t}"), make_node({"task": t}), t))
+        found.append(NodeStore(str(folder / f"{t}"), make_node({"task": t}), t))
     return found
 
 

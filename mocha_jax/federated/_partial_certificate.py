@@ -13,8 +13,8 @@ from mocha_jax._core.pytree import Relation
 from mocha_jax._problem.certificate import Certificate, jointly_bounded, lower_bound
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.terms import DualTerms, Reported
-from mocha_jax.federated._sides import Heard
-from mocha_jax.servers._base import Server
+from mocha_jax.federated._sides import ReceivedAnswers
+from mocha_jax.servers._base import Server, ServerState
 
 
 class _Evaluated(Protocol):
@@ -34,8 +34,8 @@ def unknown(terms: DualTerms) -> Any:
 
 
 def certified(
-    problem: Problem, server: Server, rule: Any, v: Array, terms: DualTerms, heard: Heard, up: _Evaluated,
-    exact: Array, bound: Array,
+    problem: Problem, server: Server, rule: ServerState, v: Array, terms: DualTerms, received: ReceivedAnswers,
+    up: _Evaluated, exact: Array, bound: Array,
 ) -> Certificate:  # fmt: skip
     """Certify the model that went down, as far as the answers tell.
 
@@ -45,21 +45,20 @@ def certified(
       rule: its state when the model went down.
       v: the dual vectors that it held ``[m, d]``.
       terms: of the same duals.
-      heard: which nodes answered.
+      received: which nodes answered.
       up: what they say of the model.
       exact: ``[m]`` bool whose gap is with those duals.
       bound: [] a lower bound on the optimum.
     """
-    gone = problem.data.sizes == 0
-    known, all_exact = jnp.all(gone | heard.now), jnp.all(gone | (heard.now & exact))
-    gap, value = jnp.where(heard.now & exact, up.gap, 0.0), jnp.where(heard.now, up.value, 0.0)
-    found = server.certify(problem, rule, cast(Any, Reported(gap, value, terms)), v)
-    return as_far_as_known(problem, found, known, all_exact, bound)
+    gone, exact = problem.data.sizes == 0, received.now & exact
+    gap, value = jnp.where(exact, up.gap, 0.0), jnp.where(received.now, up.value, 0.0)
+    certificate = server.certify(problem, rule, cast(Any, Reported(gap, value, terms)), v)
+    return _as_far_as_known(problem, certificate, jnp.all(gone | received.now), jnp.all(gone | exact), bound)
 
 
-def believed(bound: Array, heard: Heard) -> Array:
+def undenied(bound: Array, received: ReceivedAnswers) -> Array:
     """The best lower bound so far; none where a node has denied what it rests on."""
-    return jnp.where(jnp.any(heard.denied), -jnp.inf, bound)
+    return jnp.where(jnp.any(received.denied), -jnp.inf, bound)
 
 
 def best_bound(
@@ -95,40 +94,43 @@ def _quadratic(steep: Array, norm: Array) -> Array:
     return 0.5 * steep * norm**2
 
 
-def as_far_as_known(problem: Problem, found: Certificate, known: Array, exact: Array, bound: Array) -> Certificate:
-    """The certificate where the answers tell all of it; otherwise what a lower bound from before leaves of it.
+def _as_far_as_known(
+    problem: Problem, certificate: Certificate, evaluated: Array, exact: Array, bound: Array
+) -> Certificate:
+    """The certificate where the answers tell all of it; otherwise the part that an earlier lower bound allows.
 
     Args:
       problem: the problem.
-      found: from the answers that there are.
-      known: [] bool all nodes have told their losses of the model.
+      certificate: from the answers that there are.
+      evaluated: [] bool all nodes have reported their losses of the model.
       exact: [] bool and the terms of its gap, with the duals that the server's vectors belong to.
       bound: [] a lower bound on the optimum.
     """
     infinite, learned = jnp.full_like(bound, jnp.inf), problem.regularizer.learned
-    rounding = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(found.primal)
-    gap = jnp.where(exact, found.gap, jnp.maximum(found.primal - bound, 0.0) + rounding)
-    gap = jnp.where(known, gap, infinite)
-    dual, joint_gap = jnp.where(exact, found.dual, bound), jnp.where(exact, found.joint_gap, infinite)
-    joint_dual = jnp.where(exact, found.joint_dual, -infinite)
+    rounding = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(certificate.primal)
+    gap = jnp.where(exact, certificate.gap, jnp.maximum(certificate.primal - bound, 0.0) + rounding)
+    gap = jnp.where(evaluated, gap, infinite)
+    dual, joint_gap = jnp.where(exact, certificate.dual, bound), jnp.where(exact, certificate.joint_gap, infinite)
+    joint_dual = jnp.where(exact, certificate.joint_dual, -infinite)
     if not learned:
-        # As floats give it the dual of an exact round may be above the optimum by a rounding: the bound is not.
+        # Computed in floats, the dual of an exact round may exceed the optimum by a rounding; the bound does not.
         joint_gap, dual, joint_dual = gap, bound, bound
-    some = found.replace(
+    bounded = certificate.replace(
         gap=gap, dual=dual, joint_gap=joint_gap, joint_dual=joint_dual,
-        relative_gap=jnp.where(exact, found.relative_gap, _relative(gap, found.primal)),
-        relative_joint_gap=_relative(joint_gap, found.joint_primal),
+        relative_gap=jnp.where(exact, certificate.relative_gap, _relative(gap, certificate.primal)),
+        relative_joint_gap=_relative(joint_gap, certificate.joint_primal),
     )  # fmt: skip
     if problem.regularizer.jointly_convex:
-        some = some.replace(residual=some.relative_joint_gap)
+        bounded = bounded.replace(residual=bounded.relative_joint_gap)
     else:
-        some = some.replace(residual=jnp.where(exact, found.residual, infinite))
-    some = some.with_bound(problem, bound) if jointly_bounded(problem) else some
+        bounded = bounded.replace(residual=jnp.where(exact, certificate.residual, infinite))
+    if jointly_bounded(problem):
+        bounded = bounded.with_bound(problem, bound)
     hidden = {
-        name: jnp.where(known, getattr(some, name), infinite)
+        name: jnp.where(evaluated, getattr(bounded, name), infinite)
         for name in ("primal", "joint_primal", "relative_gap", "joint_gap", "relative_joint_gap", "residual")
     }
-    return some.replace(**hidden)
+    return bounded.replace(**hidden)
 
 
 def _relative(gap: Array, primal: Array) -> Array:

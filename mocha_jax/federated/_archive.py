@@ -22,6 +22,7 @@ from mocha_jax.federated._message import Down, Message, Up, check_header
 Record = TypeVar("Record")
 Way = TypeVar("Way", bound=Message)
 Place = str | os.PathLike[str] | IO[bytes]
+Leaf = np.ndarray | np.generic | jax.Array
 
 # How an archive of this kind begins, and where and how its end begins.
 _FIRST, _LAST, _END = b"PK\x03\x04", slice(-22, -18), b"PK\x05\x06"
@@ -30,7 +31,7 @@ _FORMAT, _VERSION = "mocha_jax federated", 1
 
 
 def save(file: Place, record: object) -> None:
-    """Write what a node keeps, a server's state or a message, whole or not at all.
+    """Write the state of a node or a server or a message, whole or not at all.
 
     It goes to a new file beside the old one, which it then replaces: whenever the process or the machine stops, one of
     the two is there.
@@ -64,10 +65,10 @@ def save(file: Place, record: object) -> None:
 def load(file: Place, like: type[Way]) -> Way: ...
 @overload
 def load(file: Place, like: Record) -> Record: ...
-def load(file: Place, like: Any) -> Any:
+def load(file: Place, like: object) -> object:
     """Read what `save` wrote.
 
-    A server that goes on from an earlier state than its last one needs another life, `Server.restarted`: nodes
+    A server that goes on from an earlier state than its last one needs another incarnation, `Server.restarted`: nodes
     refuse a second message of a round.
 
     Args:
@@ -108,20 +109,20 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
       >>> down.task, down.round, down.arrays["model"].shape
       (2, 1, (5,))
     """
-    said: dict[str, Any] = {"format": _FORMAT, "version": _VERSION}
+    description: dict[str, object] = {"format": _FORMAT, "version": _VERSION}
     if isinstance(record, Message):
         check_header(owner, "the message", record, Up if type(record) is Up else Down, None)
         header = {name: value if isinstance(value, str) else int(value) for name, value in record.header.items()}
-        said |= {"message": type(record).__name__, "header": header}
+        description |= {"message": type(record).__name__, "header": header}
         leaves = dict(_numbers(owner, "message", record.arrays))
     else:
         leaves = _arrays(owner, "record", record)
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    said["leaves"] = {name: _form(array) for name, array in arrays.items()}
-    about = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    description["leaves"] = {name: _form(array) for name, array in arrays.items()}
+    contents: dict[str, Any] = {"about": np.frombuffer(json.dumps(description).encode(), np.uint8)}
+    contents |= {f"leaf {i}": plain(array) for i, array in enumerate(arrays.values())}
     out = io.BytesIO()
-    contents: dict[str, Any] = {f"leaf {i}": plain(array) for i, array in enumerate(arrays.values())}
-    np.savez(out, allow_pickle=False, about=about, **contents)
+    np.savez(out, allow_pickle=False, **contents)
     return out.getvalue()
 
 
@@ -129,7 +130,7 @@ def to_bytes(record: object, *, owner: str = "to_bytes") -> bytes:
 def from_bytes(data: bytes, like: type[Way]) -> Way: ...
 @overload
 def from_bytes(data: bytes, like: Record) -> Record: ...
-def from_bytes(data: bytes, like: Any) -> Any:
+def from_bytes(data: bytes, like: object) -> object:
     """Read what `to_bytes` made.
 
     Args:
@@ -142,23 +143,23 @@ def from_bytes(data: bytes, like: Any) -> Any:
 
 
 @on_purpose
-def _record(owner: str, source: str, data: bytes | bytearray | memoryview, like: Any) -> Any:
+def _record(owner: str, source: str, data: bytes | bytearray | memoryview, like: object) -> object:
     """Check names, shapes and dtypes of all leaves before anything is made of them."""
-    if like in (Down, Up):
-        return _message(owner, source, data, like)
+    if like is Down or like is Up:
+        return _message(owner, source, data, Down if like is Down else Up)
     wanted = {name: _form(leaf) for name, leaf in _arrays(owner, "like", like).items()}
-    _, found, arrays = _contents(owner, source, data)
-    _compare(owner, source, found, wanted)
+    _, forms, arrays = _contents(owner, source, data)
+    _compare(owner, source, forms, wanted)
     return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(array) for array in arrays])
 
 
 def _message(owner: str, source: str, data: bytes | bytearray | memoryview, kind: type[Way]) -> Way:
-    """A message whose header is right; whether its arrays are, the one that it is for finds out."""
-    said, found, arrays = _contents(owner, source, data)
-    if said.get("message") != kind.__name__:
+    """A message with a valid header; the receiver checks its arrays."""
+    description, forms, arrays = _contents(owner, source, data)
+    if description.get("message") != kind.__name__:
         raise ValueError(f"{owner}: {source} holds no {kind.__name__}.")
     try:
-        message = kind(**said["header"], arrays=dict(zip(found, arrays, strict=True)))
+        message = kind(**description["header"], arrays=dict(zip(forms, arrays, strict=True)))
     except (TypeError, KeyError) as error:
         raise ValueError(f"{owner}: {source} holds a {kind.__name__} with another header.") from error
     check_header(owner, source, message, kind, None)
@@ -167,71 +168,70 @@ def _message(owner: str, source: str, data: bytes | bytearray | memoryview, kind
 
 def _contents(
     owner: str, source: str, data: bytes | bytearray | memoryview
-) -> tuple[dict[str, Any], dict[str, Any], list[np.ndarray]]:
-    """Return what is said of the arrays, their forms by name, and the arrays, which are of these forms."""
-    known, version = False, 0
+) -> tuple[dict[str, Any], dict[str, list[object]], list[np.ndarray]]:
+    """Return the description of the arrays, their forms by name, and the arrays, which are of these forms."""
+    ours, version = False, 0
     try:
         if bytes(data[:4]) != _FIRST or bytes(data[_LAST]) != _END:
             raise ValueError("something stands before it or after it")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             if any(part.compress_type for part in file.zip.infolist()):
                 raise ValueError("unpacked it might be of any size")
-            said = json.loads(file["about"].tobytes().decode())
-            known, version = said["format"] == _FORMAT, int(said["version"])
-            found = dict(said["leaves"]) if known and version <= _VERSION else {}
-            dtypes = [jnp.dtype(dtype) for dtype, _ in found.values()]
+            description = json.loads(file["about"].tobytes().decode())
+            ours, version = description["format"] == _FORMAT, int(description["version"])
+            forms = dict(description["leaves"]) if ours and version <= _VERSION else {}
+            dtypes = [jnp.dtype(dtype) for dtype, _ in forms.values()]
             arrays = [native(file[f"leaf {i}"], dtype) for i, dtype in enumerate(dtypes)]
-    except Exception as error:  # whatever readers of zip, npy and JSON make of garbage
+    except Exception as error:  # readers of zip, npy and JSON raise many kinds for damaged bytes
         raise ValueError(f"{owner}: {source} is nothing that save or to_bytes wrote, or it is damaged.") from error
-    if not known:
+    if not ours:
         raise ValueError(f"{owner}: {source} is nothing that save or to_bytes wrote.")
     if version > _VERSION:
         raise ValueError(f"{owner}: {source} is of version {version}, and this library reads up to {_VERSION}.")
-    if any(_form(array) != form for array, form in zip(arrays, found.values(), strict=True)):
+    if any(_form(array) != form for array, form in zip(arrays, forms.values(), strict=True)):
         raise ValueError(f"{owner}: {source} does not hold what it says it holds.")
-    return said, found, arrays
+    return description, forms, arrays
 
 
-def _compare(owner: str, source: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name in [*wanted, *found]:
-        if name not in found or name not in wanted:
-            has = "has no" if name not in found else "has a"
+def _compare(owner: str, source: str, forms: Mapping[str, list[object]], wanted: Mapping[str, list[object]]) -> None:
+    for name in [*wanted, *forms]:
+        if name not in forms or name not in wanted:
+            has = "has no" if name not in forms else "has a"
             raise ValueError(f"{owner}: {source} {has} {name}, unlike the record that is wanted.")
-        if found[name] != wanted[name]:
+        if forms[name] != wanted[name]:
             raise ValueError(
-                f"{owner}: {source} holds {name} as {_text(found[name])}, and {_text(wanted[name])} is wanted; it "
+                f"{owner}: {source} holds {name} as {_text(forms[name])}, and {_text(wanted[name])} is wanted; it "
                 f"belongs to another node or federation."
             )
-    if list(found) != list(wanted):
+    if list(forms) != list(wanted):
         raise ValueError(f"{owner}: {source} has its arrays in another order than the record that is wanted.")
 
 
-def _arrays(owner: str, what: str, record: object) -> dict[str, Any]:
+def _arrays(owner: str, what: str, record: object) -> dict[str, Leaf]:
     """The leaves of a record, all of them arrays of numbers or booleans, by their places in it."""
     leaves = jax.tree_util.tree_flatten_with_path(record)[0]
-    found = _numbers(owner, what, {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves})
-    return {name or "record": leaf for name, leaf in found.items()}
+    numbers = _numbers(owner, what, {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves})
+    return {name or "record": leaf for name, leaf in numbers.items()}
 
 
-def _numbers(owner: str, what: str, leaves: Mapping[str, Any]) -> Mapping[str, Any]:
+def _numbers(owner: str, what: str, leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
     """Arrays of numbers or booleans, where all of them are."""
-    for where, leaf in leaves.items():
-        dtype: Any = getattr(leaf, "dtype", None)
-        plain = isinstance(leaf, np.ndarray | np.generic | jax.Array) and not isinstance(leaf, np.ma.MaskedArray)
-        if not plain or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+    for place, leaf in leaves.items():
+        is_array = isinstance(leaf, np.ndarray | np.generic | jax.Array) and not isinstance(leaf, np.ma.MaskedArray)
+        if not is_array or not (jnp.issubdtype(leaf.dtype, jnp.number) or jnp.issubdtype(leaf.dtype, jnp.bool_)):
             raise ValueError(
                 f"{owner}: {what} must be a record of arrays of numbers, such as node.init() makes, got "
-                f"{check.shown(leaf)}{f' at {where}' if where else ''}."
+                f"{check.shown(leaf)}{f' at {place}' if place else ''}."
             )
     return leaves
 
 
-def _form(leaf: Any) -> list[Any]:
+def _form(leaf: Leaf) -> list[object]:
     """Dtype and shape, as JSON gives them back."""
     return [np.dtype(leaf.dtype).name, list(leaf.shape)]
 
 
-def _text(form: Any) -> str:
+def _text(form: object) -> str:
     return "".join(map(str, form)) if isinstance(form, list) else str(form)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import BinaryIO
 
 import jax
 import numpy as np
 
+from mocha_jax._core.pytree import Tree
 
-def arrays_in(record: Any) -> dict[str, np.ndarray]:
+
+def arrays_in(record: Tree) -> dict[str, np.ndarray]:
     """Return the leaves of a record by their places in it."""
     leaves = jax.tree_util.tree_flatten_with_path(record)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
 
 
-def export(path: str | os.PathLike[str], record: Any) -> None:
+def export(path: str | os.PathLike[str], record: Tree) -> None:
     """Write the arrays of a record to a file that NumPy reads; an array by itself as ``weights``."""
     record = {"weights": record} if isinstance(record, jax.Array | np.ndarray) else record
     with open(f"{path}.new", "wb") as file:
@@ -32,7 +34,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     put(f"{path}.new", path)
 
 
-def flush(file: Any) -> None:
+def flush(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
