@@ -44,12 +44,12 @@ from mocha_jax._driver.adjoint import Unrolled as Unrolled
 from mocha_jax._driver.adjoint import hypergradient as hypergradient
 from mocha_jax._driver.history import History as History
 from mocha_jax._driver.history import Watch as Watch
-from mocha_jax._driver.owned_file import CheckpointError as CheckpointError
 from mocha_jax._driver.read_history import read_history as read_history
-from mocha_jax._driver.run import run as run
+from mocha_jax._driver.rounds import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
+from mocha_jax._files.owned_file import CheckpointError as CheckpointError
 from mocha_jax._model import likelihoods as likelihoods
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model

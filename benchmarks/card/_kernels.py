@@ -119,8 +119,8 @@ def loops(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The same passes by the loops that XLA compiles, with the same arguments and results."""
     import mocha_jax as mj
-    from mocha_jax._node.ascent import ascend
     from mocha_jax._node.buckets import time_major
+    from mocha_jax._node.local_solver import ascend
 
     m = x.shape[1]
     data = mj.TaskData(jnp.swapaxes(x, 0, 1), y.T, weight.T, jnp.arange(m, dtype=jnp.int32), num_tasks=m)

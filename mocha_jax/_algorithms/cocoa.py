@@ -10,8 +10,8 @@ from jax import Array
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.ascent import STEP_FLOPS, part_way
-from mocha_jax._node.subproblem import Subproblems, solve_to
+from mocha_jax._node.local_accuracy import solve_to
+from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, part_way
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate
 from mocha_jax.systems._work import Info, Work

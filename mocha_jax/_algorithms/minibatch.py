@@ -14,7 +14,7 @@ from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.ascent import visiting_order
+from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate, Server, gain_of_updating, keep_relation

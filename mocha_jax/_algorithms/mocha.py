@@ -12,8 +12,7 @@ from mocha_jax._algorithms.dual_method import OMEGA_EVERY
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.ascent import STEP_FLOPS, ascend, visiting_orders
-from mocha_jax._node.subproblem import Subproblems
+from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES

@@ -13,7 +13,8 @@ from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaStat
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.buckets import BACKENDS, BucketSizes, time_major
-from mocha_jax._node.subproblem import Subproblems, theta_of
+from mocha_jax._node.local_accuracy import theta_of
+from mocha_jax._node.local_solver import Subproblems
 from mocha_jax._problem.certificate import jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES

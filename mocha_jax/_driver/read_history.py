@@ -19,10 +19,10 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._driver.checkpoint_parts import FORMAT, Arrays, read
-from mocha_jax._driver.fingerprint import native
 from mocha_jax._driver.history import History, Nodes
-from mocha_jax._driver.owned_file import CheckpointError
+from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, read
+from mocha_jax._files.fingerprint import native
+from mocha_jax._files.owned_file import CheckpointError
 from mocha_jax._problem.quality import Quality
 
 

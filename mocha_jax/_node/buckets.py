@@ -26,7 +26,7 @@ from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.values import is_traced
 from mocha_jax._data.storage import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.products import combine, times
+from mocha_jax._node.row_products import combine, times
 from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
 from mocha_jax._numerics.products import Terms, lengths, totals
 

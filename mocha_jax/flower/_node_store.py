@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from mocha_jax._files.atomic import write
 from mocha_jax.federated import Down, Message, Node, Refused, load, save
 from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
-from mocha_jax.flower._store import arrays_in, export, write
+from mocha_jax.flower._store import arrays_in, export
 from mocha_jax.flower._worker_socket import LOCK
 
 _log = logging.getLogger("flwr")

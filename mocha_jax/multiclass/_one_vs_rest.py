@@ -16,7 +16,7 @@ from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._model.named import matched

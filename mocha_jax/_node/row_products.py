@@ -1,8 +1,8 @@
 """Products with samples that are stored row by row, ``[n, c, d]``: row i of all c nodes together.
 
 An accelerator takes all of it as one operation. A CPU goes through the rows of a block of nodes, whose weights or sums
-stay in its cache from one row to the next, as the local solver does (`mocha_jax._node.ascent`): its own reductions over
-features are not vectorised, and over rows they jump through memory.
+stay in its cache from one row to the next, as the local solver does (`mocha_jax._node.local_solver`): its own
+reductions over features are not vectorised, and over rows they jump through memory.
 """
 
 from __future__ import annotations

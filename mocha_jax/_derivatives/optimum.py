@@ -1,9 +1,9 @@
 r"""The optimum near a point, and its derivative.
 
 A derivative of the optimum is only as good as the point at which it is taken, and nothing in its linear system tells
-how good that is. The same system (`mocha_jax._driver.sensitivity`) with what the conditions are short of on its right
-side is a semismooth Newton step (Qi and Sun 1993), with a hinge-like loss one of an active set method. Such steps take
-the point to the optimum, and the size of the last one says how far the point may still be from it.
+how good that is. The same system (`mocha_jax._derivatives.sensitivity`) with what the conditions are short of on its
+right side is a semismooth Newton step (Qi and Sun 1993), with a hinge-like loss one of an active set method. Such steps
+take the point to the optimum, and the size of the last one says how far the point may still be from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._driver.sensitivity import Sensitivity, Unknowns, read, unknown_at
+from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, read, unknown_at
 from mocha_jax._numerics.minres import LinearSolution
 from mocha_jax._problem.certificate import objective
 from mocha_jax._problem.problem import Problem

@@ -17,7 +17,7 @@ $$
 
 with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
 eliminated: `mocha_jax._numerics.minres` solves the system, and no matrix is formed. For smooth losses, a given
-relationship and few features `mocha_jax._driver.elimination` has its inverse.
+relationship and few features `mocha_jax._derivatives.elimination` has its inverse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core.pytree import Relation, Tree
-from mocha_jax._driver.elimination import can_eliminate, eliminated
+from mocha_jax._derivatives.elimination import can_eliminate, eliminated
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.minres import LinearSolution, minres
 from mocha_jax._numerics.refinement import refined

@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.devices import own_rows, place_rows
-from mocha_jax._driver.fingerprint import fingerprint, native, plain, plain_dtype
-from mocha_jax._driver.owned_file import CheckpointError, OwnedFile, remove_if_abandoned
+from mocha_jax._files.fingerprint import fingerprint, native, plain, plain_dtype
+from mocha_jax._files.owned_file import CheckpointError, OwnedFile, remove_if_abandoned
 
 Arrays = dict[str, np.ndarray]
 
