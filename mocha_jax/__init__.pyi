@@ -25,9 +25,9 @@ from mocha_jax._algorithms.interior_point import InteriorPoint as InteriorPoint
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha
+from mocha_jax._algorithms.mocha import SubproblemMethod as SubproblemMethod
 from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
 from mocha_jax._algorithms.newton import Newton as Newton
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
@@ -68,8 +68,8 @@ from mocha_jax._problem.certificate import Certificate as Certificate
 from mocha_jax._problem.certificate import objective as objective
 from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
+from mocha_jax._problem.problem import Quality as Quality
 from mocha_jax._problem.process_local import from_process_local as from_process_local
-from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.rigorous_certificate import certificate as certificate
 from mocha_jax._problem.rigorous_certificate import free_intercept as free_intercept
 from mocha_jax._problem.sharding import shard as shard

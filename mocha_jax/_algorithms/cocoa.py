@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._node.local_accuracy import solve_to

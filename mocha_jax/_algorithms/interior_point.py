@@ -15,12 +15,12 @@ solution, with $\mu = 0$, tells how small a $\mu$ is within reach and corrects f
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core.pytree import Pytree
@@ -147,7 +147,7 @@ class InteriorPoint(PrimalMethod):
     def _dual_point(self, problem: Problem, state: InteriorState) -> Array:
         return state.beta
 
-    def step(self, key: Any, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
+    def step(self, key: Drawn, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
         data, full = problem.data, self.full_work(problem)
         steps = work.budget(full)
         w, point = _stepped(problem, state)

@@ -7,12 +7,12 @@ answer that is Newton's method; with silent ones it is the incremental one of Ro
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState, slopes_at
 from mocha_jax._core.pytree import Pytree
@@ -144,7 +144,7 @@ class Newton(PrimalMethod):
     def _dual_point(self, problem: Problem, state: NewtonState) -> Array:
         return state.beta
 
-    def step(self, key: Any, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
+    def step(self, key: Drawn, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
         data = problem.data
         full = self.full_work(problem)
         steps = work.budget(full)

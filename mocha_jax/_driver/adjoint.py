@@ -29,8 +29,7 @@ from mocha_jax._driver.rounds import advance, allocate, finalize, plan, run_chun
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.problem import Federated, Problem
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Problem, Quality
 
 Answer = TypeVar("Answer")
 

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, fields_of, static

@@ -14,8 +14,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.problem import Federated
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems._work import Info, Request, Work
 

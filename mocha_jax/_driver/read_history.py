@@ -23,7 +23,7 @@ from mocha_jax._driver.history import History, Nodes
 from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, read
 from mocha_jax._files.fingerprint import native
 from mocha_jax._files.owned_file import CheckpointError
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 
 
 def described(history: History) -> np.ndarray:

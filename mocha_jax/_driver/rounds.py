@@ -26,7 +26,7 @@ from mocha_jax._core.pytree import Pytree, Relation, Tree, tree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, program, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 from mocha_jax.systems._work import Work

@@ -18,10 +18,9 @@ from mocha_jax._data.standardize import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.record import described
-from mocha_jax._problem.answer import linear_model
 from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Problem, Quality
+from mocha_jax._problem.to_model import linear_model
 from mocha_jax.coupling import correlation
 
 # A node that was silent in so many rounds is worth a warning; in fewer it may be chance.

@@ -26,8 +26,7 @@ from mocha_jax._driver.read_history import described
 from mocha_jax._driver.rounds import allocate, finalize_in_place, run_chunk_in_place
 from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._files.checkpoint import Saver
-from mocha_jax._problem.problem import Federated
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 

@@ -36,7 +36,7 @@ from mocha_jax._node.buckets import TimeMajor
 from mocha_jax._node.row_products import row_of
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, uniform_bits
-from mocha_jax._problem.terms import conjugates
+from mocha_jax._problem.certificate import conjugates
 from mocha_jax.losses import Loss
 
 Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done

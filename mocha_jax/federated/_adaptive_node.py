@@ -18,7 +18,7 @@ from jax import Array
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
+from mocha_jax._problem.certificate import DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._dual_node import NOBODY, REMEMBERED, DualDown, DualMine, DualNodes, DualUp, odd
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss

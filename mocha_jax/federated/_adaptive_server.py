@@ -11,8 +11,7 @@ from jax import Array
 
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Relation, Tree, tree
-from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.terms import DualTerms
+from mocha_jax._problem.certificate import Certificate, DualTerms
 from mocha_jax.federated._adaptive_node import AdaptiveDown, AdaptiveNodes, AdaptiveUp
 from mocha_jax.federated._certifying import believed, best_bound, certified, unknown
 from mocha_jax.federated._dual_server import DualCentre

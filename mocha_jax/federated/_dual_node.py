@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.local_solver import Subproblems
+from mocha_jax._problem.certificate import DualTerms, dual_terms, gap_terms
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Independent

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.certificate import Certificate, DualTerms
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.terms import DualTerms
 from mocha_jax.federated._certifying import believed, best_bound, certified, unknown
 from mocha_jax.federated._dual_node import DualDown, DualNodes, DualUp
 from mocha_jax.federated._plausible import implausible

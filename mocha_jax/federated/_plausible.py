@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._problem.terms import DualTerms
+from mocha_jax._problem.certificate import DualTerms
 from mocha_jax.federated._sides import DENIES, Heard
 
 if TYPE_CHECKING:

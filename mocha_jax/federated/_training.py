@@ -14,7 +14,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 from mocha_jax.federated._sides import where
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from mocha_jax._core import check
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 from mocha_jax.federated import Report, Server, ServerState, Training, Up, load, save
 from mocha_jax.flower._messenger import Post
 from mocha_jax.flower._options import ServeOptions

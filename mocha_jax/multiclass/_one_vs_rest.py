@@ -20,9 +20,9 @@ from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._model.named import matched
-from mocha_jax._problem.answer import apart, how_trained
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.to_model import apart, how_trained
 from mocha_jax._selection import caveats
 from mocha_jax._selection.solves import SolveOptions, solve_options
 from mocha_jax.losses import Loss
