@@ -254,13 +254,15 @@ def _round_jvp(primals: Round, tangents: Round) -> tuple[Done, Done]:
     algorithm, server, drawn, state, problem, work = primals
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 
-    def other(algorithm: DualMethod, server: Server, state: MochaState, problem: Problem) -> tuple[MochaState, Array]:
-        instead, held = server.differentiated(state.server)
-        after, _ = _round(algorithm, instead, drawn, state.replace(server=held), problem, work)
+    def other_round(
+        algorithm: DualMethod, server: Server, state: MochaState, problem: Problem
+    ) -> tuple[MochaState, Array]:
+        other_server, server_state = server.differentiated(state.server)
+        after, _ = _round(algorithm, other_server, drawn, state.replace(server=server_state), problem, work)
         return after, problem.data.node_vectors(after.beta)
 
-    at, along = (algorithm, server, state, problem), (d_algorithm, d_server, d_state, d_problem)
-    change, d_vectors = jax.jvp(other, at, along)[1]
+    point, direction = (algorithm, server, state, problem), (d_algorithm, d_server, d_state, d_problem)
+    change, d_vectors = jax.jvp(other_round, point, direction)[1]
     after, info = _round_with_another_derivative(*primals)
     still, d_info = jax.tree.map(zero_tangent, (after, info))
     d_after = still.replace(beta=change.beta, v=change.v, server=server.tangent(still.server, change.server, d_vectors))

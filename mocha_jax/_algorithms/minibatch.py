@@ -71,8 +71,8 @@ def _batch_work(batch: Hyperparameter | int, limit: int | None, data: TaskData) 
     size = jnp.asarray(batch, jnp.int32)
     if size.ndim:
         raise ValueError("batch is an array: map over it with jax.vmap, the algorithm as argument.")
-    room = data.y.shape[1] if limit is None else min(limit, data.y.shape[1])
-    return jnp.minimum(data.sizes, jnp.clip(size, 0, room)), room
+    most = data.y.shape[1] if limit is None else min(limit, data.y.shape[1])
+    return jnp.minimum(data.sizes, jnp.clip(size, 0, most)), most
 
 
 class _Batched(Algorithm[Problem]):
@@ -255,11 +255,11 @@ class MiniBatchSgd(_Batched, PrimalMethod):
         slope = jnp.where(batch.real, batch.weight * loss.derivative(z, batch.y), 0.0)
         sizes, done = data.sizes.astype(dtype), batch.count.astype(dtype)
         gradient = jnp.einsum("mb,mbd->md", slope, batch.x, precision=EXACT) * safe_ratio(sizes, done)[:, None]
-        heard = data.to_tasks(jnp.where(done > 0, sizes, 0.0))
-        stand_for_all = safe_ratio(data.to_tasks(sizes), heard)[:, None]
+        answered = data.to_tasks(jnp.where(done > 0, sizes, 0.0))
+        stand_for_all = safe_ratio(data.to_tasks(sizes), answered)[:, None]
         gradient = stand_for_all * data.to_tasks(gradient) + state.coupling.gradient(state.w)
         eta = self.step_size * (1.0 + state.round.astype(dtype) / self.horizon) ** -jnp.asarray(self.power)
-        w = jnp.where(heard[:, None] > 0, state.w - eta * gradient, state.w)
+        w = jnp.where(answered[:, None] > 0, state.w - eta * gradient, state.w)
         state = state.replace(round=state.round + 1, w=state.coupling.project_to_range(w))
         if problem.regularizer.learned:
             due = is_due(self.omega_every or OMEGA_EVERY, state.round)

@@ -89,19 +89,19 @@ class SubproblemMethod(DualMethod):
         return super().step(key, state, self.laid_out(problem), work)
 
     def local_update(self, drawn: Drawn, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
-        given = self._subproblems(server, state, problem)
-        return self.improve(drawn, given, problem, work, server.node_flops(problem))
+        subproblems = self._subproblems(server, state, problem)
+        return self.improve(drawn, subproblems, problem, work, server.node_flops(problem))
 
     @abstractmethod
     def improve(
-        self, drawn: Drawn, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+        self, drawn: Drawn, subproblems: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
     ) -> NodeUpdate:
         """Do every node's work of a round on these subproblems.
 
         Args:
           drawn: from `draw`.
-          given: the subproblems.
-          problem: for its samples, which are those of `given`.
+          subproblems: of all nodes.
+          problem: for its samples, which are those of the subproblems.
           work: how much each node does.
           extra_flops: what a round costs a node for the server's sake, [] or ``[m]``.
         """
@@ -132,8 +132,8 @@ class SubproblemMethod(DualMethod):
     def measure_theta(
         self, key: Array, before: MochaState, after: MochaState, problem: Problem, tol: Array
     ) -> tuple[Array, Array]:
-        found = self.server_for(problem).local_duals(after.server, before.beta, after.beta)
-        change = (found - before.beta) / jnp.asarray(self.gamma, before.beta.dtype)
+        local = self.server_for(problem).local_duals(after.server, before.beta, after.beta)
+        change = (local - before.beta) / jnp.asarray(self.gamma, before.beta.dtype)
         beta = problem.node_loss.project(before.beta + change, problem.data.y)
         return theta_of(key, self.subproblems(before, problem), beta, tol, passes=_THETA_PASSES)
 
@@ -241,11 +241,18 @@ class Mocha(SubproblemMethod):
         return Draws(visiting_orders(key, self.laid_out(problem).data, math.ceil(self.local_epochs)))
 
     def improve(
-        self, drawn: Draws, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+        self, drawn: Draws, subproblems: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
     ) -> NodeUpdate:
         full, gamma = self.full_work(problem), self._gamma(problem)
         beta, u, steps = ascend(
-            drawn.orders, given.loss, given.data, given.beta, given.w, given.q, work.budget(full), share=gamma
+            drawn.orders,
+            subproblems.loss,
+            subproblems.data,
+            subproblems.beta,
+            subproblems.w,
+            subproblems.q,
+            work.budget(full),
+            share=gamma,
         )
         done = steps.astype(u.dtype)
         flops = done * self.step_flops(problem) + jnp.where(steps > 0, extra_flops, 0.0)

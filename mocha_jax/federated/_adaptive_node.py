@@ -1,6 +1,6 @@
 """The node's side of the adaptive server: it remembers a few dual points, and mixes them as it is told.
 
-The server knows of every point its dual vector and its slope, see `mocha_jax.servers._bundle`; the points stay here.
+The server knows of every point its dual vector and its slope, see `mocha_jax.servers._adaptive`; the points stay here.
 What a node found in a round counts once the server has weighed it, which a later message says. Until then it starts
 from where it stood, and keeps what it found in its last few answers: which of them arrived, and when, it cannot know.
 """
@@ -22,8 +22,7 @@ from mocha_jax._problem.certificate import DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._dual_node import NOBODY, REMEMBERED, DualDown, DualMine, DualNodes, DualUp, odd
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss
-from mocha_jax.servers._adaptive import mixed_duals
-from mocha_jax.servers._bundle import slopes
+from mocha_jax.servers._adaptive import mixed_duals, slopes
 
 
 class AdaptiveDown(Pytree):

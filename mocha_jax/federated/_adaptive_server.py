@@ -17,8 +17,7 @@ from mocha_jax.federated._certifying import believed, best_bound, certified, unk
 from mocha_jax.federated._dual_server import DualCentre
 from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
-from mocha_jax.servers._adaptive import AdaptiveServer
-from mocha_jax.servers._bundle import DualPoint
+from mocha_jax.servers._adaptive import AdaptiveServer, DualPoint
 
 # Rounds whose models a server remembers: so late an answer may be.
 _REMEMBERED = 8

@@ -47,9 +47,9 @@ FAULTS = (
         "return lax.cond(due & False, lambda: self._relearn(problem, state, beta, v), lambda: state)", ("servers",),
     ),
     Fault(
-        "the weighing forgets the strength of the coupling", "servers/_weighing.py",
-        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h + pulled), a), asked",
-        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h), a), asked", ("servers",),
+        "the weighing forgets the strength of the coupling", "servers/_quadratic_programs.py",
+        "return Iterate(iterate.h + RELAXATION * (combine(jnp.stack(a)) - iterate.h + pulled), a), asked",
+        "return Iterate(iterate.h + RELAXATION * (combine(jnp.stack(a)) - iterate.h), a), asked", ("servers",),
     ),
     Fault(
         "rounding is not counted in a certificate", "_problem/rigorous_certificate.py",

@@ -11,8 +11,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from mocha_jax.servers._programs import Programs, answer
-from mocha_jax.servers._weighing_kernels import KernelPlan
+from mocha_jax.servers._quadratic_programs import Programs, answer
+from mocha_jax.servers._quadratic_programs_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -35,7 +35,7 @@ def plan(m: int, d: int, p: int) -> KernelPlan:
 
 
 def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
-    """See `mocha_jax.servers._weighing_kernels.Kernel`."""
+    """See `mocha_jax.servers._quadratic_programs_kernels.Kernel`."""
     m, p, d = arrays[0].shape
     count = pl.cdiv(m, plan.nodes)
     gram = [(m, p * (p + 1) // 2)] if len(arrays) == _FIRST else []

@@ -24,8 +24,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mocha_jax._core import mosaic
 from mocha_jax._core.mosaic import THREADS, load, spread, store
-from mocha_jax.servers._programs import Programs, answer, total
-from mocha_jax.servers._weighing_kernels import KernelPlan
+from mocha_jax.servers._quadratic_programs import Programs, answer, total
+from mocha_jax.servers._quadratic_programs_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -63,7 +63,7 @@ def plan(m: int, d: int, p: int) -> KernelPlan:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
-    """See `mocha_jax.servers._weighing_kernels.Kernel`."""
+    """See `mocha_jax.servers._quadratic_programs_kernels.Kernel`."""
     m, p, width = arrays[0].shape
     count, first = pl.cdiv(m, plan.nodes), len(arrays) == _GIVEN
     shapes = (m, width), (m, p), (count, width), *([(m, p * (p + 1) // 2)] if first else [])
