@@ -83,9 +83,9 @@ def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
     return jnp.stack(problem.data.sum_over_rows(_slopes, problem.node_loss, problem.data.to_nodes(model), *betas))
 
 
-def _slopes(loss: Loss, z: Array, y: Array, stands: Array, *betas: Array) -> list[Array]:
+def _slopes(loss: Loss, z: Array, y: Array, current: Array, *betas: Array) -> list[Array]:
     """Return every sample's slope. Both points have the same loss at z: what changes is the Fenchel-Young term."""
-    return [loss.fenchel_young_change(z, stands, beta, y) for beta in betas]
+    return [loss.fenchel_young_change(z, current, beta, y) for beta in betas]
 
 
 def mixed(weights: Iterable[Array], points: Iterable[Array]) -> Array:
@@ -130,7 +130,7 @@ def _divided(data: TaskData) -> bool:
     return data.sharding is not None and data.sharding.split_tasks and not data.shared
 
 
-def _where_weighed(data: TaskData, by_node: Array) -> Array:
+def _to_weighing(data: TaskData, by_node: Array) -> Array:
     return by_node if _divided(data) else data.replicated(by_node)
 
 
@@ -193,30 +193,30 @@ class AdaptiveServer(Server):
         return self.dual.can_resume(state)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self.blank(self.dual.init(problem, beta, v), self._known(problem.data, beta))
+        return self.blank(self.dual.init(problem, beta, v), self._point(problem.data, beta))
 
     def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        fresh = self.blank(self.dual.resume(state, problem, beta, v), self._known(problem.data, beta))
+        fresh = self.blank(self.dual.resume(state, problem, beta, v), self._point(problem.data, beta))
         if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
             return fresh
         betas = (problem.node_loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
-        memory = tuple(self._known(problem.data, b) for b in betas)
+        memory = tuple(self._point(problem.data, b) for b in betas)
         scale, node_scale = state.scale.astype(v.dtype), state.node_scale.astype(v.dtype)
         return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self.blank(self.dual.add_tasks(state, problem, beta, v), self._known(problem.data, beta))
+        return self.blank(self.dual.add_tasks(state, problem, beta, v), self._point(problem.data, beta))
 
-    def _known(self, data: TaskData, beta: Array) -> DualPoint:
+    def _point(self, data: TaskData, beta: Array) -> DualPoint:
         """A point of every node and its dual vector."""
-        return DualPoint(beta, _where_weighed(data, data.node_vectors(beta)))
+        return DualPoint(beta, _to_weighing(data, data.node_vectors(beta)))
 
     def blank(self, dual: DualState, point: DualPoint) -> AdaptiveState:
         """A state that remembers only the current point of the nodes."""
-        nobody = jnp.full((len(point.v),), -1, jnp.int32)
+        none = jnp.full((len(point.v),), -1, jnp.int32)
         one = jnp.ones_like(point.v[:, 0])
         memory, scale = (point,) * self.memory, jnp.ones((), point.v.dtype)
-        return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), nobody)
+        return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), none)
 
     def _consensus(self, dual: DualState) -> Consensus:
         return consensus(dual.coupling.quadratic_majorizer())
@@ -246,7 +246,7 @@ class AdaptiveServer(Server):
         points = state.own, state.own + dv, *(point.v for point in memory)
         weights, mixture, slot = self.weigh(data, state, points, slope, answered)
         beta = data.map_rows(mixed_duals, loss, tuple(weights), *betas, data.y)
-        own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
+        own = _to_weighing(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         memory = tuple(
             DualPoint(
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
@@ -280,7 +280,7 @@ class AdaptiveServer(Server):
 
     def followed(
         self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState, own: Array,
-        memory: tuple[DualPoint, ...], found: tuple[Array, Array], answered: Array, real: Array,
+        memory: tuple[DualPoint, ...], newest: tuple[Array, Array], answered: Array, real: Array,
     ) -> AdaptiveState:  # fmt: skip
         """The state after a round, with the curvatures of the next one steered by what the last ones were good for.
 
@@ -291,20 +291,18 @@ class AdaptiveServer(Server):
           dual: what has become of W and Omega.
           own: where the nodes stand now ``[m, d]``.
           memory: the points they remember.
-          found: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
+          newest: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
           answered: ``[m]`` bool.
           real: nodes with data [].
         """
-        of_found, slot = found
+        new_weight, slot = newest
         count = jnp.sum(answered).astype(own.dtype)
-        weight = safe_ratio(jnp.sum(jnp.where(answered, of_found, 0.0)), count)
+        weight = safe_ratio(jnp.sum(jnp.where(answered, new_weight, 0.0)), count)
         # Those that did not answer have not shown anything.
         share = _RATE * safe_ratio(count, real)
-        scale, most = (
-            state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share),
-            jnp.max(state.dual.sigma),
-        )
-        node_scale = state.node_scale * _steered(weight / jnp.maximum(of_found, 1e-2), _NODE_RATE)
+        scale = state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share)
+        most = jnp.max(state.dual.sigma)
+        node_scale = state.node_scale * _steered(weight / jnp.maximum(new_weight, 1e-2), _NODE_RATE)
         return AdaptiveState(
             dual=dual,
             scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),

@@ -255,9 +255,9 @@ def answer(program: Programs, asked: Numbers, a: Numbers) -> tuple[Array, ...]:
     """
     slope = [s - z for s, z in zip(program.slope, asked, strict=True)]
     gradient = [s + bent for s, bent in zip(slope, program.times(a), strict=True)]
-    found = _together(program, *_in_pairs(program, a, gradient))
-    most = jnp.maximum(total(found), 1.0)
-    return tuple(jnp.where(program.free > 0, each / most, 0.0) for each in found)
+    weights = _together(program, *_in_pairs(program, a, gradient))
+    most = jnp.maximum(total(weights), 1.0)
+    return tuple(jnp.where(program.free > 0, each / most, 0.0) for each in weights)
 
 
 def left(program: Programs, asked: Numbers, a: Numbers) -> Array:

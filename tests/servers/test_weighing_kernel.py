@@ -143,7 +143,9 @@ def test_a_step_is_one_kernel_of_what_this_version_of_jax_has(platform, d, kerne
     kernels = (0 if new else 3) if kernels is None else kernels
     calls = {"__gpu$xla.gpu.triton": 0 if new else kernels, "mosaic_gpu_v2": kernels if new else 0}
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in calls]
-    work = jax.jit(lambda *weighing_of: platform_dependent(*weighing_of, default=until_they_agree, **by_platform("auto")))
+    work = jax.jit(
+        lambda *weighing_of: platform_dependent(*weighing_of, default=until_they_agree, **by_platform("auto"))
+    )
     with lowered_for(platform):
         exported = jax.export.export(work, platforms=[platform], disabled_checks=checks)(tasks, along, slope, free)
     text = exported.mlir_module()
