@@ -148,8 +148,8 @@ class Saver:
             arrays.update(self._claim(path))
             return str(arrays.get("digest", ""))
 
-        found = self._together(claim)
-        if any(digest != found[0] for digest in found):
+        digests = self._together(claim)
+        if any(digest != digests[0] for digest in digests):
             raise CheckpointError(
                 f"processes find different files at {path}; it must lie where all of them read and write the same."
             )
@@ -160,7 +160,7 @@ class Saver:
         blanks, records = jax.tree.flatten(blank)
         if not _complete(arrays, leaves, blanks):
             raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
-        self._digest = found[0]
+        self._digest = digests[0]
         parts = PartReader(path, arrays)
         saved: list[Array] = []
         self._together(lambda: saved.extend(_restored(f"progress_{i}", a, arrays, parts) for i, a in enumerate(leaves)))
@@ -173,10 +173,10 @@ class Saver:
             raise CheckpointError(f"{path} is not a file; choose another path.")
         if jax.process_index() == 0 and self._file is not None:
             self._file.claim()
-        found = read(path) if os.path.exists(path) else {}
+        arrays = read(path) if os.path.exists(path) else {}
         if jax.process_index() == 0:
-            remove_abandoned(path, found.get("parts", np.array([])).tolist())
-        return found
+            remove_abandoned(path, arrays.get("parts", np.array([])).tolist())
+        return arrays
 
     def _check(self, path: Path, arrays: Arrays) -> None:
         """Take the digest out, and make sure that the rest is what was written, by this run."""

@@ -153,7 +153,7 @@ def _ascend(
         samples = bucket.samples, y, bucket.weight[0], bucket.norm2[0]
         # From the new duals: to read them from the old ones, which others overwrite, were a copy.
         (old,), rest = bucket.take_rows(new), map(bucket.take, (w, q, steps))
-        bucket_loss = bucket.take_given(loss)
+        bucket_loss = bucket.take_numbers(loss)
         numbers = jax.tree.map(lambda a: a[:, 0] if jnp.ndim(a) else a, bucket_loss)
         reached, change, spent = _passes(rows.backend, order, numbers, *samples, old, *rest)
         between = part_way(bucket_loss, share, old, reached, y.T)
