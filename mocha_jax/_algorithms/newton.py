@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.curvature import curvature
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState, slopes_at
+from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem

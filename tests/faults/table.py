@@ -160,7 +160,7 @@ FAULTS = (
         "bend), change + penalty - before <= lost", "bend), change + penalty - before <= jnp.inf", ("algorithms",),
     ),
     Fault(
-        "a system of the size of the samples forgets its right side", "_algorithms/curvature.py",
+        "a system of the size of the samples forgets its right side", "_algorithms/second_derivatives.py",
         "slopes / root - root * data.predictions(right), system)", "slopes / root, system)", ("algorithms",),
     ),
     Fault(
