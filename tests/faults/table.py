@@ -148,8 +148,8 @@ FAULTS = (
     ),
     Fault(
         "the proximal server forgets who did not answer", "servers/_proximal.py",
-        "model, step = found.weights, since.share[:, None] * (found.weights - state.center)",
-        "model, step = found.weights, found.weights - state.center", ("servers",),
+        "model, step = prox.weights, since.share[:, None] * (prox.weights - state.center)",
+        "model, step = prox.weights, prox.weights - state.center", ("servers",),
     ),
     Fault(
         "a Newton step forgets what tasks share", "coupling/_simple.py",
