@@ -68,7 +68,7 @@ from benchmarks._prediction import check, predict  # noqa: E402
 from benchmarks._programs import resources  # noqa: E402
 from benchmarks._work import steps  # noqa: E402
 from mocha_jax._data.placement import in_format  # noqa: E402
-from mocha_jax._node import ascent  # noqa: E402
+from mocha_jax._node import local_solver  # noqa: E402
 
 SLICES = {"TPU v5e": {4: "v5e:2x2", 256: "v5e:16x16"}, "TPU v5p": {4: "v5p:2x2x1"}}
 MACHINES = tuple(CARDS if GPU else SLICES)
@@ -196,7 +196,7 @@ def worst(machine: str, losses: list[str], m: int, d: int) -> dict[str, Any]:
 def chosen(loss: mj.losses.Loss, x: jax.Array, *rest: jax.Array) -> Any:
     """A pass by the kernel that the library chooses."""
     *others, order = rest
-    return ascent._on_cuda(order[None], loss, x, *others)
+    return local_solver._on_cuda(order[None], loss, x, *others)
 
 
 def by_wrong(text: str) -> str:

@@ -1,8 +1,8 @@
 """The local epoch as one kernel, on a GPU or TPU: ``python -m benchmarks.kernel [--json FILE]``.
 
 For each shape and loss: microseconds of one pass over all rows by the Pallas kernel and by the loops that XLA compiles
-(the same function, `mocha_jax._node.ascent.ascend`, and the same data; the results are compared), and the share of the
-device's copy bandwidth that the kernel reaches, counting X once. The copy is measured in the same run. Medians
+(the same function, `mocha_jax._node.local_solver.ascend`, and the same data; the results are compared), and the share
+of the device's copy bandwidth that the kernel reaches, counting X once. The copy is measured in the same run. Medians
 of several calls of several passes each; compile times apart. Where X would fit into the device's cache a call goes
 through several sets of samples, one after the other.
 
@@ -26,8 +26,8 @@ import numpy as np
 
 import mocha_jax as mj
 from experiments import tasksets
-from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.buckets import TimeMajor, time_major
+from mocha_jax._node.local_solver import ascend, visiting_orders
 
 GOAL = (10_000, 128, 64)
 SHAPES = [

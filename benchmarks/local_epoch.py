@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
 from mocha_jax._node.buckets import time_major
+from mocha_jax._node.local_solver import ascend, visiting_order, visiting_orders
 
 SHAPES = [(32, 256, 576), (24, 1408, 100), (40, 512, 180), (1000, 64, 64), (4096, 32, 32)]
 COMPETITORS = ("library", "sharded", "liblinear", "numba")

@@ -25,9 +25,9 @@ from mocha_jax._algorithms.interior_point import InteriorPoint as InteriorPoint
 from mocha_jax._algorithms.minibatch import MiniBatchSdca as MiniBatchSdca
 from mocha_jax._algorithms.minibatch import MiniBatchSgd as MiniBatchSgd
 from mocha_jax._algorithms.mocha import Mocha as Mocha
+from mocha_jax._algorithms.mocha import SubproblemMethod as SubproblemMethod
 from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
 from mocha_jax._algorithms.newton import Newton as Newton
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod as SubproblemMethod
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
@@ -44,12 +44,12 @@ from mocha_jax._driver.adjoint import Unrolled as Unrolled
 from mocha_jax._driver.adjoint import hypergradient as hypergradient
 from mocha_jax._driver.history import History as History
 from mocha_jax._driver.history import Watch as Watch
-from mocha_jax._driver.owned_file import CheckpointError as CheckpointError
 from mocha_jax._driver.read_history import read_history as read_history
-from mocha_jax._driver.run import run as run
+from mocha_jax._driver.rounds import run as run
 from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
+from mocha_jax._files.owned_file import CheckpointError as CheckpointError
 from mocha_jax._model import likelihoods as likelihoods
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model
@@ -68,8 +68,8 @@ from mocha_jax._problem.certificate import Certificate as Certificate
 from mocha_jax._problem.certificate import objective as objective
 from mocha_jax._problem.problem import Federated as Federated
 from mocha_jax._problem.problem import Problem as Problem
+from mocha_jax._problem.problem import Quality as Quality
 from mocha_jax._problem.process_local import from_process_local as from_process_local
-from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.rigorous_certificate import certificate as certificate
 from mocha_jax._problem.rigorous_certificate import free_intercept as free_intercept
 from mocha_jax._problem.sharding import shard as shard

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._node.ascent import _step_one_node
+from mocha_jax._node.local_solver import _step_one_node
 from tests import zoo
 
 

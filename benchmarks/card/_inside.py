@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = "MOCHA_JAX_CARD"  # the environment variable that holds what a step is to do, as JSON
 
-# What `mocha_jax._driver.fallback` says when a kernel was left for the loops: then a figure is not of the kernel.
+# What `mocha_jax._driver.config` says when a kernel was left for the loops: then a figure is not of the kernel.
 _FALLBACK = "fails on this machine"
 
 

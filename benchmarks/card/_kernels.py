@@ -119,8 +119,8 @@ def loops(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The same passes by the loops that XLA compiles, with the same arguments and results."""
     import mocha_jax as mj
-    from mocha_jax._node.ascent import ascend
     from mocha_jax._node.buckets import time_major
+    from mocha_jax._node.local_solver import ascend
 
     m = x.shape[1]
     data = mj.TaskData(jnp.swapaxes(x, 0, 1), y.T, weight.T, jnp.arange(m, dtype=jnp.int32), num_tasks=m)
@@ -130,17 +130,15 @@ def loops(
 
 def weigh(by_kernel: bool, v: Array, slope: Array, tasks: Any, free: Array) -> Array:
     """The weights ``[p, m]`` of points ``[p, m, d]``, by the kernel (on a CPU interpreted) or by the loops."""
-    from mocha_jax.servers import _weighing
+    from mocha_jax.servers._quadratic_programs import best_mixture
+    from mocha_jax.servers._quadratic_programs_kernels import by_kernel as weigh_by_kernel
+    from mocha_jax.servers._quadratic_programs_kernels import by_platform
 
-    if not by_kernel:
-        return _weighing.best_mixture(list(v), slope, tasks, free, "xla")
-    if not on_cpu():
-        return _weighing.best_mixture(list(v), slope, tasks, free)
-    along = _weighing.along_from(list(v), jnp.sqrt(tasks.consensus.stiffness))
-    by: Any = _weighing._by_kernel
-    platform = ("cuda",) if "platform" in inspect.signature(by).parameters else ()
-    how = _by_mosaic() if platform and jax.__version_info__ >= _WITHOUT_TRITON else {"interpret": True}
-    a, _ = by(*platform, tasks, along, slope, free.astype(slope.dtype), **(how or {}))
+    if not by_kernel or not on_cpu():
+        return best_mixture(list(v), slope, tasks, free, by_platform("auto" if by_kernel else "xla"))
+    along = jnp.stack([jnp.sqrt(tasks.consensus.stiffness) * (point - v[0]) for point in v[1:]], axis=1)
+    how = _by_mosaic() if jax.__version_info__ >= _WITHOUT_TRITON else {"interpret": True}
+    a, _ = weigh_by_kernel("cuda", tasks, along, slope, free.astype(slope.dtype), **(how or {}))
     return jnp.concatenate([1.0 - jnp.sum(a, axis=0, keepdims=True), a])
 
 

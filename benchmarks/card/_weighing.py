@@ -13,8 +13,8 @@ from benchmarks.card._inside import Inside
 from benchmarks.card._kernels import weigh
 from benchmarks.card._timing import gist, on_cpu
 from mocha_jax.coupling import Coupling, Dense, Diagonal, Exchangeable, LowRank
-from mocha_jax.servers import _weighing
-from mocha_jax.servers._weighing import Tasks, consensus
+from mocha_jax.servers import _quadratic_programs_kernels
+from mocha_jax.servers._quadratic_programs import Tasks, consensus
 
 KINDS = ("exchangeable", "low rank", "diagonal", "dense")
 SIZES = ((1000, 4, 64), (5, 4, 3), (40, 3, 16), (150, 4, 200))  # nodes, points besides the first, features
@@ -46,7 +46,7 @@ def coupling(kind: str, m: int, rng: np.random.Generator) -> Coupling:
 def check(here: Inside, case: dict[str, Any]) -> None:
     """One case."""
     if on_cpu():
-        _weighing._STEPS = 3  # interpreted steps are slow to compile
+        _quadratic_programs_kernels._STEPS = 3  # interpreted steps are slow to compile
     m, p, d = case["size"]
     rng = np.random.default_rng([here.seed, m, KINDS.index(case["kind"])])
     far = np.array([0.0, 0.1, 1.0, 0.01, 1.0])[: p + 1, None, None]

@@ -20,7 +20,7 @@ from benchmarks import certificates as judge
 from benchmarks.card import _reference
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._timing import gist
-from mocha_jax._node import products as by_rows
+from mocha_jax._node import row_products as by_rows
 from mocha_jax._numerics import math, products, tall
 from mocha_jax.coupling import Dense, LowRank
 from mocha_jax.servers import _programs

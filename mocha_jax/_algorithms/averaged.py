@@ -1,22 +1,58 @@
-r"""The averaged iterate of Theorem 2."""
+r"""Algorithms around a dual method, whose rounds ask the nodes for that method's work; the averaged iterate."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Self
 
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.base import State
+from mocha_jax._algorithms.base import Algorithm, Drawn, State
 from mocha_jax._algorithms.dual_method import DualMethod, MochaState
-from mocha_jax._algorithms.wrapper import Around
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation
+from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._dual import alternating
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems import System
+from mocha_jax.systems._work import Info, Request, Work
+
+
+class Wrapper(Algorithm[Problem]):
+    """Base class of algorithms that transform the rounds of a dual method; their cost is the method's."""
+
+    algorithm: DualMethod
+
+    def check(self, problem: Problem) -> None:
+        self.algorithm.check(problem)
+
+    def select_nodes(self, systems: System) -> System:
+        return self.algorithm.select_nodes(systems)
+
+    def by_loops(self, problem: Problem) -> Self | None:
+        other = self.algorithm.by_loops(problem)
+        return None if other is None else self.replace(algorithm=other)
+
+    @property
+    def lays_out(self) -> bool:
+        return self.algorithm.lays_out
+
+    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
+        return self.algorithm.prepare(problem, bucketing)
+
+    def full_work(self, problem: Problem) -> Array:
+        return self.algorithm.full_work(problem)
+
+    def step_flops(self, problem: Problem) -> Array | float:
+        return self.algorithm.step_flops(problem)
+
+    def fixed_flops(self, problem: Problem) -> Array | float:
+        return self.algorithm.fixed_flops(problem)
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        return self.algorithm.request(problem, round)
 
 
 class AveragedState(State):
@@ -32,7 +68,7 @@ class AveragedState(State):
         return self.beta
 
 
-class Averaged(Around):
+class Averaged(Wrapper):
     r"""A dual method that returns the mean of its iterates, as in Theorem 2.
 
     $$
@@ -104,10 +140,10 @@ class Averaged(Around):
         inner = state.inner if isinstance(state, AveragedState) else state
         return _begun(self.algorithm.warm_start(inner, problem))
 
-    def draw(self, key: Any, problem: Problem) -> Any:
+    def draw(self, key: Drawn, problem: Problem) -> Drawn:
         return self.algorithm.draw(key, problem)
 
-    def step(self, key: Any, state: AveragedState, problem: Problem, work: Work) -> tuple[AveragedState, Info]:
+    def step(self, key: Drawn, state: AveragedState, problem: Problem, work: Work) -> tuple[AveragedState, Info]:
         inner, info = self.algorithm.step(key, state.inner, problem, work)
         counted = inner.round.astype(problem.data.dtype) > jnp.asarray(self.after, problem.data.dtype)
         count = jnp.where(counted, state.count + 1, 0)

@@ -11,8 +11,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._node.buckets import BucketSizes
-from mocha_jax._problem.problem import Federated, Problem
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Problem, Quality
 from mocha_jax.systems import System
 from mocha_jax.systems._work import Info, Request, Work
 
@@ -40,6 +39,10 @@ class Draws(Pytree):
 
 
 Kind = TypeVar("Kind", bound=Federated)  # of problem
+
+# Types that every algorithm chooses for itself, so that the contract can name no narrower ones.
+OwnState = Any  # its subclass of `State`
+Drawn = Any  # from `Algorithm.draw`: a random key, `Draws` or whatever its rounds need
 
 
 class Algorithm(Pytree, Generic[Kind]):
@@ -84,18 +87,18 @@ class Algorithm(Pytree, Generic[Kind]):
         """The state before the first round."""
 
     @abstractmethod
-    def resume(self, state: Any, problem: Kind) -> State:
+    def resume(self, state: OwnState, problem: Kind) -> State:
         """Continue a state, perhaps of another problem of the same shape, on this one."""
 
-    def warm_start(self, state: Any, problem: Kind) -> State:
+    def warm_start(self, state: OwnState, problem: Kind) -> State:
         """Begin this problem from the solution of one with other hyperparameters."""
         return self.resume(state, problem)
 
     @abstractmethod
-    def step(self, key: Any, state: Any, problem: Kind, work: Work) -> tuple[State, Info]:
+    def step(self, key: Drawn, state: OwnState, problem: Kind, work: Work) -> tuple[State, Info]:
         """Do one round; `key` is a JAX random key, which is consumed, or the result of `draw` for it."""
 
-    def draw(self, key: Array | Draws, problem: Kind) -> Any:
+    def draw(self, key: Array | Draws, problem: Kind) -> Drawn:
         """Draw a round's random numbers before it begins; drivers do so for many rounds at once.
 
         The key is consumed. Default: what it is given, for an algorithm whose `step` draws.
@@ -124,7 +127,9 @@ class Algorithm(Pytree, Generic[Kind]):
         step, fixed = (jnp.asarray(a, dtype) for a in (self.step_flops(problem), self.fixed_flops(problem)))
         return Request(jnp.asarray(round, jnp.int32), self.full_work(problem), step, fixed, numbers, numbers)
 
-    def measure_theta(self, key: Array, before: Any, after: Any, problem: Kind, tol: Array) -> tuple[Array, Array]:
+    def measure_theta(
+        self, key: Array, before: OwnState, after: OwnState, problem: Kind, tol: Array
+    ) -> tuple[Array, Array]:
         r"""Measure how far each node is from solving its subproblem after a round, $\theta_t^h$ of eq. (5).
 
         Returns:
@@ -133,15 +138,15 @@ class Algorithm(Pytree, Generic[Kind]):
         raise ValueError(f"{type(self).__name__} has no local subproblem (4) of which theta could be measured.")
 
     @abstractmethod
-    def certify(self, state: Any, problem: Kind) -> Quality:
+    def certify(self, state: OwnState, problem: Kind) -> Quality:
         """Say how good the state is; of a convex problem, bound its distance from the optimum."""
 
-    def prove(self, state: Any, problem: Kind) -> Quality:
+    def prove(self, state: OwnState, problem: Kind) -> Quality:
         """`certify` with an allowance for rounding; drivers call it once, at the end of a solve. Default: the same."""
         return self.certify(state, problem)
 
     @abstractmethod
-    def weights(self, state: Any) -> Any:
+    def weights(self, state: OwnState) -> Any:
         """The model, ``[num_tasks, d]``; a network's parameters."""
 
     @property
@@ -149,6 +154,6 @@ class Algorithm(Pytree, Generic[Kind]):
         """The network whose parameters `weights` are; None for a linear model."""
         return None
 
-    def relation(self, state: Any, problem: Kind) -> Relation:
+    def relation(self, state: OwnState, problem: Kind) -> Relation:
         """The regularizer's record of Omega; None where Omega is given."""
         return None

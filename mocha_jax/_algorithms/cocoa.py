@@ -7,11 +7,11 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.ascent import STEP_FLOPS, part_way
-from mocha_jax._node.subproblem import Subproblems, solve_to
+from mocha_jax._node.local_accuracy import solve_to
+from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, part_way
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate
 from mocha_jax.systems._work import Info, Work
@@ -84,17 +84,19 @@ class Cocoa(SubproblemMethod):
         return 2.0 * self._gap_flops(problem) + super().fixed_flops(problem)
 
     def improve(
-        self, drawn: Array, given: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
+        self, drawn: Array, subproblems: Subproblems, problem: Problem, work: Work, extra_flops: Array | float = 0.0
     ) -> NodeUpdate:
         budget = work.budget(self.full_work(problem))
         check.scalar("Cocoa", theta=self.theta)
-        theta = jnp.asarray(self.theta, given.w.dtype)
-        found = solve_to(drawn, given, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max))
+        theta = jnp.asarray(self.theta, subproblems.w.dtype)
+        solution = solve_to(
+            drawn, subproblems, theta, budget, passes=min(int(self.max_epochs), jnp.iinfo(jnp.int32).max)
+        )
         took_part = (budget > 0) & (problem.data.sizes > 0)
-        checks, steps = (a.astype(given.w.dtype) for a in (found.checks, found.steps))
+        checks, steps = (a.astype(subproblems.w.dtype) for a in (solution.checks, solution.steps))
         flops = steps * (STEP_FLOPS * problem.data.num_features) + checks * self._gap_flops(problem)
         flops = flops + jnp.where(took_part, extra_flops, 0.0)
-        info = Info(found.steps, flops, took_part & ~found.reached(theta))
+        info = Info(solution.steps, flops, took_part & ~solution.reached(theta))
         gamma = self._gamma(problem)
-        beta = part_way(given.loss, gamma, given.beta, found.beta, given.data.y)
-        return NodeUpdate(beta, gamma * found.u, gamma * took_part.astype(given.w.dtype), info)
+        beta = part_way(subproblems.loss, gamma, subproblems.beta, solution.beta, subproblems.data.y)
+        return NodeUpdate(beta, gamma * solution.u, gamma * took_part.astype(subproblems.w.dtype), info)

@@ -18,15 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm, Drawn, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation, static
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import zero_tangent
-from mocha_jax._problem.certificate import Certificate, jointly_bounded
+from mocha_jax._problem.certificate import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
-from mocha_jax._problem.terms import conjugates
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server
 from mocha_jax.servers._schedule import Schedule, checked
 from mocha_jax.systems._work import Info, Request, Work
@@ -95,7 +94,7 @@ class DualMethod(Algorithm[Problem]):
         """Choose the server for a problem; every other method asks here."""
 
     @abstractmethod
-    def local_update(self, drawn: Any, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(self, drawn: Drawn, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
         """Do every node's work of a round, from the broadcast weights, with what `draw` drew."""
 
     def init(self, problem: Problem) -> MochaState:
@@ -190,7 +189,7 @@ class DualMethod(Algorithm[Problem]):
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.add_tasks(state.server, problem, beta, v))
 
-    def step(self, key: Any, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
+    def step(self, key: Drawn, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         server, drawn = self.server_for(problem), self.draw(key, problem)
         if server.differentiated(state.server)[0] is server:
             return _round(self, server, drawn, state, problem, work)
@@ -221,7 +220,7 @@ class DualMethod(Algorithm[Problem]):
 
 
 def _round(
-    algorithm: DualMethod, server: Server, drawn: Any, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Server, drawn: Drawn, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
     """Do one round with this server."""
     data = problem.data
@@ -240,13 +239,13 @@ def _round(
 
 @jax.custom_jvp
 def _round_with_another_derivative(
-    algorithm: DualMethod, server: Server, drawn: Any, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Server, drawn: Drawn, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
     """Do one round whose derivative is that of a round with another server, `Server.differentiated`."""
     return _round(algorithm, server, drawn, state, problem, work)
 
 
-Round = tuple[DualMethod, Server, Any, MochaState, Problem, Work]
+Round = tuple[DualMethod, Server, Drawn, MochaState, Problem, Work]
 Done = tuple[MochaState, Info]
 
 
@@ -255,13 +254,15 @@ def _round_jvp(primals: Round, tangents: Round) -> tuple[Done, Done]:
     algorithm, server, drawn, state, problem, work = primals
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 
-    def other(algorithm: DualMethod, server: Server, state: MochaState, problem: Problem) -> tuple[MochaState, Array]:
-        instead, held = server.differentiated(state.server)
-        after, _ = _round(algorithm, instead, drawn, state.replace(server=held), problem, work)
+    def other_round(
+        algorithm: DualMethod, server: Server, state: MochaState, problem: Problem
+    ) -> tuple[MochaState, Array]:
+        other_server, server_state = server.differentiated(state.server)
+        after, _ = _round(algorithm, other_server, drawn, state.replace(server=server_state), problem, work)
         return after, problem.data.node_vectors(after.beta)
 
-    at, along = (algorithm, server, state, problem), (d_algorithm, d_server, d_state, d_problem)
-    change, d_vectors = jax.jvp(other, at, along)[1]
+    point, direction = (algorithm, server, state, problem), (d_algorithm, d_server, d_state, d_problem)
+    change, d_vectors = jax.jvp(other_round, point, direction)[1]
     after, info = _round_with_another_derivative(*primals)
     still, d_info = jax.tree.map(zero_tangent, (after, info))
     d_after = still.replace(beta=change.beta, v=change.v, server=server.tangent(still.server, change.server, d_vectors))

@@ -15,14 +15,14 @@ solution, with $\mu = 0$, tells how small a $\mu$ is within reach and corrects f
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._algorithms.curvature import curvature
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
+from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
@@ -151,7 +151,7 @@ class InteriorPoint(PrimalMethod):
     def _dual_point(self, problem: Problem, state: InteriorState) -> Array:
         return state.beta
 
-    def step(self, key: Any, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
+    def step(self, key: Drawn, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
         data, full = problem.data, self.full_work(problem)
         steps = work.budget(full)
         w, point = _stepped(problem, state)
@@ -171,60 +171,63 @@ class InteriorPoint(PrimalMethod):
 
 def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
     """Go as far as the bounds allow in the direction that Mehrotra's method chooses."""
-    data, at = problem.data, state.point
+    data, point = problem.data, state.point
     _, width, slope = _bounds(problem)
     z = data.predictions(state.w)
     most = data.to_nodes(state.coupling.diagonal()) * data.longest**2
     ridge = _RIDGE * jnp.finfo(data.dtype).eps * most[:, None] * data.weight
-    stiff = at.lower / at.below + at.upper / at.above + ridge
+    stiff = point.lower / point.below + point.upper / point.above + ridge
     bend = data.weighted(1.0 / stiff)
     step = state.coupling.newton_system(curvature(data, bend))
     short = state.coupling.apply(data.dual_vectors(state.beta)) - state.w
 
     def change(lower: Array, upper: Array) -> tuple[Array, Interior]:
         """Solve for the products with the multipliers to become these, to first order."""
-        dw, scaled = step(short, -bend * (slope + z - lower / at.below + upper / at.above))
+        dw, scaled = step(short, -bend * (slope + z - lower / point.below + upper / point.above))
         db = _real(problem, safe_ratio(scaled, data.weight))
-        more = (lower - at.lower * db) / at.below - at.lower, (upper + at.upper * db) / at.above - at.upper
+        more = (
+            (lower - point.lower * db) / point.below - point.lower,
+            (upper + point.upper * db) / point.above - point.upper,
+        )
         return dw, Interior(db, -db, *more)
 
     total, zero = jnp.sum(data.weight), jnp.zeros((), z.dtype)
-    now = 0.5 * _products(problem, at) / total
+    now = 0.5 * _products(problem, point) / total
 
     def correct(_: Array, carry: tuple[Array, Interior, Array, Array]) -> tuple[Array, Interior, Array, Array]:
         """Change for products of `aim` and for those of the last change; see what it would leave of them."""
         _, way, _, aim = carry
         dw, way = change(aim - way.lower * way.below, aim - way.upper * way.above)
-        room = _room(problem, at, way)
-        left = 0.5 * _products(problem, _moved(at, way, jnp.minimum(room, 1.0))) / total
-        return dw, way, room, jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
+        longest = _longest_step(problem, point, way)
+        left = 0.5 * _products(problem, _moved(point, way, jnp.minimum(longest, 1.0))) / total
+        return dw, way, longest, jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
 
-    nothing = jnp.zeros_like(state.w), jax.tree.map(jnp.zeros_like, at), zero, zero
-    dw, way, room, _ = lax.fori_loop(0, 2, correct, nothing)
-    share = jnp.minimum(_SHARE * room, 1.0)
-    found = _moved(at, way, share)
+    nothing = jnp.zeros_like(state.w), jax.tree.map(jnp.zeros_like, point), zero, zero
+    dw, way, longest, _ = lax.fori_loop(0, 2, correct, nothing)
+    share = jnp.minimum(_SHARE * longest, 1.0)
+    moved = _moved(point, way, share)
     # Of the two distances the smaller one is exact.
-    nearer = found.below < found.above
-    below = jnp.where(nearer, found.below, width - found.above)
-    return state.w + share * dw, found.replace(below=below, above=jnp.where(nearer, width - found.below, found.above))
+    nearer = moved.below < moved.above
+    below = jnp.where(nearer, moved.below, width - moved.above)
+    return state.w + share * dw, moved.replace(below=below, above=jnp.where(nearer, width - moved.below, moved.above))
 
 
-def _moved(at: Interior, way: Interior, share: Array) -> Interior:
-    return jax.tree.map(lambda a, d: a + share * d, at, way)
+def _moved(point: Interior, way: Interior, share: Array) -> Interior:
+    return jax.tree.map(lambda a, d: a + share * d, point, way)
 
 
-def _room(problem: Problem, at: Interior, way: Interior) -> Array:
+def _longest_step(problem: Problem, point: Interior, way: Interior) -> Array:
     """Return the share of the way at whose end something that must be positive is 0."""
 
     def least(a: Array, d: Array) -> Array:
         return jnp.min(jnp.where((d < 0) & (problem.data.weight > 0), safe_ratio(a, -d), jnp.inf))
 
-    return jnp.min(jnp.stack(jax.tree.leaves(jax.tree.map(least, at, way))))
+    return jnp.min(jnp.stack(jax.tree.leaves(jax.tree.map(least, point, way))))
 
 
-def _products(problem: Problem, at: Interior) -> Array:
+def _products(problem: Problem, point: Interior) -> Array:
     """Add up the products: the duality gap of a point that satisfies all other conditions."""
-    lower, upper = at.products()
+    lower, upper = point.products()
     return jnp.sum(problem.data.weighted(lower + upper))
 
 
@@ -238,9 +241,9 @@ def _bounds(problem: Problem) -> tuple[Array, Array, Array]:
     return low, width, jnp.where(real, slope, 0.0)
 
 
-def _duals(problem: Problem, at: Interior) -> Array:
+def _duals(problem: Problem, point: Interior) -> Array:
     low, width, _ = _bounds(problem)
-    beta = jnp.where(at.below < at.above, low + at.below, low + width - at.above)
+    beta = jnp.where(point.below < point.above, low + point.below, low + width - point.above)
     return _real(problem, problem.node_loss.project(beta, problem.data.y))
 
 
@@ -256,10 +259,10 @@ def _begun(problem: Problem) -> Interior:
     return Interior(0.5 * width, 0.5 * width, jnp.maximum(slope, 0.0) + scale, jnp.maximum(-slope, 0.0) + scale)
 
 
-def _is_between(problem: Problem, at: Interior) -> Array:
+def _is_between(problem: Problem, point: Interior) -> Array:
     """Tell whether distances add up to those between the bounds of this problem."""
     _, width, _ = _bounds(problem)
-    return jnp.all(jnp.abs(at.below + at.above - width) <= 1e-3 * width)
+    return jnp.all(jnp.abs(point.below + point.above - width) <= 1e-3 * width)
 
 
 def _expect_linear(problem: Problem) -> None:

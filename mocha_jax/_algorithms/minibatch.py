@@ -14,7 +14,7 @@ from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.ascent import visiting_order
+from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate, Server, gain_of_updating, keep_relation
@@ -71,8 +71,8 @@ def _batch_work(batch: Hyperparameter | int, limit: int | None, data: TaskData) 
     size = jnp.asarray(batch, jnp.int32)
     if size.ndim:
         raise ValueError("batch is an array: map over it with jax.vmap, the algorithm as argument.")
-    room = data.y.shape[1] if limit is None else min(limit, data.y.shape[1])
-    return jnp.minimum(data.sizes, jnp.clip(size, 0, room)), room
+    most = data.y.shape[1] if limit is None else min(limit, data.y.shape[1])
+    return jnp.minimum(data.sizes, jnp.clip(size, 0, most)), most
 
 
 class _Batched(Algorithm[Problem]):
@@ -261,11 +261,11 @@ class MiniBatchSgd(_Batched, PrimalMethod):
         slope = jnp.where(batch.real, batch.weight * loss.derivative(z, batch.y), 0.0)
         sizes, done = data.sizes.astype(dtype), batch.count.astype(dtype)
         gradient = jnp.einsum("mb,mbd->md", slope, batch.x, precision=EXACT) * safe_ratio(sizes, done)[:, None]
-        heard = data.to_tasks(jnp.where(done > 0, sizes, 0.0))
-        stand_for_all = safe_ratio(data.to_tasks(sizes), heard)[:, None]
+        answered = data.to_tasks(jnp.where(done > 0, sizes, 0.0))
+        stand_for_all = safe_ratio(data.to_tasks(sizes), answered)[:, None]
         gradient = stand_for_all * data.to_tasks(gradient) + state.coupling.gradient(state.w)
         eta = self.step_size * (1.0 + state.round.astype(dtype) / self.horizon) ** -jnp.asarray(self.power)
-        w = jnp.where(heard[:, None] > 0, state.w - eta * gradient, state.w)
+        w = jnp.where(answered[:, None] > 0, state.w - eta * gradient, state.w)
         state = state.replace(round=state.round + 1, w=state.coupling.project_to_range(w))
         if problem.regularizer.learned:
             due = is_due(self.omega_every or OMEGA_EVERY, state.round)

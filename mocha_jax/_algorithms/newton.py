@@ -7,14 +7,14 @@ answer that is Newton's method; with silent ones it is the incremental one of Ro
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.curvature import curvature
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState, slopes_at
+from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
@@ -30,7 +30,7 @@ _ROUNDINGS = 64.0
 class Models(Pytree):
     """Second-order models of every node's losses around the base, from what they are to each sample."""
 
-    told: Array  # [m] int32 1 where the value is the node's own answer, 0 where a model predicted it
+    answered: Array  # [m] int32 1 where the value is the node's own answer, 0 where a model predicted it
     value: Array  # [m]
     slopes: Array  # [m, n] -c l' of every sample
     bend: Array  # [m, n] c l''
@@ -48,7 +48,7 @@ class NewtonState(PrimalState):
     z: Array  # [m, n] predictions by w
     models: Models
     base: Array  # [num_tasks, d] the best weights so far; w is on the way from there
-    at: Array  # [m, n] predictions by the base
+    base_z: Array  # [m, n] predictions by the base
     share: Array  # [] of the way from there to the models' optimum
 
     @property
@@ -113,7 +113,7 @@ class Newton(PrimalMethod):
         return NewtonState(jnp.zeros((), jnp.int32), w, None, coupling, never, none, beta, z, models, w, z, share)
 
     def resume(self, state: NewtonState, problem: Problem) -> NewtonState:
-        """Keep weights, round and models. The values of the models may be another problem's, so none counts as told."""
+        """Keep weights, round and models. Their values may be another problem's, so none counts as an answer."""
         state = self.kept(state, problem, NewtonState)
         _expect_smooth(problem)
         data = problem.data
@@ -123,10 +123,10 @@ class Newton(PrimalMethod):
             lambda a: a.astype(data.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a,
             state.replace(coupling=problem.regularizer.coupling(data.num_tasks)),
         )
-        z, at = (data.predictions(w) for w in (state.w, state.base))
+        z, base_z = (data.predictions(w) for w in (state.w, state.base))
         models = state.models if state.z.shape == z.shape else self.init(problem).models
-        models = models.replace(told=jnp.zeros_like(models.told))
-        return state.replace(z=z, at=at, beta=slopes_at(problem, z), models=models)
+        models = models.replace(answered=jnp.zeros_like(models.answered))
+        return state.replace(z=z, base_z=base_z, beta=slopes_at(problem, z), models=models)
 
     def full_work(self, problem: Problem) -> Array:
         return problem.data.sizes
@@ -147,7 +147,7 @@ class Newton(PrimalMethod):
     def _dual_point(self, problem: Problem, state: NewtonState) -> Array:
         return state.beta
 
-    def step(self, key: Any, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
+    def step(self, key: Drawn, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
         data = problem.data
         full = self.full_work(problem)
         steps = work.budget(full)
@@ -156,7 +156,7 @@ class Newton(PrimalMethod):
         any_answer = jnp.any(answers)  # without one the round changes nothing
         better &= any_answer
         models = jax.tree.map(partial(jnp.where, better), models, state.models)
-        base, at = (jnp.where(better, new, old) for new, old in ((state.w, state.base), (state.z, state.at)))
+        base, base_z = (jnp.where(better, new, old) for new, old in ((state.w, state.base), (state.z, state.base_z)))
         direction, left = state.coupling.newton_system(curvature(data, models.bend))(-base, models.slopes)
         shorter = jnp.where(any_answer, _SHORTER * state.share, state.share)
         share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), shorter)
@@ -164,25 +164,27 @@ class Newton(PrimalMethod):
         z = data.predictions(w)
         beta = jnp.where(any_answer, _slopes(problem, z, left), state.beta)
         flops = steps.astype(data.dtype) * self.step_flops(problem) + jnp.where(answers, self.fixed_flops(problem), 0.0)
-        after = state.replace(round=state.round + 1, w=w, beta=beta, z=z, models=models, base=base, at=at, share=share)
+        after = state.replace(
+            round=state.round + 1, w=w, beta=beta, z=z, models=models, base=base, base_z=base_z, share=share
+        )
         return after, Info(steps, flops, jnp.zeros_like(work.active))
 
 
 def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) -> tuple[Models, Array]:
-    """Return the models at w, and whether the objective there is at most that at the base.
+    """Return the models at w, and whether the objective at w is at most that at the base.
 
     Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
-    value, slopes = old.after(state.z - state.at)
-    here = jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1)
-    change = jnp.sum(jnp.where(answers & (old.told > 0), here, value) - old.value)
+    value, slopes = old.after(state.z - state.base_z)
+    values = jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1)
+    change = jnp.sum(jnp.where(answers & (old.answered > 0), values, value) - old.value)
     penalty, before = (problem.regularizer.value(w) for w in (state.w, state.base))
     lost = _ROUNDINGS * jnp.finfo(data.dtype).eps * (jnp.sum(jnp.abs(old.value)) + before)
     slopes = jnp.where(answers[:, None], data.weighted(state.beta), slopes)
     bend = jnp.where(sent[:, None], data.weighted(_second_derivatives(problem, state.z)), old.bend)
-    told = answers.astype(jnp.int32)
-    return Models(told, jnp.where(answers, here, value), slopes, bend), change + penalty - before <= lost
+    answered = answers.astype(jnp.int32)
+    return Models(answered, jnp.where(answers, values, value), slopes, bend), change + penalty - before <= lost
 
 
 def _slopes(problem: Problem, z: Array, left: Array) -> Array:
@@ -190,10 +192,10 @@ def _slopes(problem: Problem, z: Array, left: Array) -> Array:
 
     Where the losses all but vanish, as with fewer samples than features, labels less predictions would be rounding.
     """
-    data, loss, there = problem.data, problem.node_loss, slopes_at(problem, z)
+    data, loss, slopes = problem.data, problem.node_loss, slopes_at(problem, z)
     predicted = loss.project(safe_ratio(left, data.weight), data.y)
     lost = _ROUNDINGS * jnp.finfo(z.dtype).eps * _second_derivatives(problem, z) * (jnp.abs(z) + jnp.abs(data.y))
-    return jnp.where((jnp.abs(predicted - there) <= lost) & (data.weight > 0), predicted, there)
+    return jnp.where((jnp.abs(predicted - slopes) <= lost) & (data.weight > 0), predicted, slopes)
 
 
 def _second_derivatives(problem: Problem, z: Array) -> Array:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm, OwnState, State
 from mocha_jax._core.pytree import Relation
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
@@ -63,7 +63,7 @@ class PrimalMethod(Algorithm[Problem]):
         beta = self._dual_point(problem, state)
         return proven(problem, beta, state.w, state.relation, state.change, state.gap_before)
 
-    def _dual_point(self, problem: Problem, state: Any) -> Array:
+    def _dual_point(self, problem: Problem, state: OwnState) -> Array:
         """Return feasible duals ``[m, n]``. Default: the slopes of the losses at the weights."""
         return slopes_at(problem, problem.data.predictions(state.w))
 

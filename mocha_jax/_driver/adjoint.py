@@ -22,27 +22,25 @@ from mocha_jax._core.pytree import Pytree, Relation, fields_of, static, summary,
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
-from mocha_jax._driver.chunk import allocate, finalize, run_chunk
+from mocha_jax._derivatives.optimum import optimum, pulled_back, refine
 from mocha_jax._driver.config import RunConfig, prepared
 from mocha_jax._driver.history import History, Progress, record
-from mocha_jax._driver.optimum import optimum, pulled_back, refine
-from mocha_jax._driver.plan import plan
-from mocha_jax._driver.run import advance
+from mocha_jax._driver.rounds import advance, allocate, finalize, plan, run_chunk
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.problem import Federated, Problem
+from mocha_jax._problem.problem import Federated, Problem, Quality
 
 Answer = TypeVar("Answer")
 
 
-class Found(Pytree):
+class Outcome(Pytree):
     """The outcome of a solve without a host."""
 
     state: State = tree()
     weights: Array = tree()
     relation: Relation
-    certificate: Certificate
+    quality: Quality
     progress: Progress
     history: History  # of the last record
 
@@ -53,8 +51,8 @@ class Adjoint(Pytree):
     @abstractmethod
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
-    ) -> Found:
-        """Run all rounds in one compiled stretch."""
+    ) -> Outcome:
+        """Run all rounds in one compiled call."""
 
 
 class Unrolled(Adjoint):
@@ -87,7 +85,7 @@ class Unrolled(Adjoint):
 
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
-    ) -> Found:
+    ) -> Outcome:
         progress, prepared = config.start(state), config.prepared()
 
         def one(p: Progress, _: None) -> tuple[Progress, None]:
@@ -103,9 +101,9 @@ class Unrolled(Adjoint):
             progress = some(lax.scan(stage, progress, length=many)[0], rest)
         else:
             progress = some(progress, max_rounds)
-        state, certificate, relation = finalize(config, progress.state, progress.bound)
-        progress, last = record(progress, config.problem, certificate, config.watch)
-        return Found(state, config.algorithm.weights(state), relation, certificate, progress, last)
+        state, quality, relation = finalize(config, progress.state, progress.bound)
+        progress, last = record(progress, config.problem, quality, config.watch)
+        return Outcome(state, config.algorithm.weights(state), relation, quality, progress, last)
 
 
 class Implicit(Adjoint):
@@ -159,26 +157,26 @@ class Implicit(Adjoint):
 
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
-    ) -> Found:
-        held, state = lax.stop_gradient((config, state))
-        progress, room = allocate(key, held, state, records=1)
-        there, history, going = prepared(held), room, None
+    ) -> Outcome:
+        constant, state = lax.stop_gradient((config, state))
+        progress, history = allocate(key, constant, state, records=1)
+        laid_out, going = prepared(constant), None
         whole, rest = divmod(max_rounds, record_every)
         for blocks, rounds in ((whole, record_every), (1, rest)):
             if blocks and rounds:
                 left = np.int32(blocks) if going is None else jnp.where(going, blocks, 0)
-                progress, history, _, going = run_chunk(key, there, progress, history, left, tol, rounds=rounds)
-        state, certificate, relation = lax.stop_gradient(finalize(held, progress.state, progress.bound))
+                progress, history, _, going = run_chunk(key, laid_out, progress, history, left, tol, rounds=rounds)
+        state, quality, relation = lax.stop_gradient(finalize(constant, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         problem = config.problem
         if state.duals is None:  # it compiles and maps, but has no derivative
-            weights, relation, certificate = _without_duals(problem, state, (weights, relation, certificate))
-            return Found(state, weights, relation, certificate, progress, history)
+            weights, relation, quality = _without_duals(problem, state, (weights, relation, quality))
+            return Outcome(state, weights, relation, quality, progress, history)
         beta = _duals(state, "Implicit")
-        problem = cast(Problem, problem)  # nothing else has dual variables
-        found = weights, relation, certificate.primal
-        weights, relation, primal = optimum(problem, found, beta, self.tol, self.max_steps, self.worst)
-        return Found(state, weights, relation, certificate.replace(primal=primal), progress, history)
+        problem, certificate = cast(Problem, problem), cast(Certificate, quality)  # nothing else has dual variables
+        reported = weights, relation, certificate.primal
+        weights, relation, primal = optimum(problem, reported, beta, self.tol, self.max_steps, self.worst)
+        return Outcome(state, weights, relation, certificate.replace(primal=primal), progress, history)
 
 
 # By how much a gradient may be off by rounding alone, in roundings of the sizes of weights and slope. With none, some
@@ -238,19 +236,19 @@ def hypergradient(
     adjoint = Implicit() if adjoint is None else adjoint
     check.instance(name, "adjoint", adjoint, Implicit, "Implicit()")
     problem, beta = solution.problem, _duals(solution.state, name)
-    how: dict[str, Any] = dict(tol=adjoint.tol, max_steps=adjoint.max_steps)
+    tol, max_steps = adjoint.tol, adjoint.max_steps
     value = jnp.asarray(fn(solution.weights))
     if value.shape != ():
         raise ValueError(f"hypergradient: fn must return a single number, got shape {value.shape}.")
-    at = refine(problem, solution.weights, beta, solution.relation, **how)
+    refined = refine(problem, solution.weights, beta, solution.relation, tol=tol, max_steps=max_steps)
 
-    points = jax.tree.map(lambda *both: jnp.stack(both), at.point, at.before)
-    slopes = jnp.stack([jax.grad(fn)(point.weights) for point in (at.point, at.before)])
-    gradients, every, moving = pulled_back(problem, points, slopes, **how)
-    here, solved, free = jax.tree.map(lambda a: a[0], (gradients, every, moving))
+    points = jax.tree.map(lambda *both: jnp.stack(both), refined.point, refined.before)
+    slopes = jnp.stack([jax.grad(fn)(point.weights) for point in (refined.point, refined.before)])
+    gradients, every, moving = pulled_back(problem, points, slopes, tol=tol, max_steps=max_steps)
+    last, solved, free = jax.tree.map(lambda a: a[0], (gradients, every, moving))
     before, slope = jax.tree.map(lambda a: a[1], gradients), slopes[0]
-    known = (at.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
-    lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(at.point.weights**2))
+    trusted = (refined.distance <= adjoint.worst) & (solved.residual <= adjoint.worst)
+    lost = _ROUNDINGS * jnp.finfo(beta.dtype).eps * jnp.sqrt(jnp.sum(slope**2) * jnp.sum(refined.point.weights**2))
 
     def off(leaf: ArrayLike, a: Array, b: Array) -> Array:
         """Add what rounding makes of a change of the whole leaf, by a share of its size, to what the last step did."""
@@ -258,40 +256,40 @@ def hypergradient(
             return a
         return jnp.abs(a - b) + safe_ratio(lost, jnp.sqrt(jnp.sum(jnp.asarray(leaf) ** 2)))
 
-    error = jax.tree.map(off, problem, here, before)
-    found = Hypergradient(
-        value, _where(known, here), _where(known, error), at.distance, solved.residual, solved.steps, free
+    error = jax.tree.map(off, problem, last, before)
+    hyper = Hypergradient(
+        value, _where(trusted, last), _where(trusted, error), refined.distance, solved.residual, solved.steps, free
     )
-    if not is_traced(known) and not known:
-        warn(f"hypergradient: the gradient is NaN, for {_why(found, adjoint)}.")
-    return found
+    if not is_traced(trusted) and not trusted:
+        warn(f"hypergradient: the gradient is NaN, for {_why(hyper, adjoint)}.")
+    return hyper
 
 
-def _where(known: Array, gradient: Problem) -> Problem:
-    """NaN where it is not known."""
-    return jax.tree.map(lambda a: a if a.dtype == jax.dtypes.float0 else jnp.where(known, a, jnp.nan), gradient)
+def _where(trusted: Array, gradient: Problem) -> Problem:
+    """NaN where it is not to be trusted."""
+    return jax.tree.map(lambda a: a if a.dtype == jax.dtypes.float0 else jnp.where(trusted, a, jnp.nan), gradient)
 
 
-def _why(found: Hypergradient, adjoint: Implicit) -> str:
+def _why(hyper: Hypergradient, adjoint: Implicit) -> str:
     """Why there is no gradient, and what helps."""
-    if not found.distance <= adjoint.worst:
+    if not hyper.distance <= adjoint.worst:
         return (
             f"the solution is not near the optimum: Newton steps from it do not get there, the last "
-            f"still moves the point by {float(found.distance):.1e} of its size (at most {adjoint.worst:g}); solve to a "
+            f"still moves the point by {float(hyper.distance):.1e} of its size (at most {adjoint.worst:g}); solve to a "
             f'smaller tol, with more rounds, and where Omega is learned with Mocha() rather than Mocha(server="dual")'
         )
-    if jnp.isnan(found.residual):
+    if jnp.isnan(hyper.residual):
         return "that of fn is not finite at the optimum's weights"
     return (
-        f"its linear system is solved to {float(found.residual):.1e} only (at most {adjoint.worst:g}); allow more "
+        f"its linear system is solved to {float(hyper.residual):.1e} only (at most {adjoint.worst:g}); allow more "
         f"max_steps in Implicit, or use float64"
     )
 
 
 @jax.custom_jvp
-def _without_duals(problem: Federated, state: State, found: Answer) -> Answer:
-    """Return what was found; asked for its derivative with respect to the problem, raise."""
-    return found
+def _without_duals(problem: Federated, state: State, answer: Answer) -> Answer:
+    """Return the answer; asked for its derivative with respect to the problem, raise."""
+    return answer
 
 
 @_without_duals.defjvp

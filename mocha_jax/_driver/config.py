@@ -1,11 +1,11 @@
-"""The arguments of a run, checked and put in one record."""
+"""The arguments of a run, checked and put in one record; and loops in place of a kernel that does not compile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
-from mocha_jax._core.pytree import Pytree, static
+from mocha_jax._core.pytree import Pytree, fields_of, static
 from mocha_jax._core.transfers import on_device
+from mocha_jax._core.values import is_traced
+from mocha_jax._core.warnings import warn
 from mocha_jax._data.placement import row_by_row, seen_by_rows
 from mocha_jax._data.storage import AsStored, Layout
 from mocha_jax._data.task_data import TaskData
@@ -26,6 +29,15 @@ from mocha_jax._node.buckets import BucketSizes, bucket_sizes
 from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
+
+Result = TypeVar("Result")
+
+# What compilers raise, of JAX's own classes those that have no public name: Pallas's of GPUs and of TPUs, and MLIR's.
+_REFUSALS = (jax.errors.JaxRuntimeError, NotImplementedError)
+_NAMES_OF_REFUSALS = {"LoweringError", "LoweringException", "MLIRError"}
+
+# What was refused in this process: not tried again, and not said again.
+_refused: set[Hashable] = set()
 
 
 class RunConfig(Pytree):
@@ -67,14 +79,20 @@ class RunConfig(Pytree):
     def _with_data(self, data: TaskData) -> RunConfig:
         return self.exchange(problem=self.problem.exchange(data=data))
 
+    def parts(self, key: Array, record_every: int, state: State | None) -> dict[str, object]:
+        """Name all that determines a run, part by part, to tell what differs from the run of a checkpoint."""
+        fields = {**fields_of(self.problem), **fields_of(self)}
+        del fields["problem"], fields["bucketing"]  # its parts are there; and it follows from the data
+        return {**fields, "key": key, "record_every": record_every, "state to start from": state}
+
     def start(self, state: State | None) -> Progress:
         """The progress before the first round, from `state` or from none."""
         return start(self.algorithm, self.problem, state, self.watch)
 
 
-def _numbers(*args: Any, **_: Any) -> float:
+def _numbers(*args: object, **_: object) -> float:
     """Count the samples' numbers of a run. A network's work is more than its samples tell."""
-    [config] = (given for given in args if isinstance(given, RunConfig))
+    [config] = (argument for argument in args if isinstance(argument, RunConfig))
     return config.problem.data.x.size if isinstance(config.problem, Problem) else math.inf
 
 
@@ -131,11 +149,62 @@ def check_state(owner: str, state: object, **rounds: int) -> None:
             f"{owner}: state must be what an algorithm carries from round to round, such as solution.state; "
             f"got {check.shown(state)}."
         )
-    known = None if done is None else check.concrete(done)
-    left = np.iinfo(np.int32).max - max(0 if known is None else int(known), 0)
+    rounds_done = None if done is None else check.concrete(done)
+    left = np.iinfo(np.int32).max - max(0 if rounds_done is None else int(rounds_done), 0)
     for name, value in rounds.items():
         if value > left:
             raise ValueError(
                 f"{owner}: {name} must be at most {left}, for rounds are counted in 32 bits"
-                f"{f' and the state has done {known}' if known else ''}; got {value}."
+                f"{f' and the state has done {rounds_done}' if rounds_done else ''}; got {value}."
             )
+
+
+def or_by_loops(problem: Kind, algorithm: Algorithm[Kind], work: Callable[[Algorithm[Kind]], Result]) -> Result:
+    """Run ``work(algorithm)``; if it fails on a GPU or TPU and the kernel was not requested, use the loops.
+
+    Only what a compiler says of a program counts; an error in the kernel's own code is raised, and so is what the
+    loops raise in their turn. Where the problem is traced, the program is compiled by others later.
+    """
+    loops = algorithm.by_loops(problem)
+    if loops is None or not _on_accelerator(problem):
+        return work(algorithm)
+    x, loss = problem.data.x, cast(Problem, problem).loss
+    kind = jax.tree.structure(loss), x.dtype, x.shape[-1]  # in what kernels differ
+    if kind in _refused:
+        return work(loops)
+    try:
+        return work(algorithm)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        result = work(loops)
+        _refused.add(kind)
+        gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        warn(
+            f"{type(algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
+            f'on this machine ({gist}); the loops do its work, as with backend="xla".'
+        )
+        return result
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether a compiler raised this because it cannot make a program of the kernel."""
+    return isinstance(error, _REFUSALS) or type(error).__name__ in _NAMES_OF_REFUSALS
+
+
+def run_by(algorithm: Algorithm[Any], config: RunConfig) -> RunConfig:
+    """Return the run by another algorithm with the same state."""
+    if algorithm is config.algorithm:
+        return config
+    data = config.problem.data
+    if data.layout.by_rows:  # it says what works through it
+        data = data.replace(layout=data.layout.replace(backend=cast(SubproblemMethod, algorithm).backend))
+    return config.replace(algorithm=algorithm, problem=config.problem.replace(data=data))
+
+
+def _on_accelerator(problem: Federated) -> bool:
+    x = problem.data.x
+    if is_traced(x):
+        return False
+    platforms = {d.platform for d in x.devices()} if isinstance(x, jax.Array) else {jax.default_backend()}
+    return platforms != {"cpu"}

@@ -14,8 +14,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of, summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.problem import Federated
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems._work import Info, Request, Work
 
@@ -214,14 +213,14 @@ class Best(Pytree):
         least, round = (jnp.where(better, *pair) for pair in ((residual, self.residual), (state.round, self.round)))
         return Best(least, round, self.first, state.round, settled)
 
-    def stays(self, problem: Federated, within: Array | np.ndarray) -> Any:
+    def stays(self, problem: Federated, aim: Array | np.ndarray) -> Array:
         """Tell whether rounding explains that more rounds have gained nothing than had led there, or that none will.
 
-        A run without a tolerance (`within` is negative) ends at its number of rounds alone.
+        A run without a tolerance (`aim` is negative) ends at its number of rounds alone.
         """
         idle = self.last - self.round
         enough = (idle > _PATIENCE) & (idle > self.round - self.first)
-        return (enough & (self.residual <= problem.rounding_level) | self.settled) & (within >= 0)
+        return (enough & (self.residual <= problem.rounding_level) | self.settled) & (aim >= 0)
 
 
 class Progress(Pytree):

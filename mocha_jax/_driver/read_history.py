@@ -12,21 +12,23 @@ import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._driver.checkpoint_parts import FORMAT, Arrays, read
-from mocha_jax._driver.fingerprint import native
 from mocha_jax._driver.history import History, Nodes
-from mocha_jax._driver.owned_file import CheckpointError
-from mocha_jax._problem.quality import Quality
+from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, read
+from mocha_jax._files.fingerprint import native
+from mocha_jax._files.owned_file import CheckpointError
+from mocha_jax._problem.problem import Quality
+
+Record = TypeVar("Record", bound=Pytree)
 
 
-def described(history: History) -> np.ndarray:
+def names_of_records(history: History) -> np.ndarray:
     """Say what the leaves of a history are: a text as bytes in UTF-8."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(history)
     named = [(jax.tree_util.keystr(path, simple=True, separator="."), str(leaf.dtype)) for path, leaf in leaves]
@@ -80,17 +82,16 @@ def _rebuilt(arrays: Arrays) -> History:
     tree: dict[str, Any] = {}
     for i, (name, dtype) in enumerate(about["leaves"]):
         *branches, last = name.split(".")
-        at = tree
+        branch_of = tree
         for branch in branches:
-            at = at.setdefault(branch, {})
-        at[last] = native(arrays[f"history_{i}"], np.dtype(dtype))
+            branch_of = branch_of.setdefault(branch, {})
+        branch_of[last] = native(arrays[f"history_{i}"], np.dtype(dtype))
     nodes = tree.get("nodes")
     tree |= {"quality": _record(_kind(about["quality"]), tree["quality"]), "nodes": nodes and _record(Nodes, nodes)}
-    history: History = _record(History, tree)
-    return history
+    return _record(History, tree)
 
 
-def _record(cls: type[Pytree], fields: dict[str, Any]) -> Any:
+def _record(cls: type[Record], fields: dict[str, object]) -> Record:
     """A record of arrays that were in one before; fields without an array are None."""
     record = object.__new__(cls)
     vars(record).update({field.name: fields.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]

@@ -18,10 +18,9 @@ from mocha_jax._data.standardize import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.record import described
-from mocha_jax._problem.answer import linear_model
 from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Problem, Quality
+from mocha_jax._problem.to_model import linear_model
 from mocha_jax.coupling import correlation
 
 # A node that was silent in so many rounds is worth a warning; in fewer it may be chance.
@@ -90,8 +89,8 @@ class Solution(Pytree, Generic[Kind]):
         }[self.status]
         if self.missing_nodes:
             tasks = sorted(set(np.asarray(self.owner)[list(self.silent_nodes)].tolist()))
-            known = self.problem.data.names.tasks
-            shown = [str(t) if known is None else repr(known[t]) for t in tasks[:10]]
+            names = self.problem.data.names.tasks
+            shown = [str(t) if names is None else repr(names[t]) for t in tasks[:10]]
             which = ", ".join(shown) + (f" and {len(tasks) - 10} more" if len(tasks) > 10 else "")
             text += f"; {len(self.silent_nodes)} node(s) never answered, so the gap of task(s) {which} is not closed"
         if self.status == Status.MAX_ROUNDS and self.problem.convex and (hint := advice(self.problem.data)):
@@ -113,8 +112,8 @@ class Solution(Pytree, Generic[Kind]):
         if not isinstance(self.problem, Problem):
             return self._network_model()
         gaps = {"relative_gap": self.relative_gap, "relative_joint_gap": self.relative_joint_gap}
-        known = {name: float(gap) for name, gap in gaps.items() if gap is not None and np.isfinite(gap)}
-        return linear_model(self.problem, self.weights, {"message": self.message, "rounds": int(self.rounds), **known})
+        finite = {name: float(gap) for name, gap in gaps.items() if gap is not None and np.isfinite(gap)}
+        return linear_model(self.problem, self.weights, {"message": self.message, "rounds": int(self.rounds), **finite})
 
     def _network_model(self) -> NetworkModel:
         if self.network is None:
@@ -123,14 +122,14 @@ class Solution(Pytree, Generic[Kind]):
                 "solution.problem.network_model(network, solution.weights, {})"
             )
         error = float(self.quality.residual)
-        known = {self.problem.criterion_name: error} if np.isfinite(error) else {}
-        trained = {"message": self.message, "rounds": int(self.rounds), **known}
+        finite = {self.problem.criterion_name: error} if np.isfinite(error) else {}
+        trained = {"message": self.message, "rounds": int(self.rounds), **finite}
         return self.problem.network_model(self.network, self.weights, trained)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out a network that a person wrote: its functions may have no name to find them by."""
-        known = self.network is None or described(self.network, networks) is not None
-        return {**super().__getstate__(), **({} if known else {"network": None})}
+        named = self.network is None or described(self.network, networks) is not None
+        return {**super().__getstate__(), **({} if named else {"network": None})}
 
     @property
     def silent_nodes(self) -> tuple[int, ...]:

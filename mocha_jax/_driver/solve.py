@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,14 @@ from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
-from mocha_jax._driver.checkpoint import Saver
-from mocha_jax._driver.chunk import allocate, finalize_in_place, run_chunk_in_place
-from mocha_jax._driver.config import RunConfig, check_state, make_config, program
-from mocha_jax._driver.fallback import or_by_loops, run_by
+from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, program, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
+from mocha_jax._driver.read_history import names_of_records
+from mocha_jax._driver.rounds import allocate, finalize_in_place, run_chunk_in_place
 from mocha_jax._driver.solution import Solution, Status
-from mocha_jax._driver.unconverged import unconverged
-from mocha_jax._problem.problem import Federated
-from mocha_jax._problem.quality import Quality
+from mocha_jax._files.checkpoint import Saver
+from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
 
@@ -110,8 +107,8 @@ def solve(
       How the weights' length changes with the ridge:
 
       >>> def length(lam2):
-      ...     there = problem.replace(regularizer=mj.regularizers.MeanRegularized(0.1, lam2))
-      ...     return (mj.solve(there, tol=1e-5).weights ** 2).sum()
+      ...     other = problem.replace(regularizer=mj.regularizers.MeanRegularized(0.1, lam2))
+      ...     return (mj.solve(other, tol=1e-5).weights ** 2).sum()
       >>> float(jax.grad(length)(0.01)) < 0.0
       True
     """
@@ -137,9 +134,10 @@ def solve(
     if adjoint is not None:
         check.instance("solve", "adjoint", adjoint, Adjoint, "Implicit()")
     check_state("solve", state, max_rounds=max_rounds)
-    federation = any(given is not None for given in (systems, cost, watch))
-    by = default_algorithm(problem, state, federation=federation) if algorithm is None else algorithm
-    config = make_config(by, problem, systems, cost, watch, record_every)
+    federation = any(argument is not None for argument in (systems, cost, watch))
+    if algorithm is None:
+        algorithm = default_algorithm(problem, state, federation=federation)
+    config = make_config(algorithm, problem, systems, cost, watch, record_every)
 
     if _traced(key, config, state):
         if progress or callback is not None or checkpoint is not None:
@@ -150,32 +148,36 @@ def solve(
             adjoint = Implicit() if problem.convex else Unrolled()
         return _within_a_transformation(problem, adjoint, key, config, state, tol, max_rounds, record_every)
 
-    given, config = config, config.laid_out()
-    where, room = beside(config.problem.data.x, allocate(key, config, state, records=chunk // record_every))
-    first = int(where.state.round)
+    user_config, config = config, config.laid_out()
+    current, buffer = beside(config.problem.data.x, allocate(key, config, state, records=chunk // record_every))
+    first = int(current.state.round)
     last = first + int(max_rounds)
-    (_, within), stopped = _aims(problem, tol), False
-    with Saver(checkpoint, key, given, record_every, state) as save:
-        where, history = save.load(where, jax.tree.map(lambda r: np.asarray(r)[:0], room))
-        if not _ended(problem, history, where, within, last, stopped):
-            save(where, history)  # a path that cannot be saved to is found out before there is something to lose
-        with Bar(progress and jax.process_index() == 0, total=last, done=int(where.state.round)) as bar:
-            while not _ended(problem, history, where, within, last, stopped):
-                blocks, rounds = _next_blocks(int(where.state.round) - first, last - first, record_every, chunk)
+    (_, aim), stopped = _aims(problem, tol), False
+    run = key, user_config, record_every, state
+    with Saver(checkpoint, run, user_config.parts(key, record_every, state)) as save:
+        current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
+        if not _ended(problem, history, current, aim, last, stopped):
+            # A path that cannot be saved to is found out before there is something to lose.
+            save(int(current.state.round), current, history, names_of_records(history))
+        with Bar(progress and jax.process_index() == 0, total=last, done=int(current.state.round)) as bar:
+            while not _ended(problem, history, current, aim, last, stopped):
+                blocks, rounds = _next_blocks(int(current.state.round) - first, last - first, record_every, chunk)
 
-                def chunk_by(
-                    by: Algorithm[Any], where: Progress = where, blocks: int = blocks, rounds: int = rounds
+                def one_chunk(
+                    algorithm: Algorithm[Kind], current: Progress = current, blocks: int = blocks, rounds: int = rounds
                 ) -> tuple[Progress, History, Array, Array]:
-                    return run_chunk_in_place(key, run_by(by, config), where, room, blocks, within, rounds=rounds)
+                    return run_chunk_in_place(
+                        key, run_by(algorithm, config), current, buffer, blocks, aim, rounds=rounds
+                    )
 
-                where, records, count, _ = or_by_loops(config.problem, config.algorithm, chunk_by)
+                current, records, count, _ = or_by_loops(config.problem, config.algorithm, one_chunk)
                 history = _extend(history, records, int(count))
-                save(where, history)
-                bar.show(int(where.state.round), float(history.residual[-1]))
-                stopped = callback is not None and bool(callback(int(where.state.round), history))
-    solution = _solution(problem, config, where, history, stopped, tol, int(where.state.round) - first)
-    if said := solution.message if solution.missing_nodes else unconverged(solution):
-        warn(f"solve: {said}", NotConverged)
+                save(int(current.state.round), current, history, names_of_records(history))
+                bar.show(int(current.state.round), float(history.residual[-1]))
+                stopped = callback is not None and bool(callback(int(current.state.round), history))
+    solution = _solution(problem, config, current, history, stopped, tol, int(current.state.round) - first)
+    if reason := solution.message if solution.missing_nodes else _unconverged(solution):
+        warn(f"solve: {reason}", NotConverged)
     return solution
 
 
@@ -201,18 +203,18 @@ def _extend(history: History, records: History, count: int) -> History:
     return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
 
 
-def _ended(problem: Federated, history: History, where: Progress, within: np.ndarray, last: int, stopped: bool) -> bool:
+def _ended(problem: Federated, history: History, current: Progress, aim: np.ndarray, last: int, stopped: bool) -> bool:
     if len(history.round):
-        quality, best = jax.tree.map(lambda a: a[-1], history.quality), jax.tree.map(fetched, where.best)
-        if not bool(quality.finite) or bool(quality.residual <= within):
+        quality, best = jax.tree.map(lambda a: a[-1], history.quality), jax.tree.map(fetched, current.best)
+        if not bool(quality.finite) or bool(quality.residual <= aim):
             return True
-        if bool(best.stays(problem, within)):
+        if bool(best.stays(problem, aim)):
             return True
-    return stopped or int(where.state.round) >= last
+    return stopped or int(current.state.round) >= last
 
 
 def _read_ending(
-    config: RunConfig, where: Progress, recorded: Quality, residual: Array, tol: Array, within: Array,
+    config: RunConfig, current: Progress, recorded: Quality, residual: Array, tol: Array, aim: Array,
     *, otherwise: Status,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Read the end of a run, in one program.
@@ -224,40 +226,59 @@ def _read_ending(
     cases = {
         Status.NON_FINITE: ~recorded.finite | jnp.isnan(residual),
         Status.CONVERGED: residual <= tol,
-        Status.PRECISION: (recorded.residual <= within) | where.best.stays(config.problem, within),
+        Status.PRECISION: (recorded.residual <= aim) | current.best.stays(config.problem, aim),
     }
     code = jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
-    busy = jnp.minimum(where.busy / jnp.maximum(where.time, jnp.finfo(where.time.dtype).tiny), 1.0)
-    return code, (where.answered == 0) & (config.problem.data.sizes > 0), busy
+    busy = jnp.minimum(current.busy / jnp.maximum(current.time, jnp.finfo(current.time.dtype).tiny), 1.0)
+    return code, (current.answered == 0) & (config.problem.data.sizes > 0), busy
 
 
 _ending = program(_read_ending, static_argnames="otherwise")
 
 
-def _traced(*given: Tree) -> bool:
-    return any(is_traced(leaf) for leaf in jax.tree.leaves(given))
+def _traced(*trees: Tree) -> bool:
+    return any(is_traced(leaf) for leaf in jax.tree.leaves(trees))
 
 
 def _solution(
     problem: Kind,
     config: RunConfig,
-    where: Progress,
+    current: Progress,
     history: History,
     stopped: bool,
     tol: float | None,
     rounds: int,
 ) -> Solution[Kind]:
-    bound, progress = where.bound, where.replace(state=None)
-    state, certificate, relation = finalize_in_place(config, where.state, bound)
+    bound, progress = current.bound, current.replace(state=None)
+    state, certificate, relation = finalize_in_place(config, current.state, bound)
     recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
     otherwise = Status.STOPPED if stopped else Status.MAX_ROUNDS
     ending = _ending(config, progress, recorded, certificate.residual, *_aims(problem, tol), otherwise=otherwise)
-    # Brought together here, where all processes are: who reads a solution may be one of them alone.
+    # Brought together now, by all processes: one of them alone may read the solution.
     code, silent, busy, owner = (fetched(a) for a in (*ending, problem.data.task))
     return Solution(
         problem, config.algorithm.weights(state), state, relation, certificate, history, int(code), rounds,
         silent, owner, busy, config.algorithm.network, tol,
     )  # fmt: skip
+
+
+def _unconverged(solution: Solution[Kind]) -> str | None:
+    """A sentence on a solve that ended above the requested tolerance; None if it did not.
+
+    Networks are trained for so many rounds: a tolerance there says when to stop earlier.
+    """
+    problem, residual = solution.problem, float(solution.quality.residual)
+    if solution.tol is None or not solution.rounds or not problem.convex or not np.isfinite(residual):
+        return None
+    text = f"tol={solution.tol:g} was not reached: {solution.message}"
+    if solution.status == Status.PRECISION and float(solution.history.residual[-1]) > solution.tol:
+        return f"{text}."
+    if solution.status != Status.MAX_ROUNDS:
+        return None
+    if residual <= problem.rounding_level:
+        dtype = np.dtype(problem.data.dtype)
+        return f"{text}, where rounding in {dtype} slows the last digits down: compute in float64, or ask for less."
+    return f"{text}; pass more max_rounds, or a tol that is worth them."
 
 
 def _within_a_transformation(
@@ -272,15 +293,15 @@ def _within_a_transformation(
 ) -> Solution[Kind]:
     """Solve under jit, vmap or grad: one compiled call without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
-    wanted, within = _aims(problem, tol)
-    found = adjoint.solve(key, config, state, on_device(within), max_rounds, record_every)
+    wanted, aim = _aims(problem, tol)
+    outcome = adjoint.solve(key, config, state, on_device(aim), max_rounds, record_every)
     code, silent, busy = _ending(
-        config, found.progress, found.history.quality, found.certificate.residual, wanted, within,
+        config, outcome.progress, outcome.history.quality, outcome.quality.residual, wanted, aim,
         otherwise=Status.MAX_ROUNDS,
     )  # fmt: skip
     return Solution(
-        problem, found.weights, found.state, found.relation, found.certificate, found.history, code,
-        found.state.round - first, silent, problem.data.task, busy, config.algorithm.network, tol,
+        problem, outcome.weights, outcome.state, outcome.relation, outcome.quality, outcome.history, code,
+        outcome.state.round - first, silent, problem.data.task, busy, config.algorithm.network, tol,
     )  # fmt: skip
 
 

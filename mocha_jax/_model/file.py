@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mocha_jax._core import check, files
+from mocha_jax._core import check
+from mocha_jax._files import atomic
 
 _FORMAT, _VERSION = "mocha_jax model", 1
 
@@ -29,7 +30,7 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, np.ndarr
         ) from error
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, about=np.frombuffer(text.encode(), np.uint8), **arrays)
-    files.write(path, content.getvalue())
+    atomic.write(path, content.getvalue())
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -19,9 +19,8 @@ from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.answer import how_trained
-from mocha_jax._problem.problem import Federated
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Federated, Quality
+from mocha_jax._problem.to_model import how_trained
 from mocha_jax.networks import Params
 
 # Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.

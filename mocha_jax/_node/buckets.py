@@ -26,11 +26,11 @@ from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.values import is_traced
 from mocha_jax._data.storage import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.products import combine, times
+from mocha_jax._node.row_products import combine, times
 from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
 from mocha_jax._numerics.products import Terms, lengths, totals
 
-Given = TypeVar("Given")  # a tree of arrays and numbers, such as a loss
+Numbers = TypeVar("Numbers")  # a tree of arrays and numbers, such as a loss
 
 BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
 
@@ -68,9 +68,9 @@ class Bucket(Pytree):
         """Take the entries of these nodes: ``[m, ...]`` to ``[c, ...]``."""
         return by_node if self.node is None else by_node[self.node]
 
-    def take_given(self, given: Given) -> Given:
+    def take_numbers(self, numbers: Numbers) -> Numbers:
         """Take what holds for these nodes of a tree of arrays ``[m, ...]``, and of numbers that hold for all."""
-        return jax.tree.map(lambda a: self.take(a) if jnp.ndim(a) else a, given)
+        return jax.tree.map(lambda a: self.take(a) if jnp.ndim(a) else a, numbers)
 
     def take_rows(self, *by_row: Array) -> tuple[Array, ...]:
         """Take this bucket's part of numbers per row: each ``[m, n]`` to ``[c, rows]``."""
@@ -78,13 +78,13 @@ class Bucket(Pytree):
             return by_row
         return tuple(a.at[self.node, : self.rows].get(mode="promise_in_bounds") for a in by_row)
 
-    def put(self, into: Array, mine: Array) -> Array:
+    def put(self, into: Array, part: Array) -> Array:
         """The reverse, ``[c, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
         if self.node is None:
-            return mine
-        if mine.ndim == 1:
-            return into.at[self.node].set(mine)
-        return into.at[self.node, : mine.shape[1]].set(mine)
+            return part
+        if part.ndim == 1:
+            return into.at[self.node].set(part)
+        return into.at[self.node, : part.shape[1]].set(part)
 
 
 class TimeMajor(Layout):
@@ -138,7 +138,7 @@ class TimeMajor(Layout):
         return each_device(self.sharding, partial(_totals, terms), (), given, self, x, weights, *rows)
 
     def _everywhere(self, work: Callable[[TimeMajor, Array, Array], Array], x: Array, by_node: Array) -> Array:
-        return each_device(self.sharding, lambda _, *mine: work(*mine), (), self, x, by_node)
+        return each_device(self.sharding, lambda _, *arrays: work(*arrays), (), self, x, by_node)
 
 
 def _by_row(_: tuple[()], x: Array) -> Array:
@@ -162,10 +162,10 @@ def _combine(rows: TimeMajor, x: Array, factors: Array) -> Array:
 
 def _renewed(parts: int, real: int, part: Array, rows: TimeMajor, factors: Array, sums: Array) -> Array:
     for bucket in rows.buckets:
-        (of_rows,), mine = bucket.take_rows(factors), bucket.take(sums)
-        begin, width = part_of(min(real, len(mine)), part, parts)
+        (of_rows,), of_nodes = bucket.take_rows(factors), bucket.take(sums)
+        begin, width = part_of(min(real, len(of_nodes)), part, parts)
         exact = combine(bucket.samples, nodes_of(of_rows, begin, width), begin)
-        sums = bucket.put(sums, with_part(mine, exact, begin))
+        sums = bucket.put(sums, with_part(of_nodes, exact, begin))
     return sums
 
 
@@ -196,9 +196,9 @@ def _each_row(
     *more: Array,
 ) -> Array:
     for bucket in rows.buckets:
-        here, mine = bucket.take_given(given), tuple(map(bucket.take, by_node))
+        numbers, of_nodes = bucket.take_numbers(given), tuple(map(bucket.take, by_node))
         # The first array is read and written in turns: the buckets are disjoint, and to keep the old one were a copy.
-        first = bucket.put(first, work(here, mine, *bucket.take_rows(first, *more)))
+        first = bucket.put(first, work(numbers, of_nodes, *bucket.take_rows(first, *more)))
     return first
 
 
@@ -211,14 +211,14 @@ def _totals(
     weights: Array,
     *arrays: Array,
 ) -> Terms:
-    found = None
+    sums = None
     for bucket in rows.buckets:
         z, y, weight = times(bucket.samples, bucket.take(weights)), bucket.y[0].T, bucket.weight[0].T
-        mine = totals(terms, bucket.take_given(given), z, y, weight, *bucket.take_rows(*arrays))
-        if found is None:
-            found = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), mine)
-        found = jax.tree.map(bucket.put, found, mine)
-    return cast(Terms, found)
+        of_bucket = totals(terms, bucket.take_numbers(given), z, y, weight, *bucket.take_rows(*arrays))
+        if sums is None:
+            sums = jax.tree.map(lambda a: jnp.zeros(len(weights), a.dtype), of_bucket)
+        sums = jax.tree.map(bucket.put, sums, of_bucket)
+    return cast(Terms, sums)
 
 
 def time_major(data: TaskData, bucketing: BucketSizes = (), backend: str = "auto") -> TaskData:

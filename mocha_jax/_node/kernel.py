@@ -1,6 +1,6 @@
 r"""One pass of the local solver as one kernel, for accelerators.
 
-The kernel does what `mocha_jax._node.ascent.ascend` does in one pass over the rows: every node visits its rows in
+The kernel does what `mocha_jax._node.local_solver.ascend` does in one pass over the rows: every node visits its rows in
 one common order and moves one coordinate after another,
 
 $$

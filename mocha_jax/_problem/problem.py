@@ -24,6 +24,30 @@ from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 
 
+class Quality(Pytree):
+    """Base class of an answer's quality, which `Algorithm.certify` returns and histories keep."""
+
+    residual: Array  # [] what a solve compares with its tolerance
+
+    @property
+    @abstractmethod
+    def finite(self) -> Array:
+        """True if more rounds make sense, [] bool."""
+
+    @property
+    def bound(self) -> Array:
+        """Lower bound on the optimum, valid for all later rounds, []; minus infinity if unknown."""
+        return jnp.full_like(self.residual, -jnp.inf)
+
+    def with_bound(self, problem: Any, bound: Array) -> Self:
+        """Tighten with a lower bound from an earlier round."""
+        return self
+
+    def summary(self) -> Self:
+        """Without what is large."""
+        return self
+
+
 class Federated(Pytree):
     """Base class of problems: all that `run`, `solve` and `shard` ask of one."""
 
@@ -158,9 +182,9 @@ class Problem(Federated):
         check.instance("Problem", "regularizer", self.regularizer, Regularizer, "Independent(0.1)")
         dtype = self.data.dtype
         for name in ("loss", "regularizer"):
-            given = getattr(self, name)
-            check.representable(type(given).__name__, given, dtype)
-            object.__setattr__(self, name, jax.tree.map(lambda leaf: on_device(leaf, dtype), given))
+            record = getattr(self, name)
+            check.representable(type(record).__name__, record, dtype)
+            object.__setattr__(self, name, jax.tree.map(lambda leaf: on_device(leaf, dtype), record))
         self.loss.check_tasks(self.data.num_tasks)
         self.regularizer.check_tasks(self.data.num_tasks)
         self.regularizer.check_features(self.data.num_features)
@@ -192,12 +216,12 @@ def _check_labels(data: TaskData, loss: Loss) -> None:
         wrong = ~np.asarray(of_nodes(task).admits(y)) & (weight > 0)
     if wrong.any():
         node, row = np.argwhere(wrong)[0]
-        here = loss.of_task(int(task[node]))
-        rule = here.label_rule
+        task_loss = loss.of_task(int(task[node]))
+        rule = task_loss.label_rule
         labels = np.unique(y[weight > 0])
-        if here.binary and len(labels) > 2 and labels[0] >= 0 and (labels == labels.round()).all():
+        if task_loss.binary and len(labels) > 2 and labels[0] >= 0 and (labels == labels.round()).all():
             rule = f"labels -1 and +1; for classes 0, 1, ..., {labels[-1]:g} use one_vs_rest(data, make)"
         raise ValueError(
             f"{data.names.task(int(task[node]))}{f' (node {node})' if data.shared else ''}: "
-            f"has label {y[node, row]:g}, but {type(here).__name__} needs {rule}."
+            f"has label {y[node, row]:g}, but {type(task_loss).__name__} needs {rule}."
         )

@@ -61,16 +61,16 @@ def from_process_local(
       'CONVERGED'
     """
     mesh = _all_devices() if mesh is None else mesh
-    found = together(_OWNER, lambda: _described(data, mesh, axes, task))
-    agreed(_OWNER, found, "features", "dtype", "dtype of samples", "loss_scaling", "mesh", "whether task is given")
-    deal = _dealt(node_sharding(_OWNER, mesh, axes, 0), [one["nodes"] for one in found])
-    own = data.pad(nodes=len(deal.mine), rows=max(one["rows"] for one in found))
+    reports = together(_OWNER, lambda: _described(data, mesh, axes, task))
+    agreed(_OWNER, reports, "features", "dtype", "dtype of samples", "loss_scaling", "mesh", "whether task is given")
+    deal = _dealt(node_sharding(_OWNER, mesh, axes, 0), [one["nodes"] for one in reports])
+    own = data.pad(nodes=len(deal.own_places), rows=max(one["rows"] for one in reports))
     weight = np.array(own.weight)
-    if task is None and all(one["a task each"] for one in found):
+    if task is None and all(one["a task each"] for one in reports):
         owner = np.where(deal.real, np.cumsum(deal.real) - 1, 0)
         occupied = deal.real
     else:
-        owner, samples = _exchanged(data, task, found, deal)
+        owner, samples = _exchanged(data, task, reports, deal)
         occupied = samples > 0
         if data.loss_scaling == "task_mean":
             weight[: data.num_nodes] *= _share(data, owner, samples, deal)[:, None].astype(weight.dtype)
@@ -98,24 +98,24 @@ class _Deal:
     counts: list[int]  # nodes of each process
 
     @property
-    def mine(self) -> np.ndarray:
+    def own_places(self) -> np.ndarray:
         """The places in this process."""
         return self.places[jax.process_index()]
 
     @property
     def real(self) -> np.ndarray:
         """The places that hold a node, ``[m]`` bool."""
-        found = np.zeros(self.sharding.devices * self.size, bool)
+        real = np.zeros(self.sharding.devices * self.size, bool)
         for places, count in zip(self.places, self.counts, strict=True):
-            found[places[:count]] = True
-        return found
+            real[places[:count]] = True
+        return real
 
     def spread(self, own: np.ndarray) -> jax.Array:
         """Put the rows of this process's places on its devices, as part of an array of all."""
 
         def rows(start: int, stop: int) -> np.ndarray:
-            at = int(np.flatnonzero(self.mine == start)[0])
-            return own[at : at + stop - start]
+            place = int(np.flatnonzero(self.own_places == start)[0])
+            return own[place : place + stop - start]
 
         return place_rows((self.sharding.devices * self.size, *own.shape[1:]), self.sharding.by_node, rows)
 
@@ -135,18 +135,18 @@ def _described(
     if task is not None:
         check.array(_OWNER, "task", task, (data.num_nodes,), "iu")
         check.integers(_OWNER, 0, task=task)
-    where = node_sharding(_OWNER, mesh, axes, data.num_nodes)
-    if not where.here:
+    sharding = node_sharding(_OWNER, mesh, axes, data.num_nodes)
+    if not sharding.here:
         raise ValueError(f"{_OWNER}: the mesh is of devices that are not here.")
-    blocks = where.blocks_of_processes()
+    blocks = sharding.blocks_of_processes()
     if sorted(blocks) != list(range(jax.process_count())):
         raise ValueError(
             f"{_OWNER}: the mesh has devices of processes {sorted(blocks)} only, of {jax.process_count()}."
         )
-    if sum(map(len, blocks.values())) != where.devices:
+    if sum(map(len, blocks.values())) != sharding.devices:
         raise ValueError(
-            f"{_OWNER}: nodes over {where.axes} of a mesh {dict(mesh.shape)} would lie on devices of several processes "
-            f"each; spread them over axes along which no process begins anew."
+            f"{_OWNER}: nodes over {sharding.axes} of a mesh {dict(mesh.shape)} would lie on devices of several "
+            f"processes each; spread them over axes along which no process begins anew."
         )
     ids = zlib.crc32(repr([device.id for device in mesh.devices.flat]).encode())
     return {
@@ -154,7 +154,7 @@ def _described(
         "dtype": str(data.dtype),
         "dtype of samples": str(data.x.dtype),
         "loss_scaling": data.loss_scaling,
-        "mesh": f"{dict(mesh.shape)} along {where.axes}, devices {ids:08x}",
+        "mesh": f"{dict(mesh.shape)} along {sharding.axes}, devices {ids:08x}",
         "whether task is given": task is not None,
         "nodes": data.num_nodes,
         "rows": data.y.shape[1],
@@ -176,12 +176,12 @@ def _dealt(sharding: NodeSharding, counts: list[int]) -> _Deal:
 
 
 def _exchanged(
-    data: TaskData, task: ArrayLike | None, found: list[dict[str, Any]], deal: _Deal
+    data: TaskData, task: ArrayLike | None, reports: list[dict[str, Any]], deal: _Deal
 ) -> tuple[np.ndarray, np.ndarray]:
     """The task and the number of samples in every place, of all processes."""
     order = np.argsort([places[0] for places in deal.places])
-    tasks = np.array([one["tasks"] for one in found])
-    before = np.zeros(len(found), int)
+    tasks = np.array([one["tasks"] for one in reports])
+    before = np.zeros(len(reports), int)
     before[order[1:]] = np.cumsum(tasks[order])[:-1]  # tasks on earlier devices
     own = np.zeros((2, max(deal.counts)), np.int32)
     own[0, : data.num_nodes] = np.asarray(data.task) + before[jax.process_index()] if task is None else task
@@ -202,6 +202,6 @@ def _exchanged(
 def _share(data: TaskData, owner: np.ndarray, samples: np.ndarray, deal: _Deal) -> np.ndarray:
     """Return the samples of each own node's task in what this process packed, over those of all processes."""
     packed, sizes = np.asarray(data.task), np.asarray(data.sizes)
-    here = np.bincount(packed, sizes)[packed]
-    everywhere = np.bincount(owner, samples)[owner[deal.mine[: data.num_nodes]]]
-    return here / np.maximum(everywhere, 1)
+    packed_samples = np.bincount(packed, sizes)[packed]
+    all_samples = np.bincount(owner, samples)[owner[deal.own_places[: data.num_nodes]]]
+    return packed_samples / np.maximum(all_samples, 1)

@@ -183,8 +183,8 @@ def _certified(
         joint = least, vanished + regularizer.joint_bracket(*vectors, weights), None
         of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * jnp.abs(least)
         rounding = jnp.maximum(rounding, of_joint)
-    here = value, vanished + regularizer.bracket(*vectors, weights, relation)
-    return assembled(problem, task_gaps, empirical, here, joint, offset, change, gap_before, rounding)
+    at_omega = value, vanished + regularizer.bracket(*vectors, weights, relation)
+    return assembled(problem, task_gaps, empirical, at_omega, joint, offset, change, gap_before, rounding)
 
 
 def _admissible(problem: Problem) -> Array:

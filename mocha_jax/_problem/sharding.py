@@ -65,7 +65,7 @@ def shard(problem: Kind, mesh: Mesh | AbstractMesh | None = None, axes: str | tu
     check.instance("shard", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     if is_traced(problem.data.x):
         raise ValueError("shard: the problem is traced; shard it before jit, vmap or grad.")
-    sharding = problem.placement(_where(problem.data, mesh, axes))
+    sharding = problem.placement(_choose_sharding(problem.data, mesh, axes))
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(problem)):
         return _shapes(problem, sharding)
     if not sharding.here:
@@ -95,8 +95,8 @@ def _shapes(problem: Kind, sharding: NodeSharding) -> Kind:
     def placed(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return leaf.update(sharding=sharding.by_node if path[0] == _DATA else sharding.replicated)
 
-    found = jax.tree_util.tree_map_with_path(placed, jax.eval_shape(spread, problem))
-    return found.exchange(data=found.data.exchange(x=in_format(found.data.x)))
+    shapes = jax.tree_util.tree_map_with_path(placed, jax.eval_shape(spread, problem))
+    return shapes.exchange(data=shapes.data.exchange(x=in_format(shapes.data.x)))
 
 
 _DATA = jax.tree_util.GetAttrKey("data")
@@ -106,7 +106,9 @@ def _padded(data: TaskData, sharding: NodeSharding) -> TaskData:
     return data.replace(sharding=None).pad(nodes=-(-data.num_nodes // sharding.devices) * sharding.devices)
 
 
-def _where(data: TaskData, mesh: Mesh | AbstractMesh | None, axes: str | tuple[str, ...] | None) -> NodeSharding:
+def _choose_sharding(
+    data: TaskData, mesh: Mesh | AbstractMesh | None, axes: str | tuple[str, ...] | None
+) -> NodeSharding:
     old = data.sharding
     if old is not None and mesh is None:
         mesh, axes = old.mesh, old.axes if axes is None else axes

@@ -17,7 +17,7 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, silenced
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.by_fold import Fitted

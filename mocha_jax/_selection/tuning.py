@@ -22,7 +22,7 @@ from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Implicit
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.descent import Make, Score, Trace, mean_loss, summed, trained

@@ -1,6 +1,6 @@
 """The command line, for those who do not program: ``mocha-jax fit``, `predict`, `compare`, `inspect`, `demo`.
 
-It may import `_core`, `_data`, `_selection`, `datasets`, `plotting` and `regularizers`.
+It may import `_files`, `_data`, `_selection`, `datasets`, `plotting` and `regularizers`.
 """
 
 from __future__ import annotations

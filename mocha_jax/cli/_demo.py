@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import mocha_jax as mj
-from mocha_jax._core import files
+from mocha_jax._files import atomic
 from mocha_jax.cli import _options, _picture
 
 
@@ -44,7 +44,7 @@ def demo(options: argparse.Namespace) -> int:
     """Global, local and multi-task models of one federation, side by side."""
     if _picture.installed():
         _picture.check_form("--out", options.out)
-        files.make_writable(options.out)
+        atomic.make_writable(options.out)
     key, data_key, split_key, tune_key = jax.random.split(jax.random.key(options.seed), 4)
     truth = mj.datasets.federation(data_key, options.tasks, options.features, smallest=12, largest=160)
     train, test = truth.data.split(split_key, 0.75)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mocha_jax._core import files
 from mocha_jax._data.names import listed
+from mocha_jax._files import atomic
 from mocha_jax.datasets import Table
 
 
@@ -95,6 +95,6 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Sequence[Path], force: bo
         elif not os.path.exists(place):  # unlike /dev/null, which may take both
             taken[place] = f"{path} is written by {option}"
         try:
-            files.make_writable(path)
+            atomic.make_writable(path)
         except OSError as error:
             raise OSError(f"{option}: {path} cannot be written: {error.strerror}.") from error

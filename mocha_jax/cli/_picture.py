@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from mocha_jax._core import files
+from mocha_jax._files import atomic
 
 
 def installed() -> bool:
@@ -28,7 +28,7 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure to a file."""
     content = io.BytesIO()
     figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")
-    files.write(path, content.getvalue())
+    atomic.write(path, content.getvalue())
 
 
 def missing() -> str:

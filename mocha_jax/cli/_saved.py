@@ -13,7 +13,7 @@ from typing import TextIO
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._core import files
+from mocha_jax._files import atomic
 from mocha_jax.cli import _options, _table
 from mocha_jax.datasets import Table
 from mocha_jax.datasets._kinds import decimal_commas, no_categories
@@ -62,7 +62,7 @@ def predict_table(options: argparse.Namespace) -> int:
     else:
         text = io.StringIO()
         _write(text, [group, *heads], rows)
-        files.write(options.out, text.getvalue().encode())
+        atomic.write(options.out, text.getvalue().encode())
         print(f"{len(table)} predictions: {options.out}")
     return 0
 

@@ -1,6 +1,6 @@
 """Both sides of the adaptive server: nodes remember a few dual points, and mix them with the server's weights.
 
-The server knows of every point its dual vector and its slope, see `mocha_jax.servers._bundle`; the points stay on the
+The server knows of every point its dual vector and its slope, see `mocha_jax.servers._adaptive`; the points stay on the
 node. What a node found in a round counts once the server has weighed it, which a later message says. Until then it
 starts from where it stood, and keeps what it found in its last few answers: which of them arrived, and when, it cannot
 know.
@@ -20,8 +20,7 @@ from jax.typing import DTypeLike
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.certificate import Certificate
-from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
+from mocha_jax._problem.certificate import Certificate, DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._dual_sides import (
     REMEMBERED,
     UNKNOWN,
@@ -38,8 +37,7 @@ from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
-from mocha_jax.servers._adaptive import AdaptiveServer, AdaptiveState, mixed_duals
-from mocha_jax.servers._bundle import DualPoint, slopes
+from mocha_jax.servers._adaptive import AdaptiveServer, AdaptiveState, DualPoint, mixed_duals, slopes
 
 # Rounds whose models a server remembers: so late an answer may be.
 _MODELS = 8

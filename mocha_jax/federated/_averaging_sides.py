@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.pytree import Pytree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.plan import NO_ROUND
+from mocha_jax._driver.rounds import NO_ROUND
 from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer

@@ -26,13 +26,12 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.subproblem import Subproblems
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._node.local_solver import Subproblems
+from mocha_jax._problem.certificate import Certificate, DualTerms, dual_terms, gap_terms
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown
 from mocha_jax.federated._plausible import implausible_vectors
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where

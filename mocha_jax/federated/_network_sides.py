@@ -16,7 +16,7 @@ from mocha_jax._neural.fedavg import FedAvgState
 from mocha_jax._neural.posterior import VirtualState
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 from mocha_jax.federated._sides import where
 
 Record = TypeVar("Record")

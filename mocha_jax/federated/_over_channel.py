@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from mocha_jax._algorithms.averaged import Wrapper
 from mocha_jax._algorithms.base import State
-from mocha_jax._algorithms.subproblem_method import SubproblemMethod
-from mocha_jax._algorithms.wrapper import Around
+from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
@@ -52,7 +52,7 @@ class ChannelState(State):
         return self.nodes.duals
 
 
-class OverChannel(Around):
+class OverChannel(Wrapper):
     """A dual method with a channel between nodes and server; both sides are those of `Node` and `Server`.
 
     Every node has its own task. The model is the server's, and its certificate uses the actual duals of the nodes,

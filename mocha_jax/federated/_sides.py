@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 
 State = TypeVar("State")  # that a node or the server keeps between rounds
 DownRecord = TypeVar("DownRecord")  # record of a message from the server to a node

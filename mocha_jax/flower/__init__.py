@@ -4,7 +4,7 @@ It needs Flower 1.42 or newer: ``pip install mocha_jax[flower]``. Flower starts 
 to a node: `client_app` does without JAX, which each of them would import and compile with, and leaves the work to a
 process that stays.
 
-It may import `_core`, `_model`, `_problem` and `federated`.
+It may import `_core`, `_files`, `_model`, `_problem` and `federated`.
 """
 
 from mocha_jax._core import lazy

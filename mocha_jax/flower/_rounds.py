@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._problem.quality import Quality
+from mocha_jax._problem.problem import Quality
 from mocha_jax.federated import FederationState, Report, Server, Training, Up, load, save
 from mocha_jax.flower._messenger import Messenger
 

@@ -13,7 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.solves import SolveOptions, solve_options

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from mocha_jax._core.compiling import Program
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import require_probabilities
 from mocha_jax._problem.problem import Problem

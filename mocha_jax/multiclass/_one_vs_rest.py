@@ -16,13 +16,13 @@ from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._driver.fallback import or_by_loops
+from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._model.named import matched
-from mocha_jax._problem.answer import apart, how_trained
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
+from mocha_jax._problem.to_model import apart, how_trained
 from mocha_jax._selection import caveats
 from mocha_jax._selection.solves import SolveOptions, solve_options
 from mocha_jax.losses import Loss

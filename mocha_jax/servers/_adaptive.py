@@ -1,15 +1,38 @@
 r"""The central node that needs no safe $\sigma'$: it recombines the points that the nodes have found.
 
-The nodes work on subproblems whose curvature $\sigma'_t\bar M_{tt}$ is far below the safe one, so they find points far
-from where they stand, and the central node goes as far towards each as the dual allows (`mocha_jax.servers._bundle`).
-How far below is learned on the way: where new points get large weights the nodes were too timid, where they get almost
-none too bold. It is one factor for all nodes, for what they find fits together or does not, times one for each that
-stays close to 1, for some are nearer to their optimum than others or answer less often.
+Node k keeps points $\beta_{k0}$ (where it stands), $\beta_{k1}$ (what it has just found) and some older
+ones. All are feasible, so are their mixtures, and since $\ell^*$ is convex, moving to a mixture changes the dual
+by at most
+
+$$
+\sum_{k,j} a_{kj}\,\gamma_{kj} + R^*\Big(\sum_j a_{kj} (v_{kj} - v_{k0})\Big), \qquad
+\gamma_{kj} = \sum_i c_{ki}\left[\ell^*(-\beta_{kji}) - \ell^*(-\beta_{k0i}) + z_{ki}(\beta_{kji} - \beta_{k0i})
+\right],
+$$
+
+z the predictions of the weights W that were broadcast. The central node knows this bound: the vectors v it was sent
+anyway, and of every point one number $\gamma$, its slope. It minimises it over weights in a simplex per node
+(`mocha_jax.servers._quadratic_programs`) and sends them back, a few numbers a node. Whatever the nodes found, the dual
+never gets worse, so no safe $\sigma'$ is needed: that would be one weight for all nodes and rounds, chosen before
+anything was found. In the primal, this is a bundle method: every node's data term is replaced by the largest of a few
+of its lower bounds, and R is kept as it is.
+
+Near the optimum a slope is a small difference of large numbers, and a gap can be as large as the square root of what
+the dual lacks: to see an improvement as a difference of two values of the dual would be to stop at a gap of
+$\sqrt\epsilon$. So nodes add up $\gamma$ sample by sample, from the change of each dual
+(`Loss.fenchel_young_change`); lengths are measured relative to each node's longest, for duals are as small as
+$\lambda$; and mixtures are told by their distance from where a node stands: one that does not move stays what
+it is to the last bit.
+
+The curvature $\sigma'_t\bar M_{tt}$ of the nodes' subproblems is far below the safe one, so that they find points far
+from where they stand. How far below is learned on the way: where new points get large weights the nodes were too timid,
+where they get almost none too bold. It is one factor for all nodes, for what they find fits together or does not, times
+one for each that stays close to 1, for some are nearer to their optimum than others or answer less often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -19,15 +42,15 @@ from jax import Array, lax
 from mocha_jax._core.devices import on_every_device
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.math import safe_ratio, total
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState
-from mocha_jax.servers._bundle import DualPoint, expand, mixed, slopes
 from mocha_jax.servers._dual import DualServer, DualState
+from mocha_jax.servers._quadratic_programs import Consensus, Tasks, best_mixture, consensus
+from mocha_jax.servers._quadratic_programs_kernels import by_platform
 from mocha_jax.servers._schedule import is_due
-from mocha_jax.servers._weighing import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.systems._work import Request
 
 # The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it
@@ -40,6 +63,40 @@ _TARGET_WEIGHT, _RATE, _NODE_RATE, _MAX_FACTOR = 0.1, 0.3, 0.1, 4.0
 
 # Within that factor of what is common a node's own sigma' stays.
 _NODE_RANGE = 2.0
+
+
+class DualPoint(Pytree):
+    """A dual point of every node, with what the central node knows of it."""
+
+    beta: Array  # [m, n]
+    v: Array  # [m, d] each node's dual vector
+
+
+def slopes(problem: Problem, model: Array, betas: Sequence[Array]) -> Array:
+    r"""$\gamma$ ``[p - 1, m]`` of all points but the first, where each node stands.
+
+    Args:
+      problem: the problem.
+      model: the weights W ``[num_tasks, d]`` that the first points imply.
+      betas: the p points, each ``[m, n]``.
+    """
+    return jnp.stack(problem.data.sum_over_rows(_slopes, problem.node_loss, problem.data.to_nodes(model), *betas))
+
+
+def _slopes(loss: Loss, z: Array, y: Array, current: Array, *betas: Array) -> list[Array]:
+    """Return every sample's slope. Both points have the same loss at z: what changes is the Fenchel-Young term."""
+    return [loss.fenchel_young_change(z, current, beta, y) for beta in betas]
+
+
+def mixed(weights: Iterable[Array], points: Iterable[Array]) -> Array:
+    """Every node's mixture of p points ``[m, ...]``, with p weights ``[m]`` that sum to one."""
+    (_, *shares), (first, *others) = weights, points
+    return first + total(expand(a, point) * (point - first) for a, point in zip(shares, others, strict=True))
+
+
+def expand(by_node: Array, like: Array) -> Array:
+    """``[m]`` to ``[m, 1, ...]``."""
+    return jnp.expand_dims(by_node, range(by_node.ndim, like.ndim))
 
 
 class AdaptiveState(Pytree):
@@ -73,7 +130,7 @@ def _divided(data: TaskData) -> bool:
     return data.sharding is not None and data.sharding.split_tasks and not data.shared
 
 
-def _where_weighed(data: TaskData, by_node: Array) -> Array:
+def _to_weighing(data: TaskData, by_node: Array) -> Array:
     return by_node if _divided(data) else data.replicated(by_node)
 
 
@@ -88,7 +145,7 @@ def _received(data: TaskData, dv: Array, slope: Array, answers: Array) -> tuple[
 
 def _recombined(backend: str, tasks: Tasks, v: Sequence[Array], slope: Array, answered: Array) -> tuple[Array, Array]:
     """The weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
-    weights = best_mixture(v, slope, tasks, answered, backend)
+    weights = best_mixture(v, slope, tasks, answered, by_platform(backend))
     return weights, mixed(weights, v)
 
 
@@ -139,30 +196,30 @@ class AdaptiveServer(Server):
         return self.dual.can_resume(state)
 
     def init(self, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self.blank(self.dual.init(problem, beta, v), self._known(problem.data, beta))
+        return self.blank(self.dual.init(problem, beta, v), self._point(problem.data, beta))
 
     def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        fresh = self.blank(self.dual.resume(state, problem, beta, v), self._known(problem.data, beta))
+        fresh = self.blank(self.dual.resume(state, problem, beta, v), self._point(problem.data, beta))
         if not isinstance(state, AdaptiveState) or len(state.memory) != self.memory:
             return fresh
         betas = (problem.node_loss.project(point.beta.astype(beta.dtype), problem.data.y) for point in state.memory)
-        memory = tuple(self._known(problem.data, b) for b in betas)
+        memory = tuple(self._point(problem.data, b) for b in betas)
         scale, node_scale = state.scale.astype(v.dtype), state.node_scale.astype(v.dtype)
         return fresh.replace(memory=memory, scale=scale, node_scale=node_scale, newest=state.newest)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> AdaptiveState:
-        return self.blank(self.dual.add_tasks(state, problem, beta, v), self._known(problem.data, beta))
+        return self.blank(self.dual.add_tasks(state, problem, beta, v), self._point(problem.data, beta))
 
-    def _known(self, data: TaskData, beta: Array) -> DualPoint:
+    def _point(self, data: TaskData, beta: Array) -> DualPoint:
         """A point of every node and its dual vector."""
-        return DualPoint(beta, _where_weighed(data, data.node_vectors(beta)))
+        return DualPoint(beta, _to_weighing(data, data.node_vectors(beta)))
 
     def blank(self, dual: DualState, point: DualPoint) -> AdaptiveState:
         """A state that remembers only the current point of the nodes."""
-        nobody = jnp.full((len(point.v),), -1, jnp.int32)
+        none = jnp.full((len(point.v),), -1, jnp.int32)
         one = jnp.ones_like(point.v[:, 0])
         memory, scale = (point,) * self.memory, jnp.ones((), point.v.dtype)
-        return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), nobody)
+        return AdaptiveState(dual, scale, one, point.v, memory, self._consensus(dual), none)
 
     def _consensus(self, dual: DualState) -> Consensus:
         return consensus(dual.coupling.quadratic_majorizer())
@@ -192,7 +249,7 @@ class AdaptiveServer(Server):
         points = state.own, state.own + dv, *(point.v for point in memory)
         weights, mixture, slot = self.weigh(data, state, points, slope, answered)
         beta = data.map_rows(mixed_duals, loss, tuple(weights), *betas, data.y)
-        own = _where_weighed(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
+        own = _to_weighing(data, data.renewed(mixture, beta, round % REFRESH_EVERY, REFRESH_EVERY))
         memory = tuple(
             DualPoint(
                 data.map_rows(_exchanged, (), (put,), point.beta, update.beta),
@@ -226,7 +283,7 @@ class AdaptiveServer(Server):
 
     def followed(
         self, problem: Problem, state: AdaptiveState, round: Array, dual: DualState, own: Array,
-        memory: tuple[DualPoint, ...], found: tuple[Array, Array], answered: Array, real: Array,
+        memory: tuple[DualPoint, ...], newest: tuple[Array, Array], answered: Array, real: Array,
     ) -> AdaptiveState:  # fmt: skip
         """The state after a round, with the curvatures of the next one steered by what the last ones were good for.
 
@@ -237,20 +294,18 @@ class AdaptiveServer(Server):
           dual: what has become of W and Omega.
           own: where the nodes stand now ``[m, d]``.
           memory: the points they remember.
-          found: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
+          newest: the weight of what each node found ``[m]``, and where it is remembered ``[m]`` int32.
           answered: ``[m]`` bool.
           real: nodes with data [].
         """
-        of_found, slot = found
+        new_weight, slot = newest
         count = jnp.sum(answered).astype(own.dtype)
-        weight = safe_ratio(jnp.sum(jnp.where(answered, of_found, 0.0)), count)
+        weight = safe_ratio(jnp.sum(jnp.where(answered, new_weight, 0.0)), count)
         # Those that did not answer have not shown anything.
         share = _RATE * safe_ratio(count, real)
-        scale, most = (
-            state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share),
-            jnp.max(state.dual.sigma),
-        )
-        node_scale = state.node_scale * _steered(weight / jnp.maximum(of_found, 1e-2), _NODE_RATE)
+        scale = state.scale * _steered(_TARGET_WEIGHT / jnp.maximum(weight, 1e-6), share)
+        most = jnp.max(state.dual.sigma)
+        node_scale = state.node_scale * _steered(weight / jnp.maximum(new_weight, 1e-2), _NODE_RATE)
         return AdaptiveState(
             dual=dual,
             scale=jnp.clip(scale, _SMALLEST_SIGMA / most, most),

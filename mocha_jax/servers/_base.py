@@ -72,6 +72,9 @@ class ServerState(Protocol):
         """The weights that the nodes start their next round from, ``[num_tasks, d]``."""
 
 
+OwnState = Any  # the `ServerState` that a server chooses for itself: the interface can name no narrower type
+
+
 class NodeUpdate(Pytree):
     """The message of the nodes after their local work of a round."""
 
@@ -97,20 +100,20 @@ class Server(Pytree):
         """Return the state before the first round."""
 
     @abstractmethod
-    def resume(self, state: Any, problem: Problem, beta: Array, v: Array) -> ServerState:
+    def resume(self, state: OwnState, problem: Problem, beta: Array, v: Array) -> ServerState:
         """Continue a state, perhaps of another problem of the same shape: keep what was learned, derive the rest."""
 
     @abstractmethod
-    def add_tasks(self, state: Any, problem: Problem, beta: Array, v: Array) -> ServerState:
+    def add_tasks(self, state: OwnState, problem: Problem, beta: Array, v: Array) -> ServerState:
         """Continue a state on a problem with new tasks after the old ones."""
 
     @abstractmethod
-    def curvature(self, state: Any, data: TaskData) -> Array:
+    def curvature(self, state: OwnState, data: TaskData) -> Array:
         """Return the curvature q of every node's subproblem in the next round, ``[m]``."""
 
     @abstractmethod
     def aggregate(
-        self, problem: Problem, state: Any, round: Array, before: Array, update: NodeUpdate, v: Array
+        self, problem: Problem, state: OwnState, round: Array, before: Array, update: NodeUpdate, v: Array
     ) -> tuple[Array, Array, ServerState]:
         """Combine the nodes' updates into the next duals, dual vectors and state.
 
@@ -124,25 +127,25 @@ class Server(Pytree):
         """
 
     @abstractmethod
-    def certify(self, problem: Problem, state: Any, beta: Array, v: Array) -> Certificate:
+    def certify(self, problem: Problem, state: OwnState, beta: Array, v: Array) -> Certificate:
         """Certify the state's model by these duals, as plain floats compute it."""
 
     @abstractmethod
-    def relation(self, problem: Problem, state: Any) -> Relation:
+    def relation(self, problem: Problem, state: OwnState) -> Relation:
         """Return Omega as the regularizer keeps it; None where it is given."""
 
     def can_resume(self, state: object) -> bool:
         """Tell whether a state is one that `resume` and `add_tasks` take. Default: any."""
         return True
 
-    def omega_updates(self, state: Any) -> tuple[Array | float, Array | float]:
+    def omega_updates(self, state: OwnState) -> tuple[Array | float, Array | float]:
         """Return by how much the last update of Omega lowered the objective, and the gap just before it.
 
         Default: Omega is not updated now and then, but part of every round or given.
         """
         return 0.0, math.inf
 
-    def local_duals(self, state: Any, before: Array, after: Array) -> Array:
+    def local_duals(self, state: OwnState, before: Array, after: Array) -> Array:
         """Return the duals that the nodes found themselves in the last round. Default: the ones there are."""
         return after
 
@@ -154,11 +157,11 @@ class Server(Pytree):
         """Add the numbers that go down and up besides one vector of d each. Default: none."""
         return request
 
-    def differentiated(self, state: Any) -> tuple[Server, ServerState]:
+    def differentiated(self, state: OwnState) -> tuple[Server, ServerState]:
         """Return the server and state whose round has the derivative that this one is given. Default: itself."""
         return self, state
 
-    def tangent(self, still: Any, change: Any, d_vectors: Array) -> ServerState:
+    def tangent(self, still: OwnState, change: OwnState, d_vectors: Array) -> ServerState:
         """Return the state's tangent from that of the state of `differentiated`; needed where that is another server.
 
         Args:

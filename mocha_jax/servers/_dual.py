@@ -83,14 +83,14 @@ class DualServer(Server):
         return self._with(problem, first, v, nothing + jnp.inf, nothing + jnp.inf)
 
     def resume(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
-        held = alternating(state)
-        return self._settled(problem, keep_relation(problem, held.relation, self.initial_omega), v, held.gap_before)
+        last = alternating(state)
+        return self._settled(problem, keep_relation(problem, last.relation, self.initial_omega), v, last.gap_before)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
-        held, regularizer = alternating(state), problem.regularizer
+        last, regularizer = alternating(state), problem.regularizer
         initial = regularizer.initial_relation(*v.shape)
-        grown = regularizer.extend_relation(held.relation, *v.shape) if same_kind(held.relation, initial) else initial
-        return self._settled(problem, cast(grown, v.dtype), v, held.gap_before)
+        grown = regularizer.extend_relation(last.relation, *v.shape) if same_kind(last.relation, initial) else initial
+        return self._settled(problem, cast(grown, v.dtype), v, last.gap_before)
 
     def _settled(self, problem: Problem, relation: Relation, v: Array, gap_before: Array) -> DualState:
         """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
@@ -126,9 +126,9 @@ class DualServer(Server):
         regularizer, w = problem.regularizer, state.model
         before = self.certify(problem, state, beta, v).gap
         relation = regularizer.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
-        held = state.coupling.value(v, w) + regularizer.offset(state.relation, w.shape[1])
+        value = state.coupling.value(v, w) + regularizer.offset(state.relation, w.shape[1])
         least = regularizer.value(w) if regularizer.jointly_convex else regularizer.value(w, relation)
-        return self._with(problem, relation, v, before, jnp.maximum(held - least, 0.0))
+        return self._with(problem, relation, v, before, jnp.maximum(value - least, 0.0))
 
     def certify(self, problem: Problem, state: DualState, beta: Array, v: Array) -> Certificate:
         return certify_implied(problem, beta, v, state.relation, state.coupling, state.change, state.gap_before)

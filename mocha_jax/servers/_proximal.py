@@ -19,12 +19,11 @@ values reach 0 and leave it by themselves.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Pytree, Relation, static, tree
+from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
@@ -62,7 +61,7 @@ class ProximalState(Pytree):
     model: Array  # [num_tasks, d] Z
     broadcast: Array  # [num_tasks, d] what the nodes start their round from
     since: Since | None  # the last proximal step; None where every round takes one
-    known: Any = tree()  # from that step, what makes the next one cheaper
+    known: Tree = tree()  # from that step, what makes the next one cheaper
     rho: Array  # []
     steps: Array  # [] int32 proximal steps since rho was first set
     curvature: Array  # [] the regularizer's typical curvature then
@@ -92,7 +91,7 @@ class ProximalServer(Server):
         w = first.weights
         return ProximalState(jnp.zeros_like(v), w, w, self._nothing(v), first.known, rho, start, curvature)
 
-    def _known(self, problem: Problem, y: Array, rho: Array) -> Any:
+    def _known(self, problem: Problem, y: Array, rho: Array) -> Tree:
         """Return the initial state of the proximal map, at Y."""
         data = problem.data
         of_v = jnp.max(data.longest) * jnp.max(jnp.sum(jnp.abs(data.weight * data.y), axis=1))  # were the duals labels
@@ -158,12 +157,12 @@ class ProximalServer(Server):
         )
 
     def _step(self, problem: Problem, state: ProximalState, since: Since, v: Array) -> ProximalState:
-        found = problem.regularizer.prox_nearby(state.center + v / state.rho, state.rho, state.known)
-        model, step = found.weights, since.share[:, None] * (found.weights - state.center)
+        prox = problem.regularizer.prox_nearby(state.center + v / state.rho, state.rho, state.known)
+        model, step = prox.weights, since.share[:, None] * (prox.weights - state.center)
         least = (_MIN_ROUNDINGS * jnp.finfo(v.dtype).eps) ** 2
         # By columns first: with what makes them, and then all at once. Y has what rounding there is of V / rho.
         columns = [jnp.sum(a**2, axis=0) for a in (since.moved, step)]
-        moved, stepped, of_w, of_y = jnp.sum(jnp.stack([*columns, found.squares, found.squares_of]), axis=1)
+        moved, stepped, of_w, of_y = jnp.sum(jnp.stack([*columns, prox.squares, prox.squares_of]), axis=1)
         telling = (moved > least * state.rho**2 * of_y) & (stepped > least * of_w)
         squared = jnp.where(telling, safe_ratio(moved, stepped) / state.rho**2, 0.0)
         # Of the new number: an accelerator would copy the old one, to count in its place and still read it here.
@@ -176,7 +175,7 @@ class ProximalServer(Server):
             model=model,
             broadcast=model + step,
             since=None,
-            known=found.known,
+            known=prox.known,
             rho=jnp.maximum(state.rho * jnp.exp(damping * log_ratio), _MIN_RHO / state.curvature),
             steps=steps,
             curvature=state.curvature,

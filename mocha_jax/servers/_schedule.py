@@ -17,14 +17,14 @@ Schedule = int | tuple[int, ...]
 def checked(owner: str, value: object) -> Schedule:
     """Return the schedule that is meant: a number of rounds, or a sequence of such."""
     many = tuple(value) if isinstance(value, range) else value
-    given = (
+    numbers = (
         check.widths(owner, "omega_every", many, "(5, 10, 20)") if isinstance(many, tuple | list | np.ndarray) else ()
     )
-    if not given:
+    if not numbers:
         check.integer(owner, 1, omega_every=value)
         return int(value)  # type: ignore[call-overload]
-    check.integer(owner, 1, **{"the sum of omega_every": sum(given)})
-    return given
+    check.integer(owner, 1, **{"the sum of omega_every": sum(numbers)})
+    return numbers
 
 
 def every_round(every: Schedule) -> bool:

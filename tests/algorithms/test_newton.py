@@ -9,7 +9,7 @@ import pytest
 import scipy.optimize
 
 import mocha_jax as mj
-from mocha_jax._algorithms.curvature import ByFeatures, BySamples, curvature
+from mocha_jax._algorithms.second_derivatives import ByFeatures, BySamples, curvature
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, as_matrix
 from mocha_jax.systems._work import Work
 from tests import zoo

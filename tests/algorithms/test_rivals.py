@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._node.subproblem import solve_to
+from mocha_jax._node.local_accuracy import solve_to
 from tests import zoo
 
 REGULARIZERS = {
@@ -109,7 +109,7 @@ def test_the_room_of_a_subproblem_is_its_gap_and_what_was_gained(loss, key):
     sub = algorithm.subproblems(mj.run(p, algorithm, key, num_rounds=1)[0], p)
     found = solve_to(key, sub, jnp.asarray(0.3), jnp.full(5, 10**8, jnp.int32), passes=50)
     gained = np.asarray(sub.value(sub.beta) - sub.value(found.beta))
-    np.testing.assert_allclose(found.room - found.gap, gained, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(found.possible - found.gap, gained, rtol=1e-8, atol=1e-12)
 
 
 # Mini-batch SDCA

@@ -12,7 +12,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax._core import compiling
 from mocha_jax._core.compiling import Program
-from mocha_jax._driver.chunk import run_chunk_in_place
+from mocha_jax._driver.rounds import run_chunk_in_place
 
 
 @pytest.fixture(autouse=True)

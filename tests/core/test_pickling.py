@@ -17,7 +17,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._core import inner_functions
-from mocha_jax._driver.fingerprint import fingerprint
+from mocha_jax._files.fingerprint import fingerprint
 from tests import zoo
 
 MODEL = mj.networks.MLP(4, 2, (3,))
@@ -77,7 +77,7 @@ def test_a_trainer_goes_to_another_process_as_it_is(tmp_path):
     for name, trainer in TRAINERS.items():
         (tmp_path / name).write_bytes(pickle.dumps(trainer))
     code = (
-        "import pickle, sys, pathlib; from mocha_jax._driver.fingerprint import fingerprint\n"
+        "import pickle, sys, pathlib; from mocha_jax._files.fingerprint import fingerprint\n"
         "print(*(fingerprint(pickle.loads(pathlib.Path(path).read_bytes())) for path in sys.argv[1:]))"
     )
     said = subprocess.run(

@@ -29,7 +29,7 @@ FAULTS = (
         "return jnp.clip(beta - saturating_ratio(e, kappa), -self.tau, 1.0 - self.tau)", ("losses",),
     ),
     Fault(
-        "padded rows take steps", "_node/ascent.py",
+        "padded rows take steps", "_node/local_solver.py",
         "visit = (weight > 0) & (done < steps)", "visit = (weight >= 0) & (done < steps)", ("node", "algorithms"),
     ),
     Fault(
@@ -47,9 +47,9 @@ FAULTS = (
         "return lax.cond(due & False, lambda: self._relearn(problem, state, beta, v), lambda: state)", ("servers",),
     ),
     Fault(
-        "the weighing forgets the strength of the coupling", "servers/_weighing.py",
-        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h + pulled), a), asked",
-        "return Iterate(at.h + _RELAXATION * (combine(jnp.stack(a)) - at.h), a), asked", ("servers",),
+        "the weighing forgets the strength of the coupling", "servers/_quadratic_programs.py",
+        "return Iterate(iterate.h + RELAXATION * (combine(jnp.stack(a)) - iterate.h + pulled), a), asked",
+        "return Iterate(iterate.h + RELAXATION * (combine(jnp.stack(a)) - iterate.h), a), asked", ("servers",),
     ),
     Fault(
         "rounding is not counted in a certificate", "_problem/rigorous_certificate.py",
@@ -74,7 +74,7 @@ FAULTS = (
         "return latency + width * down / self.download + width * up / self.download", ("test_costs.py",),
     ),
     Fault(
-        "a solve goes on beyond its tolerance", "_driver/chunk.py",
+        "a solve goes on beyond its tolerance", "_driver/rounds.py",
         "ended = (record.residual <= tol)", "ended = (record.residual <= 0.0 * tol)",
         ("driver",),
     ),
@@ -83,18 +83,18 @@ FAULTS = (
         "Status.CONVERGED: residual <= tol,", "Status.CONVERGED: residual < 0.1 * tol,", ("driver",),
     ),
     Fault(
-        "a damaged checkpoint is taken", "_driver/checkpoint.py",
+        "a damaged checkpoint is taken", "_files/checkpoint.py",
         "if digest != digest_of(arrays):", "if not digest:", ("driver",),
     ),
     Fault(
-        "hypergradients forget the direct part", "_driver/optimum.py",
+        "hypergradients forget the direct part", "_derivatives/optimum.py",
         "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)",
-        "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else b, direct, through)", ("driver",),
+        "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else b, direct, through)", ("derivatives",),
     ),
     Fault(
         "MINRES loses a rotation", "_numerics/minres.py",
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)",
-        "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("driver",),
+        "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("derivatives",),
     ),
     Fault(
         "federated averaging weighs every client alike", "_neural/fedavg.py",
@@ -148,8 +148,8 @@ FAULTS = (
     ),
     Fault(
         "the proximal server forgets who did not answer", "servers/_proximal.py",
-        "model, step = found.weights, since.share[:, None] * (found.weights - state.center)",
-        "model, step = found.weights, found.weights - state.center", ("servers",),
+        "model, step = prox.weights, since.share[:, None] * (prox.weights - state.center)",
+        "model, step = prox.weights, prox.weights - state.center", ("servers",),
     ),
     Fault(
         "a Newton step forgets what tasks share", "coupling/_simple.py",
@@ -160,7 +160,7 @@ FAULTS = (
         "bend), change + penalty - before <= lost", "bend), change + penalty - before <= jnp.inf", ("algorithms",),
     ),
     Fault(
-        "a system of the size of the samples forgets its right side", "_algorithms/curvature.py",
+        "a system of the size of the samples forgets its right side", "_algorithms/second_derivatives.py",
         "slopes / root - root * data.predictions(right), system)", "slopes / root, system)", ("algorithms",),
     ),
     Fault(

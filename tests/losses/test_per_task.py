@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._node import ascent
+from mocha_jax._node import local_solver
 from mocha_jax._node.buckets import bucket_sizes
 from tests import oracles, zoo
 from tests.driver.test_sharding import mesh_of
@@ -128,7 +128,7 @@ def test_blocks_of_nodes_take_their_losses_along(key, monkeypatch):
     problem = mj.Problem(mixed_data(), mixed_loss(), R.MeanRegularized(0.2, 0.05))
     algorithm = mj.Mocha(sigma_prime="per_task")
     whole = mj.run(problem, algorithm, key, num_rounds=3)[1].primal
-    monkeypatch.setattr(ascent, "_BLOCK_NUMBERS", 2 * D)  # two nodes at a time; of five, one twice
+    monkeypatch.setattr(local_solver, "_BLOCK_NUMBERS", 2 * D)  # two nodes at a time; of five, one twice
     jax.clear_caches()
     np.testing.assert_allclose(mj.run(problem, algorithm, key, num_rounds=3)[1].primal, whole, rtol=1e-12)
 

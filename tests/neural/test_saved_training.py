@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver.fingerprint import fingerprint
+from mocha_jax._files.fingerprint import fingerprint
 from tests.neural.problems import MODEL, make_problem
 
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_knows_what_functions_do():
     assert len(set(made[0])) == len(OPTIMIZERS)
     assert fingerprint(Net(1.0).apply) == fingerprint(Net(1.0).apply) != fingerprint(Net(2.0).apply)
     assert fingerprint(scaled(1.0)) == fingerprint(scaled(1.0)) != fingerprint(scaled(2.0))
-    code = "from mocha_jax._driver.fingerprint import fingerprint; from tests.neural import test_saved_training as t\n"
+    code = "from mocha_jax._files.fingerprint import fingerprint; from tests.neural import test_saved_training as t\n"
     code += "print([fingerprint(make()) for make in t.OPTIMIZERS], fingerprint(lambda x: x in {'a', 'b', 'c'}))"
     said = {
         subprocess.run(

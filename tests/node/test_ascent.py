@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
 from mocha_jax._node.buckets import bucket_sizes, time_major
+from mocha_jax._node.local_solver import ascend, visiting_order, visiting_orders
 from tests import zoo
 
 
@@ -62,8 +62,8 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
     start = jnp.zeros_like(data.y)
     results = []
     for numbers in (10_000, 8, 1):  # one block; four of two nodes, of which one is in two; one node each
-        monkeypatch.setattr("mocha_jax._node.products._BLOCK_NUMBERS", numbers)
-        monkeypatch.setattr("mocha_jax._node.ascent._BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._node.row_products._BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr("mocha_jax._node.local_solver._BLOCK_NUMBERS", numbers)
         jax.clear_caches()
         laid = time_major(data)
         found = ascend(visiting_orders(key, laid, 2), mj.losses.Hinge(), laid, start, w, q, steps)

@@ -16,8 +16,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 import mocha_jax as mj
 from mocha_jax._core import mosaic
 from mocha_jax._node import kernel_mosaic, kernel_tpu
-from mocha_jax._node.ascent import ascend, visiting_orders
 from mocha_jax._node.buckets import time_major
+from mocha_jax._node.local_solver import ascend, visiting_orders
 from tests import zoo
 from tests.node.test_kernels import CALLS, MOSAIC, TRITON, custom_calls, draw, numpy_epoch
 

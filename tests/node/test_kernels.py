@@ -18,10 +18,10 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_me
 
 import mocha_jax as mj
 from mocha_jax._core.platform import platform_dependent
-from mocha_jax._driver import fallback
-from mocha_jax._node import ascent, kernel_tpu
-from mocha_jax._node.ascent import ascend, visiting_order, visiting_orders
+from mocha_jax._driver import config
+from mocha_jax._node import kernel_tpu, local_solver
 from mocha_jax._node.buckets import bucket_sizes, time_major
+from mocha_jax._node.local_solver import ascend, visiting_order, visiting_orders
 from tests import zoo
 
 TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu_v2"  # calls of kernels on a GPU
@@ -330,7 +330,7 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
     def never(*_, **__):
         raise AssertionError("traced")
 
-    monkeypatch.setattr(ascent, "_by_kernel", never)
+    monkeypatch.setattr(local_solver, "_by_kernel", never)
     (auto, w), (loops, _) = two_passes(mj.losses.Hinge()), two_passes(mj.losses.Hinge(), "xla")
     assert jax.jit(auto).lower(w).as_text() == jax.jit(loops).lower(w).as_text()
     for a, b in zip(jax.jit(jax.vmap(auto))(w[None]), loops(w), strict=True):
@@ -380,7 +380,7 @@ def refusing(tried):
         return tuple(jax.ffi.ffi_call("no_such_kernel", shapes)(beta))  # the compiler knows no such kernel
 
     def by_machine(backend, *given):
-        return platform_dependent(*given, default=ascent._in_blocks if backend == "xla" else refuses)
+        return platform_dependent(*given, default=local_solver._in_blocks if backend == "xla" else refuses)
 
     return by_machine
 
@@ -391,9 +391,9 @@ def refusing(tried):
 def test_a_kernel_that_does_not_compile_is_said_once_and_replaced(driver, key, monkeypatch):
     tried: list[int] = []
 
-    monkeypatch.setattr(ascent, "_by_machine", refusing(tried))
-    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
-    monkeypatch.setattr(fallback, "_refused", set())
+    monkeypatch.setattr(local_solver, "_passes_by_machine", refusing(tried))
+    monkeypatch.setattr(config, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(config, "_refused", set())
     # Of a shape and dtype of their own: JAX keeps what it traced.
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data(m=3, d=6))
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.MeanRegularized(0.5, 0.5))
@@ -432,13 +432,13 @@ SEARCHES = {
 )
 @pytest.mark.slow
 def test_searches_go_on_with_the_loops_too(search, monkeypatch):
-    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
-    monkeypatch.setattr(fallback, "_refused", set())
+    monkeypatch.setattr(config, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(config, "_refused", set())
     # Of a shape of their own: JAX keeps what it traced.
     data = zoo.data(m=3, d=11 + list(SEARCHES).index(search), dtype=np.float32)
     problem = mj.Problem(data, mj.losses.SmoothedHinge(0.3), mj.regularizers.Independent(0.5))
     want = SEARCHES[search](problem, mj.Mocha(backend="xla"))
-    monkeypatch.setattr(ascent, "_by_machine", refusing([]))
+    monkeypatch.setattr(local_solver, "_passes_by_machine", refusing([]))
     with pytest.warns(UserWarning, match=r"Mocha: the kernel for SmoothedHinge .* fails on this machine"):
         found = SEARCHES[search](problem, mj.Mocha())
     np.testing.assert_array_equal(found, want)
@@ -449,15 +449,15 @@ def test_a_bug_in_the_kernel_is_an_error(error, key, monkeypatch):
     def broken(*_):
         raise error("a bug")
 
-    monkeypatch.setattr(ascent, "_by_machine", broken)
-    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(local_solver, "_passes_by_machine", broken)
+    monkeypatch.setattr(config, "_on_accelerator", lambda problem: True)
     problem = mj.Problem(zoo.data(m=3, d=7), mj.losses.SmoothedHinge(0.3), mj.regularizers.Independent(0.5))
     with pytest.raises(error, match="a bug"):
         mj.run(problem, mj.Mocha(), key, num_rounds=1)
 
 
 def test_an_error_of_something_else_is_raised(key, monkeypatch):
-    monkeypatch.setattr(fallback, "_on_accelerator", lambda problem: True)
+    monkeypatch.setattr(config, "_on_accelerator", lambda problem: True)
 
     class Broken(mj.systems.Full):
         def work(self, *_):

@@ -10,8 +10,9 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax.coupling import Dense, as_matrix
-from mocha_jax.servers._bundle import DualPoint, mixed
-from mocha_jax.servers._weighing import Tasks, best_mixture, consensus
+from mocha_jax.servers._adaptive import DualPoint, mixed
+from mocha_jax.servers._quadratic_programs import Tasks, best_mixture, consensus
+from mocha_jax.servers._quadratic_programs_kernels import by_platform
 from tests import zoo
 
 SEEDS = st.integers(0, 10_000)
@@ -41,7 +42,7 @@ def largest_gain(v, slope, matrix, free):
 def weights_of(v, slope, matrix, free):
     m, coupling = len(matrix), Dense(jnp.asarray(matrix))
     tasks = Tasks(coupling, consensus(coupling), None, jnp.ones(m, coupling.matrix.dtype), m)
-    return np.asarray(best_mixture(v, slope, tasks, jnp.asarray(free)))
+    return np.asarray(best_mixture(v, slope, tasks, jnp.asarray(free), by_platform("auto")))
 
 
 @hypothesis.settings(max_examples=15, deadline=None)
@@ -81,7 +82,7 @@ def test_points_that_do_not_touch_the_weights_are_taken_if_they_gain():
 
 def test_weights_that_gain_nothing_move_nobody(monkeypatch):
     (v, slope), matrix = random_points(np.random.default_rng(0), 5, 4, 3), zoo.random_spd(5, 0)
-    monkeypatch.setattr("mocha_jax.servers._weighing.answer", lambda *given: (jnp.full(5, 1 / 3),) * 3)
+    monkeypatch.setattr("mocha_jax.servers._quadratic_programs.answer", lambda *given: (jnp.full(5, 1 / 3),) * 3)
     a = weights_of(v, abs(slope), matrix, np.ones(5, bool))
     np.testing.assert_array_equal(a, np.eye(4)[:, [0] * 5])
 
@@ -115,7 +116,7 @@ def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
     settled = between @ np.linalg.solve(between + np.diag(stiffness), stiffness[:, None] * h / stiffness[:, None])
 
     np.testing.assert_allclose(tasks.settle(h), settled, rtol=1e-8, atol=1e-10)
-    a = np.asarray(best_mixture(tuple(v), slope, tasks, jnp.ones(len(task), bool)))
+    a = np.asarray(best_mixture(tuple(v), slope, tasks, jnp.ones(len(task), bool), by_platform("auto")))
     slack = 1e-6 * np.eye(len(task))  # for the convex solver's factor
     gain = largest_gain(v, slope, between + slack, np.ones(len(task), bool))
     assert -change_of_dual(a, v, slope, between) >= gain / 1.1

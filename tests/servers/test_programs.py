@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mocha_jax.servers._programs import answer, left, programs
+from mocha_jax.servers._quadratic_programs import answer, left, programs
 
 SEEDS = st.integers(0, 10_000)
 

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from functools import partial
 
 import hypothesis
 import hypothesis.strategies as st
@@ -12,10 +11,18 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
+from mocha_jax._core.platform import platform_dependent
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, PerFeature, as_matrix
-from mocha_jax.servers import _weighing
-from mocha_jax.servers._programs import answer, programs
-from mocha_jax.servers._weighing import Tasks, _by_kernel, _in_some_steps, _until_they_agree, consensus
+from mocha_jax.servers import _quadratic_programs_kernels as kernels_of
+from mocha_jax.servers._quadratic_programs import (
+    RELAXATION,
+    Tasks,
+    answer,
+    consensus,
+    programs,
+    until_they_agree,
+)
+from mocha_jax.servers._quadratic_programs_kernels import by_kernel, by_platform, in_some_steps
 from tests import zoo
 from tests.node.test_kernels import lowered_for
 
@@ -45,16 +52,16 @@ def weighing(kind, m, p, d, task=None):
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr("mocha_jax.servers._weighing._STEPS", 3)
+    monkeypatch.setattr("mocha_jax.servers._quadratic_programs_kernels._STEPS", 3)
 
 
 def interpreted(*given):
     """A weighing by the kernel of this version of JAX, on a CPU."""
     if jax.__version_info__ < (0, 11):
-        return _by_kernel("cuda", *given, interpret=True)
+        return by_kernel("cuda", *given, interpret=True)
     plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
     # What is worked on twice is written twice, which the detection of races would not like.
-    return _by_kernel("cuda", *given, interpret=plgpu.InterpretGPUParams(detect_races=False))
+    return by_kernel("cuda", *given, interpret=plgpu.InterpretGPUParams(detect_races=False))
 
 
 def by_numpy(tasks, along, slope, free):
@@ -67,12 +74,12 @@ def by_numpy(tasks, along, slope, free):
     settle = node @ matrix @ np.linalg.inv(matrix + c * np.eye(len(matrix))) @ (node / units[:, None]).T
     given = programs(*map(jnp.asarray, (along, slope, units, np.asarray(free, float))))
     h, a = np.zeros_like(along[:, 0]), np.zeros_like(slope)
-    for _ in range(_weighing._STEPS):
+    for _ in range(kernels_of._STEPS):
         pulled = settle @ h
         asked = units * np.einsum("mpd,md->pm", along, h - 2.0 * pulled)
         a = np.stack(jax.jit(answer)(given, tuple(map(jnp.asarray, asked)), tuple(map(jnp.asarray, a))))
         moved = np.einsum("pm,mpd->md", a, along)
-        h = h + _weighing._RELAXATION * (moved - h + pulled)
+        h = h + RELAXATION * (moved - h + pulled)
     return a, moved
 
 
@@ -92,7 +99,7 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)
 def test_the_kernel_weighs_as_the_loops_and_numpy_do(kind, size):
     given = weighing(kind, *size)
     found = interpreted(*given)
-    for one, *others in zip(found, _in_some_steps(*given), by_numpy(*given), strict=True):
+    for one, *others in zip(found, in_some_steps(*given), by_numpy(*given), strict=True):
         for other in others:
             np.testing.assert_allclose(one, other, atol=2e-4)
     assert float(jnp.max(jnp.abs(found[1]))) > 1e-3
@@ -104,7 +111,7 @@ def test_the_kernel_weighs_as_the_loops_and_numpy_do(kind, size):
 @pytest.mark.slow
 def test_the_kernel_knows_of_tasks_on_several_nodes():
     given = weighing("exchangeable", 12, 2, 5, task=np.arange(12) % 5)
-    ways = interpreted(*given), _in_some_steps(*given), by_numpy(*given)
+    ways = interpreted(*given), in_some_steps(*given), by_numpy(*given)
     for one, *others in zip(*ways, strict=True):
         for other in others:
             np.testing.assert_allclose(one, other, atol=2e-4)
@@ -115,7 +122,7 @@ def test_the_kernel_takes_a_coupling_by_features():
     tasks, along, slope, free = weighing("diagonal", 6, 2, 5)
     between = PerFeature(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
     given = tasks.replace(coupling=between, consensus=consensus(between)), along, slope, free
-    for one, other in zip(interpreted(*given), _in_some_steps(*given), strict=True):
+    for one, other in zip(interpreted(*given), in_some_steps(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
@@ -125,7 +132,7 @@ def test_a_batch_of_weighings_is_each_of_them():
     alongs, slopes = jnp.stack([along, 0.5 * along]), jnp.stack([slope, 2.0 * slope])
     together = jax.vmap(lambda along, slope: interpreted(tasks, along, slope, free))(alongs, slopes)
     for k in range(2):
-        for one, other in zip(together, _in_some_steps(tasks, alongs[k], slopes[k], free), strict=True):
+        for one, other in zip(together, in_some_steps(tasks, alongs[k], slopes[k], free), strict=True):
             np.testing.assert_allclose(one[k], other, atol=2e-4)
 
 
@@ -136,7 +143,9 @@ def test_a_step_is_one_kernel_of_what_this_version_of_jax_has(platform, d, kerne
     kernels = (0 if new else 3) if kernels is None else kernels
     calls = {"__gpu$xla.gpu.triton": 0 if new else kernels, "mosaic_gpu_v2": kernels if new else 0}
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in calls]
-    work = jax.jit(partial(_weighing._split, "auto"))
+    work = jax.jit(
+        lambda *weighing_of: platform_dependent(*weighing_of, default=until_they_agree, **by_platform("auto"))
+    )
     with lowered_for(platform):
         exported = jax.export.export(work, platforms=[platform], disabled_checks=checks)(tasks, along, slope, free)
     text = exported.mlir_module()
@@ -154,7 +163,7 @@ def holders(text, call):
 def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
     if jax.__version_info__ < (0, 11):
         pytest.skip("this version of JAX has a kernel of its own")
-    plan = importlib.import_module("mocha_jax.servers._weighing_mosaic").plan(m, d, p)
+    plan = importlib.import_module("mocha_jax.servers._quadratic_programs_mosaic").plan(m, d, p)
     assert plan.nodes <= m
     assert plan.nodes <= -(-m // plan.nodes)  # the rows that they add up to fill a tile
     assert plan.nodes * plan.lanes == 128
@@ -167,9 +176,9 @@ def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
 @pytest.mark.slow
 def test_blocks_of_nodes_answer_as_all_do(monkeypatch):
     given = weighing("exchangeable", 11, 4, 5)
-    at_once = _until_they_agree(*given)
-    monkeypatch.setattr("mocha_jax.servers._weighing._BLOCK", 4)
-    for one, other in zip(at_once, _until_they_agree(*given), strict=True):
+    at_once = until_they_agree(*given)
+    monkeypatch.setattr("mocha_jax.servers._quadratic_programs._BLOCK", 4)
+    for one, other in zip(at_once, until_they_agree(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -183,7 +192,7 @@ def test_steps_of_an_accelerator_lead_nearly_as_far_as_those_that_look(kind, mon
         a, moved = found
         return float(jnp.sum(slope * a) + 0.5 * jnp.sum(moved * tasks.apply(moved)) / tasks.consensus.stiffness)
 
-    some, enough = (gained(by(tasks, along, slope, free)) for by in (_in_some_steps, _until_they_agree))
+    some, enough = (gained(by(tasks, along, slope, free)) for by in (in_some_steps, until_they_agree))
     assert some < 0
     assert some <= 0.9 * enough
 

@@ -1,4 +1,4 @@
-r"""The nodes' subproblems (4): how nearly solved they are, and solving them to a given accuracy.
+r"""The accuracy of local solutions: the gap of every node's subproblem (4), and solving it to a given accuracy.
 
 From duals $\beta^0$ and weights w a node with curvature q minimises
 
@@ -24,46 +24,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.ascent import ascend, visiting_orders
+from mocha_jax._node.local_solver import Subproblems, ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.terms import conjugates
-from mocha_jax.losses import Loss
-
-# An improvement below so many roundings of its terms cannot be told from none.
-_ROUNDING = 16.0
-
-
-class Subproblems(Pytree):
-    """The subproblems of all nodes in one round."""
-
-    data: TaskData  # laid out for `ascend`
-    loss: Loss
-    beta: Array  # [m, n] the duals at the start of the round
-    w: Array  # [m, d] each node's weights
-    q: Array  # [m] each node's curvature
-
-    def predictions(self, u: Array) -> Array:
-        """Z = X(w + q u), ``[m, n]``."""
-        return self.data.node_predictions(self.w + self.q[:, None] * u)
-
-    def fenchel_young(self, z: Array, beta: Array) -> Array:
-        """Each node's sum of c F(z, beta), ``[m]``."""
-        return jnp.sum(self.data.weighted(self.loss.fenchel_young(z, beta, self.data.y)), axis=1)
-
-    def noise(self, z: Array, beta: Array) -> Array:
-        """Bound the rounding of a sum of Fenchel-Young terms, ``[m]``."""
-        terms = self.data.weighted(jnp.abs(z * beta) + jnp.abs(self.loss.value(z, self.data.y)))
-        return _ROUNDING * jnp.finfo(z.dtype).eps * jnp.sum(terms, axis=1)
-
-    def distance(self, u: Array) -> Array:
-        """The quadratic term, q |u|^2 / 2, ``[m]``."""
-        return 0.5 * self.q * jnp.sum(u**2, axis=1)
-
-    def value(self, beta: Array) -> Array:
-        r"""$G(\beta)$ of every node, ``[m]``."""
-        u = self.data.node_vectors(beta - self.beta)
-        return conjugates(self.data, self.loss, beta) + jnp.sum(self.w * u, axis=1) + self.distance(u)
 
 
 class LocalSolution(Pytree):
@@ -72,19 +34,19 @@ class LocalSolution(Pytree):
     beta: Array  # [m, n] the duals reached
     u: Array  # [m, d] the change of each node's dual vector
     gap: Array  # [m] bound on G(beta) - G*
-    room: Array  # [m] bound on G(start) - G*
+    possible: Array  # [m] bound on G(start) - G*
     noise: Array  # [m] a gap below this cannot be told from 0
     steps: Array  # [m] int32 coordinate updates
     checks: Array  # [m] int32 how often a node computed its gap
 
     @property
     def theta(self) -> Array:
-        r"""A bound on $\theta$ of `beta`, ``[m]``: gap / room, or 0 without room."""
-        return safe_ratio(self.gap, self.room)
+        r"""A bound on $\theta$ of `beta`, ``[m]``: gap over what was possible, or 0."""
+        return safe_ratio(self.gap, self.possible)
 
     def reached(self, theta: Array) -> Array:
         """Tell whether the gap certifies `theta`, or is nothing but rounding, ``[m]``."""
-        return (self.gap <= theta * self.room) | (self.gap <= self.noise)
+        return (self.gap <= theta * self.possible) | (self.gap <= self.noise)
 
 
 def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passes: int) -> LocalSolution:
@@ -105,9 +67,10 @@ def solve_to(key: Array, sub: Subproblems, theta: Array, budget: Array, *, passe
     def check(s: LocalSolution, wanted: Array) -> LocalSolution:
         z = sub.predictions(s.u)
         gap = sub.fenchel_young(z, s.beta)
-        room = sub.fenchel_young(z, sub.beta) + sub.distance(s.u)
+        possible = sub.fenchel_young(z, sub.beta) + sub.distance(s.u)
         checks = s.checks + wanted.astype(jnp.int32)
-        return s.replace(gap=gap, room=jnp.maximum(room, gap), noise=sub.noise(z, s.beta), checks=checks)
+        possible = jnp.maximum(possible, gap)
+        return s.replace(gap=gap, possible=possible, noise=sub.noise(z, s.beta), checks=checks)
 
     def one_pass(carry: tuple[Array, LocalSolution]) -> tuple[Array, LocalSolution]:
         i, s = carry
@@ -139,8 +102,8 @@ def theta_of(key: Array, sub: Subproblems, beta: Array, tol: Array, *, passes: i
         """G(duals) - G*, to within best.gap."""
         return sub.fenchel_young(z, duals) + sub.distance(sub.data.node_vectors(duals - best.beta))
 
-    room = above(sub.beta)
-    visible = room > sub.noise(z, sub.beta)
+    possible = above(sub.beta)
+    visible = possible > sub.noise(z, sub.beta)
     moved = jnp.any(jnp.where(sub.data.weight > 0, beta != sub.beta, False), axis=1)
-    theta = jnp.where(moved, jnp.clip(safe_ratio(above(beta), room), 0.0, 1.0), 1.0)
-    return jnp.where(visible, theta, jnp.nan), jnp.where(visible, safe_ratio(best.gap, room), jnp.nan)
+    theta = jnp.where(moved, jnp.clip(safe_ratio(above(beta), possible), 0.0, 1.0), 1.0)
+    return jnp.where(visible, theta, jnp.nan), jnp.where(visible, safe_ratio(best.gap, possible), jnp.nan)

@@ -69,8 +69,8 @@ class FeatureSystems(OwnSystems):
 
     def solve(self, right: Array, slopes: Array) -> tuple[Array, Array]:
         scale = self.scale[:, None]
-        found = _solved(self.factor, right + scale * self.of.sums(slopes), lambda w: w + scale * self.of.times(w))
-        return found, self.of.left(found, slopes)
+        solution = _solved(self.factor, right + scale * self.of.sums(slopes), lambda w: w + scale * self.of.times(w))
+        return solution, self.of.left(solution, slopes)
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
         half = jnp.einsum("mde,mef->mdf", self.factor, self.of.hessian, precision=EXACT)
@@ -136,7 +136,7 @@ def _solved(factor: Array, right: Array, system: Callable[[Array], Array]) -> Ar
 
     The first solution is corrected by its residual: by inverses alone it is worse than by triangular systems.
     """
-    return twice(lambda found: found + _by_factor(factor, right - system(found)), jnp.zeros_like(right))
+    return twice(lambda solution: solution + _by_factor(factor, right - system(solution)), jnp.zeros_like(right))
 
 
 def _by_factor(factor: Array, right: Array) -> Array:

@@ -1,15 +1,15 @@
 r"""The optimum near a point, and its derivative.
 
 A derivative of the optimum is only as good as the point at which it is taken, and nothing in its linear system tells
-how good that is. The same system (`mocha_jax._driver.sensitivity`) with what the conditions are short of on its right
-side is a semismooth Newton step (Qi and Sun 1993), with a hinge-like loss one of an active set method. Such steps take
-the point to the optimum, and the size of the last one says how far the point may still be from it.
+how good that is. The same system (`mocha_jax._derivatives.sensitivity`) with what the conditions are short of on its
+right side is a semismooth Newton step (Qi and Sun 1993), with a hinge-like loss one of an active set method. Such steps
+take the point to the optimum, and the size of the last one says how far the point may still be from it.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._driver.sensitivity import Sensitivity, Unknowns, read, unknown_at
+from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, read, unknown_at
 from mocha_jax._numerics.minres import LinearSolution
 from mocha_jax._problem.certificate import objective
 from mocha_jax._problem.problem import Problem
@@ -30,7 +30,7 @@ _SETTLED = 2.0 / 3.0
 
 
 Reported = tuple[Array, Relation, Array]  # weights, Omega and objective
-Given = tuple[Problem, Reported, Array]  # with the duals
+OptimumArguments = tuple[Problem, Reported, Array]  # with the duals
 Value = TypeVar("Value")
 
 
@@ -57,11 +57,11 @@ def _refine(
     """Take Newton steps until the point no longer moves, up to a limit."""
     settled = jnp.finfo(beta.dtype).eps ** _SETTLED
 
-    def unfinished(at: Refined) -> Array:
-        return (at.steps < _STEPS) & ~(at.distance <= settled)
+    def unfinished(refined: Refined) -> Array:
+        return (refined.steps < _STEPS) & ~(refined.distance <= settled)
 
-    def step(at: Refined) -> Refined:
-        old = at.point
+    def step(refined: Refined) -> Refined:
+        old = refined.point
         system = Sensitivity(problem, old.unknown, old.beta, tol=tol, max_steps=max_steps)
         (move, move_beta), (left, left_beta) = system.correction()
         # Anew from weights and duals: at singular values of 0 the weights have no say in their unknown.
@@ -74,14 +74,14 @@ def _refine(
             _share(left_beta, old.beta, new.beta),
         ]
         moved = jnp.max(jnp.stack(shares))
-        return Refined(new, old, jnp.where(jnp.isnan(moved), jnp.inf, moved), at.steps + 1)
+        return Refined(new, old, jnp.where(jnp.isnan(moved), jnp.inf, moved), refined.steps + 1)
 
     start = _point(problem, weights, relation, beta)
     far, none = jnp.full((), jnp.inf, beta.dtype), jnp.zeros((), jnp.int32)
     return lax.while_loop(unfinished, step, Refined(start, start, far, none))
 
 
-def _numbers(problem: Problem, *_: Any, **__: Any) -> int:
+def _numbers(problem: Problem, *_: object, **__: object) -> int:
     return problem.data.x.size
 
 
@@ -119,14 +119,14 @@ def _pulled_back(
       Of every point the gradient; how the linear system was solved; how many dual variables are free.
     """
 
-    def one(given: tuple[OptimumPoint, Array]) -> tuple[Problem, LinearSolution[Unknowns], Array]:
-        point, bar = given
+    def one(point_and_bar: tuple[OptimumPoint, Array]) -> tuple[Problem, LinearSolution[Unknowns], Array]:
+        point, bar = point_and_bar
         _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
         direct, towards = pull(bar)
         system = Sensitivity(problem, point.unknown, point.beta, tol=tol, max_steps=max_steps)
-        through, found = system.cotangent(towards, jnp.zeros_like(point.beta))
+        through, solution = system.cotangent(towards, jnp.zeros_like(point.beta))
         gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
-        return gradient, found, jnp.sum(system.free, dtype=jnp.int32)
+        return gradient, solution, jnp.sum(system.free, dtype=jnp.int32)
 
     return lax.map(one, (points, weights_bar))
 
@@ -136,16 +136,16 @@ pulled_back = Program(_pulled_back, _numbers, static_argnames=("tol", "max_steps
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
 def optimum(
-    problem: Problem, found: Reported, beta: Array, tol: float | None, max_steps: int, worst: float
+    problem: Problem, reported: Reported, beta: Array, tol: float | None, max_steps: int, worst: float
 ) -> Reported:
     """Weights, Omega and objective as found; where a derivative is asked for, those of the optimum."""
-    return found
+    return reported
 
 
 @jax.custom_jvp
-def _first_only(at: Value) -> Value:
+def _first_only(value: Value) -> Value:
     """Refuse to differentiate the derivative of an optimum again: the point would seem not to move."""
-    return at
+    return value
 
 
 @_first_only.defjvp
@@ -164,27 +164,33 @@ def _filled(new: Array, old: Array) -> Array:
 
 @optimum.defjvp
 def _optimum_jvp(
-    tol: float | None, max_steps: int, worst: float, primals: Given, tangents: Given
+    tol: float | None, max_steps: int, worst: float, primals: OptimumArguments, tangents: OptimumArguments
 ) -> tuple[Reported, Reported]:
-    problem, found, beta = _first_only(primals)
-    at = refine(problem, found[0], beta, found[1], tol=tol, max_steps=max_steps)
-    return _moving(tol, max_steps, worst, problem, found, at, tangents[0])
+    problem, reported, beta = _first_only(primals)
+    refined = refine(problem, reported[0], beta, reported[1], tol=tol, max_steps=max_steps)
+    return _moving(tol, max_steps, worst, problem, reported, refined, tangents[0])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))  # one program, where jax.grad is not under jax.jit
 def _moving(
-    tol: float | None, max_steps: int, worst: float, problem: Problem, found: Reported, at: Refined, change: Problem
+    tol: float | None,
+    max_steps: int,
+    worst: float,
+    problem: Problem,
+    reported: Reported,
+    refined: Refined,
+    change: Problem,
 ) -> tuple[Reported, Reported]:
     """The optimum at a point, and how it moves with a change of the problem."""
-    near = at.distance <= worst
-    system = Sensitivity(problem, at.point.unknown, at.point.beta, tol=tol, max_steps=max_steps)
+    near = refined.distance <= worst
+    system = Sensitivity(problem, refined.point.unknown, refined.point.beta, tol=tol, max_steps=max_steps)
     moved = system.tangent(change, jnp.where(near, worst, -jnp.inf))[0]
 
-    def reported(problem: Problem, unknown: Tree) -> Reported:
+    def report(problem: Problem, unknown: Tree) -> Reported:
         weights, relation = read(problem, unknown)
-        relation = jax.tree.map(_filled, relation, found[1])
+        relation = jax.tree.map(_filled, relation, reported[1])
         # The best Omega for W may be left out: at an optimum its own change does not change the objective.
         return weights, relation, objective(problem, weights, None if problem.regularizer.jointly_convex else relation)
 
-    there, moving = jax.jvp(reported, (problem, at.point.unknown), (change, moved))
-    return jax.tree.map(lambda new, old: jnp.where(near, new, old), there, found), moving
+    best, moving = jax.jvp(report, (problem, refined.point.unknown), (change, moved))
+    return jax.tree.map(lambda new, old: jnp.where(near, new, old), best, reported), moving

@@ -17,7 +17,7 @@ $$
 
 with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
 eliminated: `mocha_jax._numerics.minres` solves the system, and no matrix is formed. For smooth losses, a given
-relationship and few features `mocha_jax._driver.elimination` has its inverse.
+relationship and few features `mocha_jax._derivatives.elimination` has its inverse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core.pytree import Relation, Tree
-from mocha_jax._driver.elimination import can_eliminate, eliminated
+from mocha_jax._derivatives.elimination import can_eliminate, eliminated
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.minres import LinearSolution, minres
 from mocha_jax._numerics.refinement import refined
@@ -55,7 +55,7 @@ class Sensitivity:
 
     def __init__(self, problem: Problem, unknown: Tree, beta: Array, *, tol: float | None, max_steps: int) -> None:
         data, loss = problem.data, problem.node_loss
-        self._at = problem, unknown, beta
+        self._point = problem, unknown, beta
         self._tol = float(jnp.finfo(beta.dtype).eps ** 0.75) if tol is None else tol
         self._max_steps = max_steps
         stationary = _stationary(problem)
@@ -100,12 +100,12 @@ class Sensitivity:
 
     def _pushed(self, fixed: Array) -> Tree:
         """Return the change of the regularizer's condition with the fixed duals."""
-        unknown = jax.tree.map(jnp.zeros_like, self._at[1])
+        unknown = jax.tree.map(jnp.zeros_like, self._point[1])
         return self._moved(unknown, jnp.where(self._fixed, fixed, 0.0))[0]
 
     def tangent(self, change: Problem, worst: Array) -> Unknowns:
         """The change of the unknowns with that of the problem; NaN where the system was solved worse than that."""
-        problem, unknown, beta = self._at
+        problem, unknown, beta = self._point
 
         residual, step = jax.jvp(lambda p: self._conditions(p, unknown, beta), (problem,), (change,))[1]
         # As one vector: JAX can transpose a linear solve only if all parts of its right side move with the problem.
@@ -115,21 +115,21 @@ class Sensitivity:
             return ravel_pytree(self._apply(apart(x)))[0]
 
         def solve(_: Callable[[Array], Array], b: Array) -> Array:
-            found = self._solve(apart(b))
-            return jnp.where(found.residual <= worst, ravel_pytree(found.x)[0], jnp.nan)
+            solution = self._solve(apart(b))
+            return jnp.where(solution.residual <= worst, ravel_pytree(solution.x)[0], jnp.nan)
 
         return self._with_fixed(apart(lax.custom_linear_solve(apply, right, solve, symmetric=True)), step)
 
     def correction(self) -> tuple[Unknowns, Unknowns]:
         """Newton's step, to where the linearised conditions hold; and a measure of what it leaves them short of."""
-        problem, unknown, beta = self._at
+        problem, unknown, beta = self._point
         residual, step = self._conditions(problem, unknown, beta)
         right = self._against(residual, step)
         if self._inverse is not None:  # what it leaves is up to the next step
             return self._with_fixed(self._inverse(right), step), jax.tree.map(jnp.zeros_like, right)
-        found = self._solve(right)
-        left = jax.tree.map(lambda r: found.residual * r, self._precondition(right))
-        return self._with_fixed(found.x, step), left
+        solution = self._solve(right)
+        left = jax.tree.map(lambda r: solution.residual * r, self._precondition(right))
+        return self._with_fixed(solution.x, step), left
 
     def _against(self, residual: Tree, step: Array) -> Unknowns:
         """The right side that answers a change of the conditions."""
@@ -143,13 +143,13 @@ class Sensitivity:
 
     def cotangent(self, unknown_bar: Tree, beta_bar: Array) -> tuple[Problem, LinearSolution[Unknowns]]:
         """The gradient with respect to the problem of something with this gradient with respect to the unknowns."""
-        problem, unknown, beta = self._at
-        found = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))
-        towards, of_free = found.x
+        problem, unknown, beta = self._point
+        solution = self._solve((unknown_bar, jnp.where(self.free, beta_bar, 0.0)))
+        towards, of_free = solution.x
         _, back = jax.vjp(self._pushed, jnp.zeros_like(beta))
         of_fixed = jnp.where(self._fixed, beta_bar - back(towards)[0], 0.0)
         _, pull = jax.vjp(lambda p: self._conditions(p, unknown, beta), problem)
-        return pull((jax.tree.map(jnp.negative, towards), of_fixed - self._scale * of_free))[0], found
+        return pull((jax.tree.map(jnp.negative, towards), of_fixed - self._scale * of_free))[0], solution
 
 
 def unknown_at(problem: Problem, weights: Array, beta: Array, relation: Relation) -> Tree:

@@ -1,8 +1,8 @@
 """Products with samples that are stored row by row, ``[n, c, d]``: row i of all c nodes together.
 
 An accelerator takes all of it as one operation. A CPU goes through the rows of a block of nodes, whose weights or sums
-stay in its cache from one row to the next, as the local solver does (`mocha_jax._node.ascent`): its own reductions over
-features are not vectorised, and over rows they jump through memory.
+stay in its cache from one row to the next, as the local solver does (`mocha_jax._node.local_solver`): its own
+reductions over features are not vectorised, and over rows they jump through memory.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def _combine_by_rows(x: Array, factors: Array, begin: Array) -> Array:
 
 
 def _derivative(
-    product: Callable[..., Array], at_once: Callable[..., Array], at: tuple[Array, ...], along: tuple[Any, ...]
+    product: Callable[..., Array], at_once: Callable[..., Array], primals: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """The derivative of a product of both; the derivative with respect to the samples only if it is requested."""
-    (x, other, *where), (dx, d_other, *_) = at, along
-    changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other, *where)]
+    (x, other, *place), (dx, d_other, *_) = primals, tangents
+    changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other, *place)]
     if not isinstance(dx, SymbolicZero):
-        changes.append(at_once(dx, other, *where))
-    found = product(x, other, *where)
-    return found, sum(changes, start=jnp.zeros_like(found))
+        changes.append(at_once(dx, other, *place))
+    value = product(x, other, *place)
+    return value, sum(changes, start=jnp.zeros_like(value))
 
 
 times.defjvp(partial(_derivative, times, _times_at_once), symbolic_zeros=True)

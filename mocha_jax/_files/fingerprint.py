@@ -132,8 +132,8 @@ def _contents(value: object) -> tuple[object, ...]:
             k: v for k, v in seen.items() if isinstance(v, str | int | float | np.ndarray | Array) or _is_record(v)
         }
         helpers = {k: v for k, v in seen.items() if inspect.isfunction(v) and v.__module__ == value.__module__}
-        held = [_cell(cell) for cell in value.__closure__ or ()]
-        return "function", value.__code__, value.__defaults__, value.__kwdefaults__, held, plain, helpers
+        cells = [_cell(cell) for cell in value.__closure__ or ()]
+        return "function", value.__code__, value.__defaults__, value.__kwdefaults__, cells, plain, helpers
     inner = getattr(value, "__wrapped__", None)
     if inner is not None:
         return "wrapped", inner

@@ -19,8 +19,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.devices import own_rows, place_rows
-from mocha_jax._driver.fingerprint import fingerprint, native, plain, plain_dtype
-from mocha_jax._driver.owned_file import CheckpointError, OwnedFile, remove_if_abandoned
+from mocha_jax._files.fingerprint import fingerprint, native, plain, plain_dtype
+from mocha_jax._files.owned_file import CheckpointError, OwnedFile, remove_if_abandoned
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,7 +41,9 @@ class Part:
         for name, array in shared.items():
             starts, rows = zip(*own_rows(array), strict=True)
             arrays[name] = np.concatenate([plain(block) for block in rows])
-            arrays[f"{name}_rows"] = np.array([(at, at + len(block)) for at, block in zip(starts, rows, strict=True)])
+            arrays[f"{name}_rows"] = np.array(
+                [(start, start + len(block)) for start, block in zip(starts, rows, strict=True)]
+            )
         which = f"{jax.process_index()}-of-{jax.process_count()}.{uuid.uuid4().hex[:12]}"
         self._new = OwnedFile(self._checkpoint.with_name(f"{self._checkpoint.name}.{which}.part"))
         digest = digest_of(arrays)
@@ -77,35 +79,35 @@ class PartReader:
         """Return the array of that name, of the dtype of another and where that is."""
 
         def rows(start: int, stop: int) -> np.ndarray:
-            found = self._between(name, start, stop)
-            if found.shape[1:] != like.shape[1:] or found.dtype != plain_dtype(like.dtype):
+            block = self._between(name, start, stop)
+            if block.shape[1:] != like.shape[1:] or block.dtype != plain_dtype(like.dtype):
                 raise CheckpointError(
                     f"{self._checkpoint} does not hold what it says it holds; delete it to start afresh."
                 )
-            return native(found, like.dtype)
+            return native(block, like.dtype)
 
         return place_rows(like.shape, like.sharding, rows)
 
     def _between(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the rows of an array from `start` to `stop`."""
-        found: list[tuple[int, np.ndarray]] = []
+        blocks: list[tuple[int, np.ndarray]] = []
         missing = stop - start
         for part in self._order():
-            at = 0
+            place = 0
             for first, end in self._rows_of(part).get(f"{name}_rows", np.zeros((0, 2), int)).tolist():
                 low, high = max(first, start), min(end, stop)
                 if low < high:
-                    found.append((low, self._whole(part)[name][at + low - first : at + high - first]))
+                    blocks.append((low, self._whole(part)[name][place + low - first : place + high - first]))
                     missing -= high - low
-                at += end - first
+                place += end - first
             if not missing:
-                return np.concatenate([rows for _, rows in sorted(found, key=lambda one: one[0])])
+                return np.concatenate([rows for _, rows in sorted(blocks, key=lambda one: one[0])])
         raise CheckpointError(f"{self._checkpoint} lacks rows that its parts should hold; delete it to start afresh.")
 
     def _order(self) -> Iterator[int]:
         """First the part with the number of this process: with as many as had written it, no other is needed."""
-        mine = jax.process_index()
-        yield from sorted(range(len(self._paths)), key=lambda part: (part != mine, part))
+        own = jax.process_index()
+        yield from sorted(range(len(self._paths)), key=lambda part: (part != own, part))
 
     def _rows_of(self, part: int) -> Arrays:
         if part not in self._rows:
@@ -115,8 +117,8 @@ class PartReader:
     def _whole(self, part: int) -> Arrays:
         if part not in self._read:
             arrays = read(self._paths[part])
-            said = str(arrays.pop("digest", ""))
-            if said != self._digests[part] or said != digest_of(arrays):
+            digest = str(arrays.pop("digest", ""))
+            if digest != self._digests[part] or digest != digest_of(arrays):
                 raise CheckpointError(f"{self._paths[part]} is damaged: its digest does not match; delete it to start "
                                       f"afresh.")  # fmt: skip
             self._read[part] = arrays

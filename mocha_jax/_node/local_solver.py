@@ -1,4 +1,4 @@
-r"""The local solver: dual coordinate ascent on every node's subproblem at once.
+r"""The nodes' subproblems (4), and the local solver: dual coordinate ascent on all of them at once.
 
 Node k, on task t with $q = \sigma'_t \bar M_{tt}$, improves its share of eq. (4),
 
@@ -30,11 +30,13 @@ from jax import Array, lax
 
 from mocha_jax._core.devices import each_device
 from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import TimeMajor
-from mocha_jax._node.products import row_of
+from mocha_jax._node.row_products import row_of
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import matmul, uniform_bits
+from mocha_jax._problem.certificate import conjugates
 from mocha_jax.losses import Loss
 
 Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done
@@ -48,6 +50,41 @@ _BLOCK_NUMBERS = 2**16
 
 # Rows that the loops take between two looks of an accelerator's host at their end.
 _ROWS_AT_ONCE = 4
+
+# An improvement below so many roundings of its terms cannot be told from none.
+_ROUNDING = 16.0
+
+
+class Subproblems(Pytree):
+    """The subproblems of all nodes in one round."""
+
+    data: TaskData  # laid out for `ascend`
+    loss: Loss
+    beta: Array  # [m, n] the duals at the start of the round
+    w: Array  # [m, d] each node's weights
+    q: Array  # [m] each node's curvature
+
+    def predictions(self, u: Array) -> Array:
+        """Z = X(w + q u), ``[m, n]``."""
+        return self.data.node_predictions(self.w + self.q[:, None] * u)
+
+    def fenchel_young(self, z: Array, beta: Array) -> Array:
+        """Each node's sum of c F(z, beta), ``[m]``."""
+        return jnp.sum(self.data.weighted(self.loss.fenchel_young(z, beta, self.data.y)), axis=1)
+
+    def noise(self, z: Array, beta: Array) -> Array:
+        """Bound the rounding of a sum of Fenchel-Young terms, ``[m]``."""
+        terms = self.data.weighted(jnp.abs(z * beta) + jnp.abs(self.loss.value(z, self.data.y)))
+        return _ROUNDING * jnp.finfo(z.dtype).eps * jnp.sum(terms, axis=1)
+
+    def distance(self, u: Array) -> Array:
+        """The quadratic term, q |u|^2 / 2, ``[m]``."""
+        return 0.5 * self.q * jnp.sum(u**2, axis=1)
+
+    def value(self, beta: Array) -> Array:
+        r"""$G(\beta)$ of every node, ``[m]``."""
+        u = self.data.node_vectors(beta - self.beta)
+        return conjugates(self.data, self.loss, beta) + jnp.sum(self.w * u, axis=1) + self.distance(u)
 
 
 def visiting_order(key: Array, count: int) -> Array:
@@ -116,11 +153,11 @@ def _ascend(
         samples = bucket.samples, y, bucket.weight[0], bucket.norm2[0]
         # From the new duals: to read them from the old ones, which others overwrite, were a copy.
         (old,), rest = bucket.take_rows(new), map(bucket.take, (w, q, steps))
-        here = bucket.take_given(loss)
-        numbers = jax.tree.map(lambda a: a[:, 0] if jnp.ndim(a) else a, here)
-        found, change, did = _by(rows.backend, order, numbers, *samples, old, *rest)
-        between = part_way(here, share, old, found, y.T)
-        new, u, done = bucket.put(new, between), bucket.put(u, share * change), bucket.put(done, did)
+        bucket_loss = bucket.take_numbers(loss)
+        numbers = jax.tree.map(lambda a: a[:, 0] if jnp.ndim(a) else a, bucket_loss)
+        reached, change, spent = _passes(rows.backend, order, numbers, *samples, old, *rest)
+        between = part_way(bucket_loss, share, old, reached, y.T)
+        new, u, done = bucket.put(new, between), bucket.put(u, share * change), bucket.put(done, spent)
     return new, u, done
 
 
@@ -131,28 +168,28 @@ def part_way(loss: Loss, share: Array, old: Array, new: Array, y: Array) -> Arra
 
 # Orders, loss of numbers and arrays ``[c]``, samples of a bucket (x, y, weight, norm2), duals ``[c, n]``, weights,
 # curvatures and steps of its nodes.
-Given = tuple[Array, Loss, Array, Array, Array, Array, Array, Array, Array, Array]
+PassArguments = tuple[Array, Loss, Array, Array, Array, Array, Array, Array, Array, Array]
 
 
-def _by(backend: str, *given: *Given) -> Result:
+def _passes(backend: str, *arguments: *PassArguments) -> Result:
     """Dispatch on the backend."""
-    loss, beta = given[1], given[6]
+    loss, beta = arguments[1], arguments[6]
     precise = backend == "auto" and beta.dtype != jnp.float32
-    return _by_machine("xla" if precise or not loss.in_kernel else backend, *given)
+    return _passes_by_machine("xla" if precise or not loss.in_kernel else backend, *arguments)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _by_machine(backend: str, *given: *Given) -> Result:
+def _passes_by_machine(backend: str, *arguments: *PassArguments) -> Result:
     """Dispatch on the machine that the program is lowered for: its kernel, else loops or an interpreted kernel."""
     other = _interpreted if backend == "pallas" else _in_blocks
-    by = dict(cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu)
+    branches = dict(cuda=_on_cuda, rocm=_on_rocm, tpu=_on_tpu)
     if backend == "xla":
-        by = dict.fromkeys(by, _at_once)
-    return platform_dependent(*given, default=other, **by)
+        branches = dict.fromkeys(branches, _at_once)
+    return platform_dependent(*arguments, default=other, **branches)
 
 
-@_by_machine.defjvp
-def _derivative(backend: str, primals: Given, tangents: Given) -> tuple[Result, Result]:
+@_passes_by_machine.defjvp
+def _derivative(backend: str, primals: PassArguments, tangents: PassArguments) -> tuple[Result, Result]:
     """A kernel has no derivative of its own; that of the loops is that of the same function."""
     del backend
     return jax.jvp(_in_blocks, primals, tangents)
@@ -167,8 +204,8 @@ def _in_blocks(
     def block(first: Array | int, width: int) -> Result:
         row, some = (partial(of, first=first, width=width) for of in (partial(row_of, x), nodes_of))
         by_row = (some(a, axis=1) for a in (y, weight, norm2))
-        here = jax.tree.map(lambda a: some(a) if jnp.ndim(a) else a, loss)
-        return _loops(orders, here, row, *by_row, *map(some, (beta, w, q, steps)))
+        block_loss = jax.tree.map(lambda a: some(a) if jnp.ndim(a) else a, loss)
+        return _loops(orders, block_loss, row, *by_row, *map(some, (beta, w, q, steps)))
 
     count, d = w.shape
     return in_blocks(block, count, d, _BLOCK_NUMBERS)
@@ -190,8 +227,8 @@ def _loops(
         beta, u, done = carry
         done, visit = lax.scan(lambda done, i: _spend(done, _row(weight, i), steps), done, order)
 
-        def one_step(u: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
-            i, visit = at
+        def one_step(u: Array, row_and_visit: tuple[Array, Array]) -> tuple[Array, Array]:
+            i, visit = row_and_visit
             return step(loss, row(i), *(_row(a, i) for a in (y, weight, norm2, beta)), visit, w, q, u)
 
         u, new = lax.scan(one_step, u, (order, visit), unroll=unroll)
@@ -200,10 +237,10 @@ def _loops(
     def next_pass(carry: Result, order: Array) -> tuple[Result, None]:
         return lax.cond(jnp.any(carry[2] < steps), one_pass, lambda carry, _: (carry, None), carry, order)
 
-    found, _ = one_pass((beta.T, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
+    carry, _ = one_pass((beta.T, jnp.zeros_like(w), jnp.zeros_like(steps)), orders[0])
     if len(orders) > 1:
-        found, _ = lax.scan(next_pass, found, orders[1:])
-    beta, u, done = found
+        carry, _ = lax.scan(next_pass, carry, orders[1:])
+    beta, u, done = carry
     return beta.T, u, done
 
 
@@ -212,20 +249,20 @@ def _loops(
 _TRITON = ("gpu",) if jax.__version_info__ < (0, 11) else ()
 
 
-def _on_cuda(*given: *Given) -> Result:
-    return _by_kernel(("mosaic", *_TRITON), *given)
+def _on_cuda(*arguments: *PassArguments) -> Result:
+    return _by_kernel(("mosaic", *_TRITON), *arguments)
 
 
-def _on_rocm(*given: *Given) -> Result:
-    return _by_kernel(_TRITON, *given)
+def _on_rocm(*arguments: *PassArguments) -> Result:
+    return _by_kernel(_TRITON, *arguments)
 
 
-def _on_tpu(*given: *Given) -> Result:
-    return _by_kernel(("tpu",), *given)
+def _on_tpu(*arguments: *PassArguments) -> Result:
+    return _by_kernel(("tpu",), *arguments)
 
 
-def _interpreted(*given: *Given) -> Result:
-    return _by_kernel(("tpu",), *given, interpret=True)
+def _interpreted(*arguments: *PassArguments) -> Result:
+    return _by_kernel(("tpu",), *arguments, interpret=True)
 
 
 def _kernels(names: tuple[str, ...]) -> Iterator[Any]:
@@ -242,20 +279,20 @@ def _by_kernel(
     names: tuple[str, ...], orders: Array, loss: Loss, x: Array, y: Array, weight: Array, norm2: Array,
     beta: Array, w: Array, q: Array, steps: Array, *, interpret: bool = False,
 ) -> Result:  # fmt: skip
-    """Run a kernel a pass, the first of these that is there and takes such rows; the loops where none does."""
+    """Run a kernel a pass, the first of these that exists and takes such rows; the loops where none does."""
     kernel = next((k for k in _kernels(names) if k.fits(x.shape, x.dtype)), None)
     if kernel is None:
         return _at_once(orders, loss, x, y, weight, norm2, beta, w, q, steps)
 
     def one_pass(order: Array, beta: Array, *earlier: Array) -> Result:
-        given = x, y, weight, norm2, beta, w, q, steps, order, *earlier
-        return cast(Result, kernel.epoch(loss, *given, interpret=interpret))
+        arrays = x, y, weight, norm2, beta, w, q, steps, order, *earlier
+        return kernel.epoch(loss, *arrays, interpret=interpret)
 
     orders = orders.astype(jnp.int32)
-    found = one_pass(orders[0], beta.T)
+    carry = one_pass(orders[0], beta.T)
     if len(orders) > 1:  # even if no node has steps left: an open-ended loop would need the host
-        found = lax.scan(lambda found, order: (one_pass(order, *found), None), found, orders[1:])[0]
-    beta, u, done = found
+        carry = lax.scan(lambda carry, order: (one_pass(order, *carry), None), carry, orders[1:])[0]
+    beta, u, done = carry
     return beta.T, u, done
 
 

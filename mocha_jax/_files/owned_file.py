@@ -6,7 +6,7 @@ the operating system releases it however a process ends. So there is no lock fil
 processes that they forked live on), and a file that they left half written can be told from one that is being written.
 
 Without locks (Windows, some network file systems) two solves can open the same file; `Saver` in
-`mocha_jax._driver.checkpoint` then notices when it is about to replace a file that is not its own.
+`mocha_jax._files.checkpoint` then notices when it is about to replace a file that is not its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+from mocha_jax._files import atomic
 
 try:
     import fcntl
@@ -35,8 +37,8 @@ class OwnedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._there = False  # what is at the path is ours to replace
-        self._held: IO[bytes] | None = None  # it, open and locked
+        self._ours = False  # whether the file at the path is ours to replace
+        self._file: IO[bytes] | None = None  # it, open and locked
 
     def claim(self) -> None:
         """Make sure that no other solve writes an existing file; if there is none, `replace` checks."""
@@ -59,50 +61,34 @@ class OwnedFile:
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
         """Write a new file and put it in place of the one we have."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial, file = self._begin()
-        try:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            if fcntl is None:
-                file.close()
-            self._put(partial)
-        except BaseException:
-            file.close()
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
+        file = self._begin()
+        atomic.install(file, write, self._put, keep_open=fcntl is not None)
         self._hold(None if file.closed else file)
-        with contextlib.suppress(OSError):  # not every system lets a folder be synced
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        atomic.sync_folder(self.path)
 
     def release(self) -> None:
         """Release the file."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         self._clean()
 
     def _hold(self, file: IO[bytes] | None) -> None:
-        old, self._held, self._there = self._held, file, True
+        old, self._file, self._ours = self._file, file, True
         if old is not None:
             old.close()
 
-    def _begin(self) -> tuple[Path, IO[bytes]]:
+    def _begin(self) -> IO[bytes]:
         """A new file, locked before another solve could take it for an abandoned one."""
         while True:
             partial = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:12]}.partial")
             file = open(partial, "xb")  # noqa: SIM115 (to be kept)
             if _lock(file) is not False and _is_at(file, partial):
-                return partial, file
+                return file
             file.close()
 
-    def _put(self, partial: Path) -> None:
-        if self._there:
+    def _put(self, partial: str) -> None:
+        if self._ours:
             os.replace(partial, self.path)
             return
         try:
@@ -115,7 +101,7 @@ class OwnedFile:
             os.replace(partial, self.path)
         else:
             with contextlib.suppress(OSError):
-                partial.unlink()
+                os.remove(partial)
 
     def _contested(self) -> CheckpointError:
         return CheckpointError(

@@ -1,11 +1,11 @@
 """Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
 
-The file holds the arrays of `Progress` and `History`, what the records are, who wrote it, a digest of all that, and a
-fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key; also of each.
-How many rounds to run and when to stop are not part of it, so a finished solve can be continued.
+The file holds the arrays of the run's progress and of its records, what the records are, who wrote it, a digest of all
+that, and a fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key; also of
+each. How many rounds to run and when to stop are not part of it, so a finished solve can be continued.
 
 If processes share arrays, the file holds no rows of these, but the names and digests of the parts that do
-(`mocha_jax._driver.checkpoint_parts`): every process writes its own, and they count once the first one has written the
+(`mocha_jax._files.checkpoint_parts`): every process writes its own, and they count once the first one has written the
 file.
 """
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +25,14 @@ from jax import Array
 
 from mocha_jax._core.devices import fetched, is_cut_by_rows, place
 from mocha_jax._core.processes import together
-from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.warnings import warn
-from mocha_jax._driver.checkpoint_parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
-from mocha_jax._driver.config import RunConfig
-from mocha_jax._driver.fingerprint import by_rows, fingerprint, native, once, plain, plain_dtype
-from mocha_jax._driver.history import History, Progress
-from mocha_jax._driver.owned_file import CheckpointError, OwnedFile
-from mocha_jax._driver.read_history import described
+from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
+from mocha_jax._files.fingerprint import by_rows, fingerprint, native, once, plain, plain_dtype
+from mocha_jax._files.owned_file import CheckpointError, OwnedFile
 
-# What a run is made of under other names, or what follows from the rest.
-_NOT_SAID = ("problem", "bucketing")
+Progress = TypeVar("Progress")  # a tree of arrays
+Records = TypeVar("Records")  # a tree of NumPy arrays, one entry per record
+Result = TypeVar("Result")
 
 
 class Saver:
@@ -43,21 +40,24 @@ class Saver:
 
     A file that cannot be saved to at all is an error. Once it could be, a save that fails, for instance because the
     disk is full, costs a warning and not the solution: the file keeps what was saved before.
+
+    Args:
+      path: of the file; None for none.
+      run: everything that determines the run; a file of another run is refused.
+      parts: the same part by part, by name, to say which of them differ.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, key: Array, config: RunConfig, record_every: int, state: object
+        self, path: str | os.PathLike[str] | None, run: tuple[object, ...], parts: Mapping[str, object]
     ) -> None:
         # Where a link points: two solves by two names are two solves of one file, and a link stays one.
         self._file = None if path is None else OwnedFile(_target(path))
         self._part = None if self._file is None else Part(self._file.path)
         self._fingerprint, self._of_each = "", dict[str, str]()
         if path is not None:
-            contents, numbers = once(by_rows), jax.random.key_data(key)
-            self._fingerprint = fingerprint(numbers, config, record_every, state, contents=contents)
-            each = {**fields_of(config.problem), **fields_of(config), "key": numbers, "record_every": record_every}
-            each |= {"state to start from": state}
-            self._of_each = {k: fingerprint(v, contents=contents) for k, v in each.items() if k not in _NOT_SAID}
+            contents = once(by_rows)
+            self._fingerprint = fingerprint(*run, contents=contents)
+            self._of_each = {name: fingerprint(part, contents=contents) for name, part in parts.items()}
         self._writer = uuid.uuid4().hex
         self._shared = False  # whether processes share arrays, and hence the work
         self._digest: str | None = None  # of what we know to be in the file
@@ -73,15 +73,22 @@ class Saver:
         if jax.process_index() == 0:
             self._file.release()
 
-    def __call__(self, progress: Progress, history: History) -> None:
-        """Write everything to new files, then put the one that counts in place of the old one."""
+    def __call__(self, round: int, progress: object, history: object, names: np.ndarray) -> None:
+        """Write everything to new files, then put the one that counts in place of the old one.
+
+        Args:
+          round: the last one that was done.
+          progress: a tree of arrays.
+          history: a tree of NumPy arrays, the records.
+          names: what the leaves of the history are, as bytes.
+        """
         if self._file is None or self._part is None:
             return
         leaves = {f"progress_{i}": a for i, a in enumerate(jax.tree.leaves(progress))}
         shared = {name: a for name, a in leaves.items() if is_cut_by_rows(a)}
         arrays = {name: plain(fetched(a)) for name, a in leaves.items() if name not in shared}
         arrays |= {f"history_{i}": plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
-        arrays["history"] = described(history)
+        arrays["history"] = names
         if jax.process_index() != 0 and not self._shared:
             return
         try:
@@ -94,7 +101,6 @@ class Saver:
                 ) from error
             if not self._warned:
                 self._warned = True
-                round = int(progress.state.round)
                 warn(
                     f"solve: {self._file.path} could not be saved to after round {round}: {reason}; it holds what was "
                     f"saved before, and the solve goes on."
@@ -130,19 +136,20 @@ class Saver:
         file.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
         return digest
 
-    def load(self, fresh: Progress, blank: History) -> tuple[Progress, History]:
+    def load(self, fresh: Progress, blank: Records) -> tuple[Progress, Records]:
         """The saved run where there is one, else nothing done and nothing recorded."""
         if self._file is None:
             return fresh, blank
-        path, arrays = self._file.path, Arrays()
+        path = self._file.path
+        arrays: Arrays = {}
         self._shared = any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(fresh))
 
         def claim() -> str:
             arrays.update(self._claim(path))
             return str(arrays.get("digest", ""))
 
-        found = self._together(claim)
-        if any(digest != found[0] for digest in found):
+        digests = self._together(claim)
+        if any(digest != digests[0] for digest in digests):
             raise CheckpointError(
                 f"processes find different files at {path}; it must lie where all of them read and write the same."
             )
@@ -153,7 +160,7 @@ class Saver:
         blanks, records = jax.tree.flatten(blank)
         if not _complete(arrays, leaves, blanks):
             raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
-        self._digest = found[0]
+        self._digest = digests[0]
         parts = PartReader(path, arrays)
         saved: list[Array] = []
         self._together(lambda: saved.extend(_restored(f"progress_{i}", a, arrays, parts) for i, a in enumerate(leaves)))
@@ -166,10 +173,10 @@ class Saver:
             raise CheckpointError(f"{path} is not a file; choose another path.")
         if jax.process_index() == 0 and self._file is not None:
             self._file.claim()
-        found = read(path) if os.path.exists(path) else {}
+        arrays = read(path) if os.path.exists(path) else {}
         if jax.process_index() == 0:
-            remove_abandoned(path, found.get("parts", np.array([])).tolist())
-        return found
+            remove_abandoned(path, arrays.get("parts", np.array([])).tolist())
+        return arrays
 
     def _check(self, path: Path, arrays: Arrays) -> None:
         """Take the digest out, and make sure that the rest is what was written, by this run."""
@@ -187,13 +194,13 @@ class Saver:
     def _what_differs(self, arrays: Arrays) -> str:
         """Name the parts of a run that are not those of the file, as far as it says."""
         saved = json.loads(str(arrays.get("of_each", "{}")))
-        known = [name for name, one in self._of_each.items() if saved.get(name, one) != one]
-        *first, last = names = known or list(self._of_each)
-        those = f"{', '.join(first)} {'and' if known else 'or'} {last}" if first else last
+        different = [name for name, digest in self._of_each.items() if saved.get(name, digest) != digest]
+        *first, last = names = different or list(self._of_each)
+        those = f"{', '.join(first)} {'and' if different else 'or'} {last}" if first else last
         shards = " (nodes that `shard` adds to fill up the devices are data too)" if "data" in names else ""
         return f"{those}{shards} {'differ' if first else 'differs'}"
 
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
+    def _together(self, work: Callable[[], Result]) -> list[Result]:
         """Work that all processes do where they share arrays, and one does else."""
         if not self._shared:
             return [work()]

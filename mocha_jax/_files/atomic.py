@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import uuid
+from collections.abc import Callable
+from typing import IO
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
@@ -23,20 +25,47 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     """
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):  # of a folder this says that it is one
-        with open(target, "wb") as there:
-            there.write(data)
+        with open(target, "wb") as device:
+            device.write(data)
         return
-    partial = _beside(target)
+    new = open(_beside(target), "xb")  # noqa: SIM115 (`install` closes it)
+    install(new, lambda file: file.write(data), lambda name: os.replace(name, target))
+    sync_folder(target)
+
+
+def install(
+    new: IO[bytes], fill: Callable[[IO[bytes]], object], put: Callable[[str], object], *, keep_open: bool = False
+) -> None:
+    """Fill a new file, and put it in its place once it is on the disk; remove it if any of that fails.
+
+    Args:
+      new: the file, open and empty.
+      fill: writes into it.
+      put: puts the file of that name in its place.
+      keep_open: whether it stays open, e.g. because it is locked.
+    """
     try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
+        fill(new)
+        new.flush()
+        os.fsync(new.fileno())
+        if not keep_open:
+            new.close()
+        put(new.name)
     except BaseException:  # an interruption too
-        with contextlib.suppress(OSError):
-            os.remove(partial)
+        for undo in (new.close, lambda: os.remove(new.name)):
+            with contextlib.suppress(OSError):
+                undo()
         raise
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Bring the name of a file to the disk too."""
+    with contextlib.suppress(OSError):  # not every system lets a folder be synced
+        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def make_writable(path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""The model that a convex problem's weights are."""
+"""A model from the weights of a convex problem."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
     if data.scaling is None or data.scaling.by == "pooled" or check.hidden(data.x) or len(weights) < 2:
         return weights
     d = data.num_slopes
-    says = np.asarray(data.to_tasks(jnp.sum(jnp.abs(data.x[..., :d]), axis=1))).any(axis=1)
+    informative = np.asarray(data.to_tasks(jnp.sum(jnp.abs(data.x[..., :d]), axis=1))).any(axis=1)
     size = np.abs(weights[:, :d]).max(axis=1)
-    lost = ~says & (size <= 1e-3 * size.max(where=says, initial=0.0))
-    if not lost.any() or not says.any():
+    lost = ~informative & (size <= 1e-3 * size.max(where=informative, initial=0.0))
+    if not lost.any() or not informative.any():
         return weights
-    slopes = np.where(lost[:, None], weights[says, :d].mean(axis=0), weights[:, :d])
+    slopes = np.where(lost[:, None], weights[informative, :d].mean(axis=0), weights[:, :d])
     return np.concatenate([slopes, weights[:, d:]], axis=1)
 
 

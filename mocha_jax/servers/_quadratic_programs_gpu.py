@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from mocha_jax.servers._programs import Programs, answer
-from mocha_jax.servers._weighing_kernels import KernelPlan
+from mocha_jax.servers._quadratic_programs import Programs, answer
+from mocha_jax.servers._quadratic_programs_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
@@ -30,12 +30,12 @@ _FIRST = 4
 def plan(m: int, d: int, p: int) -> KernelPlan:
     """Choose as many nodes as one program can hold; its arrays have sizes that are powers of two."""
     del m
-    room = pl.next_power_of_2(p) * pl.next_power_of_2(d)
-    return KernelPlan(max(min(_NUMBERS // room, _MOST_NODES), 1), d)
+    size = pl.next_power_of_2(p) * pl.next_power_of_2(d)
+    return KernelPlan(max(min(_NUMBERS // size, _MOST_NODES), 1), d)
 
 
-def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
-    """See `mocha_jax.servers._weighing_kernels.Kernel`."""
+def step(plan: KernelPlan, relaxation: float | None, interpret: object, *arrays: Array) -> list[Array]:
+    """See `mocha_jax.servers._quadratic_programs_kernels.Kernel`."""
     m, p, d = arrays[0].shape
     count = pl.cdiv(m, plan.nodes)
     gram = [(m, p * (p + 1) // 2)] if len(arrays) == _FIRST else []
@@ -84,12 +84,12 @@ def _kernel(
 
         def add(k: Array, pulled: Array) -> Array:
             row = k * some + lax.iota(jnp.int32, some)
-            there = (row < count)[:, None]
-            found = pltriton.load(rows.at[row[:, None], feature], mask=there & (feature < d), other=0)
+            row_exists = (row < count)[:, None]
+            others = pltriton.load(rows.at[row[:, None], feature], mask=row_exists & (feature < d), other=0)
             if common:
-                return pulled + jnp.sum(found, axis=0)[None]
-            much = pltriton.load(mix.at[node[:, None], row[None]], mask=real[:, None] & there.T, other=0)
-            return pulled + jnp.sum(much[:, :, None] * found[None], axis=1)
+                return pulled + jnp.sum(others, axis=0)[None]
+            much = pltriton.load(mix.at[node[:, None], row[None]], mask=real[:, None] & row_exists.T, other=0)
+            return pulled + jnp.sum(much[:, :, None] * others[None], axis=1)
 
         none = jnp.zeros((1 if common else nodes, width), along.dtype)
         pulled = lax.fori_loop(0, pl.cdiv(count, some), add, none)
@@ -104,21 +104,21 @@ def _kernel(
         products = [product for i, vector in enumerate(vectors) for product in against(vector)[: i + 1]]
         for k, product in enumerate(products):
             pltriton.store(gram_out.at[node, k], product, mask=real)
-        here = pulled = jnp.zeros_like(vectors[0])
+        h = pulled = jnp.zeros_like(vectors[0])
         weights = asked = [jnp.zeros_like(products[0])] * p
     else:
         gram_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out = refs
-        products, weights, here = by_point(gram_in), by_point(a_in), matrix(h_in)
-        pulled = numbers(scale)[:, None] * here + (mixed(rows, mix[0]) if mix else matrix(rows))
-        asked = against(here - 2.0 * pulled)
+        products, weights, h = by_point(gram_in), by_point(a_in), matrix(h_in)
+        pulled = numbers(scale)[:, None] * h + (mixed(rows, mix[0]) if mix else matrix(rows))
+        asked = against(h - 2.0 * pulled)
     gram = tuple(tuple(products[i * (i + 1) // 2 :][: i + 1]) for i in points)
-    found = answer(Programs(tuple(by_point(slope)), gram, numbers(free)), asked, weights)
-    moved = jnp.zeros_like(here)
-    for weight, vector in zip(found, vectors, strict=True):
+    new_weights = answer(Programs(tuple(by_point(slope)), gram, numbers(free)), asked, weights)
+    moved = jnp.zeros_like(h)
+    for weight, vector in zip(new_weights, vectors, strict=True):
         moved += weight[:, None] * vector
-    after = moved if relaxation is None else here + relaxation * (moved - here + pulled)
+    after = moved if relaxation is None else h + relaxation * (moved - h + pulled)
     pltriton.store(h_out.at[node[:, None], feature], after, mask=inside)
-    for j, weight in enumerate(found):
+    for j, weight in enumerate(new_weights):
         pltriton.store(a_out.at[node, j], weight, mask=real)
     summed = jnp.sum(jnp.where(inside, after, 0.0), axis=0)[None]
     pltriton.store(sums_out.at[pl.program_id(0) + jnp.zeros_like(feature), feature], summed, mask=feature < d)

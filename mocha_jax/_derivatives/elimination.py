@@ -22,7 +22,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._algorithms.curvature import curvature
+from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 

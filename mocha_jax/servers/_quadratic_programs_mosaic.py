@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mocha_jax._core import mosaic
 from mocha_jax._core.mosaic import THREADS, load, spread, store
-from mocha_jax.servers._programs import Programs, answer, total
-from mocha_jax.servers._weighing_kernels import KernelPlan
+from mocha_jax.servers._quadratic_programs import Programs, answer, total
+from mocha_jax.servers._quadratic_programs_kernels import KernelPlan
 
 if TYPE_CHECKING:
     from jax import Ref
+
+Features = Any  # some of all features, a slice as `pl.ds` makes it
+Carry = TypeVar("Carry")
 
 # Numbers of all points' vectors that a thread works on at once; and of one vector in all, if others can share its node.
 _AT_ONCE, _OF_A_LANE = 40, 16
@@ -62,12 +65,12 @@ def plan(m: int, d: int, p: int) -> KernelPlan:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def step(plan: KernelPlan, relaxation: float | None, interpret: Any, *arrays: Array) -> list[Array]:
-    """See `mocha_jax.servers._weighing_kernels.Kernel`."""
+def step(plan: KernelPlan, relaxation: float | None, interpret: object, *arrays: Array) -> list[Array]:
+    """See `mocha_jax.servers._quadratic_programs_kernels.Kernel`."""
     m, p, width = arrays[0].shape
     count, first = pl.cdiv(m, plan.nodes), len(arrays) == _GIVEN
     shapes = (m, width), (m, p), (count, width), *([(m, p * (p + 1) // 2)] if first else [])
-    options = {"interpret": interpret} if interpret else {}
+    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     return plgpu.kernel(
         partial(_kernel, plan, relaxation),
         out_type=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in shapes],
@@ -107,51 +110,51 @@ def _kernel(
     def by_point(ref: Ref) -> list[Array]:
         return [load(ref.at[tile, j], of_node) for j in range(ref.shape[1])]
 
-    def vector(j: int, some: Any) -> Array:
+    def vector(j: int, some: Features) -> Array:
         return load(along.at[tile, j, some], layout)
 
-    def by_features(work: Callable[[Any, Any], Any], carry: Any) -> Any:
+    def by_features(work: Callable[[Features, Carry], Carry], carry: Carry) -> Carry:
         """Go through some features after the other."""
 
-        def turn(k: Array, carry: Any) -> Any:
+        def turn(k: Array | int, carry: Carry) -> Carry:
             return work(pl.ds(k * size, size), carry)
 
         return _turns(width // size, turn, carry)
 
-    def against(z: Callable[[Any], Array], count: int) -> list[Array]:
+    def against(z: Callable[[Features], Array], count: int) -> list[Array]:
         """Products of the first points' vectors with one of every node, times the stiffness."""
 
-        def add(some: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        def add(some: Features, sums: tuple[Array, ...]) -> tuple[Array, ...]:
             factor = z(some)
             return tuple(each + vector(j, some) * factor for j, each in enumerate(sums))
 
         sums = by_features(add, (mosaic.zeros((nodes, size), layout),) * count)
         return [numbers(stiffness) * mosaic.total(each, 1, size // plan.lanes) for each in sums]
 
-    def added_up(rows: Ref, some: Any) -> Array:
+    def added_up(rows: Ref, some: Features) -> Array:
         """The sum of some rows, one or at least a tile of them."""
         count = rows.shape[0]
         if count == 1:
             return load(rows.at[0, some], of_feature)
 
-        def add(t: Array, sums: Array) -> Array:
+        def add(t: Array | int, sums: Array) -> Array:
             for k in range(_ROWS):
                 begin = (t * _ROWS + k) * nodes
                 start = jnp.minimum(begin, count - nodes)
-                found = load(rows.at[pl.ds(start, nodes), some], layout)
-                sums = sums + jnp.where(line >= begin - start, found, 0.0)
+                some_rows = load(rows.at[pl.ds(start, nodes), some], layout)
+                sums = sums + jnp.where(line >= begin - start, some_rows, 0.0)
             return sums
 
         none = mosaic.zeros((nodes, size), layout)
         return jnp.sum(_turns(pl.cdiv(count, nodes * _ROWS), add, none), axis=0)
 
-    def mixed(rows: Ref, mix: Ref, some: Any) -> Array:
+    def mixed(rows: Ref, mix: Ref, some: Features) -> Array:
         """Mix rows, a few at a time."""
         if mix.shape == (1, 1):
             return mix[0, 0] * along_features(added_up(rows, some))
         count = rows.shape[0]
 
-        def add(t: Array, sums: Array) -> Array:
+        def add(t: Array | int, sums: Array) -> Array:
             for k in range(_ROWS):
                 row = jnp.minimum(t * _ROWS + k, count - 1)
                 much = load(mix.at[tile, row], of_node)
@@ -172,24 +175,24 @@ def _kernel(
         gram_in, h_in, a_in, scale, rows, *mix, h_out, a_out, sums_out, kept = refs
         own = numbers(scale)
 
-        def way(some: Any) -> Array:
+        def way(some: Features) -> Array:
             """Work out what the nodes are to go against; keep where they are without their answer."""
-            here = load(h_in.at[tile, some], layout)
+            h = load(h_in.at[tile, some], layout)
             others = mixed(rows, mix[0], some) if mix else load(rows.at[tile, some], layout)
-            pulled = wide(own) * here + others
+            pulled = wide(own) * h + others
             if relaxation is not None:
-                store(kept.at[all_nodes, some], here - relaxation * (here - pulled))
-            return here - 2.0 * pulled
+                store(kept.at[all_nodes, some], h - relaxation * (h - pulled))
+            return h - 2.0 * pulled
 
         asked = against(way, p)
         products, weights = by_point(gram_in), by_point(a_in)
     gram = tuple(tuple(products[i * (i + 1) // 2 :][: i + 1]) for i in points)
-    found = answer(Programs(tuple(by_point(slope)), gram, numbers(free)), asked, weights)
-    for j, weight in enumerate(found):
+    new_weights = answer(Programs(tuple(by_point(slope)), gram, numbers(free)), asked, weights)
+    for j, weight in enumerate(new_weights):
         store(a_out.at[tile, j], weight)
 
-    def go(some: Any, _: Any) -> Any:
-        after = total(wide(weight) * vector(j, some) for j, weight in enumerate(found))
+    def go(some: Features, nothing: np.int32) -> np.int32:
+        after = total(wide(weight) * vector(j, some) for j, weight in enumerate(new_weights))
         if relaxation is not None:
             after = relaxation * after
             if not first_step:
@@ -198,11 +201,11 @@ def _kernel(
         # Those that an earlier tile has count there.
         new = jnp.where(line >= program * nodes - first, after, 0.0) if m % nodes else after
         store(sums_out.at[program, some], mosaic.total(new, 0, 1))
-        return _
+        return nothing
 
     by_features(go, np.int32(0))
 
 
-def _turns(count: int, turn: Callable[[Any, Any], Any], carry: Any) -> Any:
+def _turns(count: int, turn: Callable[[Array | int, Carry], Carry], carry: Carry) -> Carry:
     """Go so many turns; a single one is no loop."""
     return turn(0, carry) if count == 1 else lax.fori_loop(np.int32(0), np.int32(count), turn, carry)
