@@ -11,9 +11,9 @@ from mocha_jax import networks
 from mocha_jax._core import check
 from mocha_jax._data.names import Names
 from mocha_jax._data.standardize import Moments, Scaling
-from mocha_jax._model import likelihoods
+from mocha_jax import likelihoods
 from mocha_jax._model.file import read
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel
 from mocha_jax._model.network import NetworkModel

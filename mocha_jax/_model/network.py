@@ -19,9 +19,9 @@ from mocha_jax._core import check
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
-from mocha_jax._model import likelihoods
+from mocha_jax import likelihoods
 from mocha_jax._model.file import write
-from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.named import NamedModel
 from mocha_jax._model.parameters import by_path, checked, owned, rows
 from mocha_jax._model.record import described

@@ -16,7 +16,7 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, of_optax, resumed

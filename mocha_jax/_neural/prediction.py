@@ -14,7 +14,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.blocks import in_blocks, nodes_of

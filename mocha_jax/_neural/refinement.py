@@ -16,7 +16,7 @@ import optax
 from jax import Array
 
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.gaussian import Gaussian, divergence, draw
 from mocha_jax._neural.trainer import all_finite, mean_loss
 from mocha_jax._neural.training import Batch, Schedule, train

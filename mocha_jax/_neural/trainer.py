@@ -18,7 +18,7 @@ from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree, static
 from mocha_jax._core.transfers import on_purpose
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.flops import flops
 from mocha_jax._neural.prediction import (
     Evaluation,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 
 
 class Predicted(Pytree):

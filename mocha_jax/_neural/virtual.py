@@ -13,7 +13,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.bayesian import BayesianTrainer
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
 from mocha_jax._neural.gaussian import NOISES, Gaussian, draw

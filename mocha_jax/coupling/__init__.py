@@ -5,7 +5,7 @@ $R(W) = \tfrac12 \mathrm{tr}(W^\top A W)$ with the task axis first, W ``[m, d]``
 $R^*(V) = \tfrac12\langle V, \bar M V\rangle$ with $\bar M = A^{-1}$ and
 $W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than this operator.
 
-It may import `_core` and `_numerics`.
+It may import `_core`, `_numerics` and `spectral`.
 """
 
 from mocha_jax.coupling._about_mean import AboutMean as AboutMean

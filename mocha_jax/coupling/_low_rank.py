@@ -8,7 +8,7 @@ from jax.scipy.linalg import solve_triangular
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax._numerics.spectral import singular_values, spectral_map
+from mocha_jax.spectral import singular_values, spectral_map
 from mocha_jax.coupling._base import Coupling, Parts
 
 # Up to so many tasks the row sums of a low-rank coupling are exact, a few rows at a time; beyond, bounded.

@@ -16,7 +16,7 @@ from mocha_jax._core.pytree import summary
 from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
-from mocha_jax._numerics.spectral import matrix_sqrt
+from mocha_jax.spectral import matrix_sqrt
 
 Labels = Callable[[Array, Array, Array], Array]  # of a key, w_t'x of every sample and the noise
 

@@ -23,7 +23,7 @@ regularizer             R(W, Omega)                                       Omega
 Weights are ``[m, d]``, the task axis first. Every hyperparameter is an array leaf: it may be
 traced, mapped over and differentiated.
 
-It may import `_core`, `_numerics` and `coupling`.
+It may import `_core`, `_numerics`, `spectral` and `coupling`.
 """
 
 from mocha_jax.regularizers._about_mean import DeviationsLearned as DeviationsLearned

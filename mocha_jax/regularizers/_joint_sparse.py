@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.spectral import safe_sqrt
+from mocha_jax.spectral import safe_sqrt
 from mocha_jax.coupling import PerFeature
 from mocha_jax.regularizers._base import fenchel_young_bound
 from mocha_jax.regularizers._sizes import SumOfSizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._numerics.spectral import safe_sqrt
+from mocha_jax.spectral import safe_sqrt
 from mocha_jax.coupling import LowRank
 from mocha_jax.regularizers._sizes import SumOfSizes
 from mocha_jax.regularizers._spectral import Spectral, with_average_tasks

@@ -11,7 +11,7 @@ from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
-from mocha_jax._numerics.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
+from mocha_jax.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 from mocha_jax.coupling import LowRank, as_matrix
 from mocha_jax.regularizers._base import Regularizer, rounded
 from mocha_jax.regularizers._optimality import OptimalityConditions

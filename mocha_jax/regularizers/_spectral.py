@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._numerics.spectral import (
+from mocha_jax.spectral import (
     contract,
     left_spectral_map,
     matrix_sqrt,

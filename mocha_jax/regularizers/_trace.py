@@ -10,7 +10,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.spectral import safe_sqrt
+from mocha_jax.spectral import safe_sqrt
 from mocha_jax.coupling import LowRank
 from mocha_jax.regularizers._spectral import Spectral, with_average_tasks
 

@@ -9,7 +9,7 @@ import pytest
 
 from mocha_jax import regularizers
 from mocha_jax._numerics import tall
-from mocha_jax._numerics.spectral import contract, left_spectral_map, singular_values, spectral_map
+from mocha_jax.spectral import contract, left_spectral_map, singular_values, spectral_map
 from mocha_jax.coupling import LowRank
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import scipy.linalg
 from hypothesis import given
 from jax.test_util import check_grads
 
-from mocha_jax._numerics.spectral import left_spectral_map, matrix_sqrt, singular_values, spectral_map, water_fill
+from mocha_jax.spectral import left_spectral_map, matrix_sqrt, singular_values, spectral_map, water_fill
 
 RNG = np.random.default_rng(0)
 CLARABEL = dict(solver=cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
