@@ -26,7 +26,7 @@ from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.tall import Basis
 from mocha_jax._numerics.twofold import additions, halvings, total
 from mocha_jax.coupling import AboutMean, LowRank, as_matrix
-from mocha_jax.coupling._about_mean import apart
+from mocha_jax.coupling._low_rank import apart
 from mocha_jax.regularizers._base import Nearby, Regularizer, rounded, twice_rounded
 from mocha_jax.regularizers._probabilistic import Probabilistic
 from mocha_jax.regularizers._trace import TraceLimited
