@@ -32,8 +32,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check, domains
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Pytree, tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData, size_of_intercept
 from mocha_jax._numerics.math import EXACT, matmul
 from mocha_jax.networks import Layer, Network

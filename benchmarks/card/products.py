@@ -21,7 +21,7 @@ from benchmarks.card import _reference
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._timing import gist
 from mocha_jax._node import products as by_rows
-from mocha_jax._numerics import math, products, tall
+from mocha_jax._numerics import math, tall
 from mocha_jax.coupling import Dense, LowRank
 from mocha_jax.servers import _programs
 
@@ -68,8 +68,8 @@ def _products(size: tuple[int, int, int], rng: np.random.Generator) -> Iterator[
     yield "matmul", math.matmul, (a, w), np.matmul
     yield "rows times weights", by_rows.times, (x, w), lambda x, w: np.einsum("nmd,md->mn", x, w)
     yield "rows combined", by_rows.combine, (x, f), lambda x, f: np.einsum("nmd,mn->md", x, f)
-    yield "samples times weights", products.times, (x, f.T[:, :1] * w[:1]), lambda x, w: np.einsum("nmd,nd->nm", x, w)
-    yield "samples combined", products.combine, (x, f.T), lambda x, f: np.einsum("nm,nmd->nd", f, x)
+    yield "samples times weights", math.times, (x, f.T[:, :1] * w[:1]), lambda x, w: np.einsum("nmd,nd->nm", x, w)
+    yield "samples combined", math.combine, (x, f.T), lambda x, f: np.einsum("nm,nmd->nd", f, x)
     yield "points against vectors", _programs.against, (points, w), lambda p, w: np.einsum("mpd,md->pm", p, w)
     yield "points combined", _programs.combine, (points, vector), lambda p, a: np.einsum("pm,mpd->md", a, p)
     yield "a full coupling", lambda a, w: Dense(a).apply(w), (a, w), np.matmul

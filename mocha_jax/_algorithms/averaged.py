@@ -16,7 +16,7 @@ from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._dual import alternating
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 
 class AveragedState(State):

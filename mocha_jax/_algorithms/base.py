@@ -14,7 +14,7 @@ from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax._problem.quality import Quality
 from mocha_jax.systems import System
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 
 class State(Pytree):

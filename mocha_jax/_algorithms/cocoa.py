@@ -14,7 +14,7 @@ from mocha_jax._node.ascent import STEP_FLOPS, part_way
 from mocha_jax._node.subproblem import Subproblems, solve_to
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 
 class Cocoa(SubproblemMethod):

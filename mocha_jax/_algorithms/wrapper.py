@@ -11,7 +11,7 @@ from mocha_jax._algorithms.dual_method import DualMethod
 from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems import System
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._base import Request
 
 
 class Around(Algorithm[Problem]):

@@ -1,18 +1,20 @@
-"""Nodes spread over the devices of a mesh: their placement, and work on each device's own nodes."""
+"""Nodes spread over the devices of a mesh: their placement, work on each device's own nodes, and transfers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.processes import all_rows
@@ -241,3 +243,31 @@ def place_rows(shape: tuple[int, ...], sharding: Sharding, rows: Callable[[int, 
         return rows(start, stop)[(slice(None), *index[1:])]
 
     return jax.make_array_from_callback(shape, sharding, block)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_purpose(function: Function) -> Function:
+    """The function, with leave to bring to the device what it needs there, and to look at what comes of it.
+
+    With ``jax_transfer_guard="disallow"`` people look for arrays that travel to the device unnoticed; to JAX every
+    Python number in an expression is one of them. What a function of the library is given and the few numbers that it
+    adds are meant to be there.
+    """
+
+    @functools.wraps(function)
+    def with_leave(*args: Any, **kwargs: Any) -> Any:
+        with jax.transfer_guard("allow"):
+            return function(*args, **kwargs)
+
+    return cast(Function, with_leave)
+
+
+def on_device(value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
+    """The value as an array of JAX. What is on the host is made there: `jnp.asarray` would compile a program for it."""
+    if isinstance(value, jax.Array):
+        # In that dtype and not weakly so: programs are compiled for one or the other.
+        same = dtype is None or (value.dtype == dtype and not value.weak_type)
+        return value if same else jnp.asarray(value, dtype)
+    return jax.device_put(np.asarray(value, dtype))

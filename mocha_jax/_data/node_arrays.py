@@ -13,13 +13,12 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding
+from mocha_jax._core.devices import NodeSharding, on_purpose
 from mocha_jax._core.pytree import Pytree, Tree, static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
 from mocha_jax._data.storage import AsStored, Layout
-from mocha_jax._numerics.products import Terms
+from mocha_jax._numerics.math import Terms
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")  # a tree of arrays [m, ...]

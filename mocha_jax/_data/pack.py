@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_device, on_purpose
+from mocha_jax._core.devices import on_device, on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.placement import collect
 from mocha_jax._data.samples import check_unmasked

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core.devices import NodeSharding, each_device
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
-from mocha_jax._numerics.products import Terms, combine, lengths, times, totals
+from mocha_jax._numerics.math import Terms, combine, lengths, times, totals
 
 
 class Layout(Pytree):

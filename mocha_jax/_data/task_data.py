@@ -14,8 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import NodeSharding, on_purpose
 from mocha_jax._data import reshape, selection
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.node_arrays import NodeArrays

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.devices import on_device
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._core.transfers import on_device
 from mocha_jax._data.placement import row_by_row, seen_by_rows
 from mocha_jax._data.storage import AsStored, Layout
 from mocha_jax._data.task_data import TaskData

@@ -17,7 +17,7 @@ from jax import Array
 
 from mocha_jax._core.pytree import Pytree, tree
 from mocha_jax._driver.config import RunConfig
-from mocha_jax.systems._work import Work
+from mocha_jax.systems._base import Work
 
 # Folded into the run's key for what lasts longer than a round; rounds are counted below it.
 NO_ROUND = np.uint32(2**32 - 1)

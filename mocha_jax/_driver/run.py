@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._driver.config import RunConfig, check_state, make_config, program
 from mocha_jax._driver.fallback import or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record

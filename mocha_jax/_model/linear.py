@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
+from mocha_jax._model.base import WeightsModel, check_names, finite, numbers
 from mocha_jax._model.file import write
-from mocha_jax._model.named import check_names, finite, numbers
-from mocha_jax._model.weights import WeightsModel
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
 DECISIONS = ("value", "sign", "level")

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from mocha_jax import networks
+from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
 from mocha_jax._data.names import Names
 from mocha_jax._data.standardize import Moments, Scaling
-from mocha_jax import likelihoods
-from mocha_jax._model.file import read
-from mocha_jax.likelihoods import Likelihood
+from mocha_jax._model.file import read, rebuilt
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import of_paths
-from mocha_jax._model.record import rebuilt
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network
 
 Arrays = dict[str, np.ndarray]

@@ -14,17 +14,15 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from mocha_jax import networks
+from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
-from mocha_jax import likelihoods
-from mocha_jax._model.file import write
-from mocha_jax.likelihoods import Categorical, Likelihood, Positions
-from mocha_jax._model.named import NamedModel
+from mocha_jax._model.base import NamedModel
+from mocha_jax._model.file import described, write
 from mocha_jax._model.parameters import by_path, checked, owned, rows
-from mocha_jax._model.record import described
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mocha_jax import networks
 from mocha_jax._core import check
-from mocha_jax._model.record import described
+from mocha_jax._model.file import described
 from mocha_jax.networks import Network, Params
 
 

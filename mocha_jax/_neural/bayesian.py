@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import DTypeLike
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._neural.gaussian import Gaussian, draw
 from mocha_jax._neural.posterior import VirtualState
 from mocha_jax._neural.prediction import Judge, Prediction

@@ -16,15 +16,15 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, of_optax, resumed
 from mocha_jax._neural.training import Batch, train
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems import Sampled, System
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 
 class FedAvgState(State):

@@ -11,10 +11,9 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
@@ -22,6 +21,7 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.answer import how_trained
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Params
 
 # Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.

@@ -16,9 +16,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Tree, static
-from mocha_jax._core.transfers import on_purpose
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.flops import flops
 from mocha_jax._neural.prediction import (
     Evaluation,
@@ -34,9 +33,10 @@ from mocha_jax._neural.training import Batch, Schedule
 from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
-from mocha_jax.systems._work import Info, Request
+from mocha_jax.systems._base import Info, Request
 
 Carried = TypeVar("Carried", bound=State)
 

@@ -13,7 +13,6 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax._neural.bayesian import BayesianTrainer
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
 from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
@@ -21,8 +20,9 @@ from mocha_jax._neural.posterior import VirtualState, each_of, product
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import Answer, Given, How, Own, no_answer, refine
 from mocha_jax._neural.trainer import info, resumed
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 
 class Virtual(BayesianTrainer):

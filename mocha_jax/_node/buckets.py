@@ -28,7 +28,7 @@ from mocha_jax._data.storage import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.products import combine, times
 from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
-from mocha_jax._numerics.products import Terms, lengths, totals
+from mocha_jax._numerics.math import Terms, lengths, totals
 
 Given = TypeVar("Given")  # a tree of arrays and numbers, such as a loss
 

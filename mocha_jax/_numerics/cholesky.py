@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.lax.linalg import cholesky, triangular_solve
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._numerics.math import EXACT
 
 # Rows of the blocks that are factorised by themselves. Of larger ones a product is 10 to 50 times as fast; with smaller

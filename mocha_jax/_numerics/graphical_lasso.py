@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._numerics.lasso import soft_threshold
 from mocha_jax._numerics.math import matmul
@@ -28,7 +28,7 @@ class GraphicalLasso(Pytree):
     solved: Array  # [] bool whether the residual is as small as was asked for
 
 
-class _At(Pytree):
+class _Iterate(Pytree):
     precision: Array
     covariance: Array
     step: Array
@@ -113,7 +113,7 @@ def graphical_lasso(
 
 
 @jax.jit
-def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array) -> tuple[_At, Array]:
+def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array) -> tuple[_Iterate, Array]:
     """Go from the first precision to one with that residual, and return the residual too."""
     eye = jnp.eye(len(s), dtype=s.dtype)
 
@@ -121,15 +121,15 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         half = jsl.solve_triangular(jnp.linalg.cholesky(theta), eye, lower=True)
         return matmul(half.T, half)
 
-    def residual(at: _At) -> Array:
+    def residual(at: _Iterate) -> Array:
         g = s - at.covariance
         free = jnp.abs(g + p * jnp.sign(at.precision))
         return jnp.max(jnp.where(at.precision == 0, jnp.maximum(jnp.abs(g) - p, 0.0), free))
 
-    def unfinished(at: _At) -> Array:
+    def unfinished(at: _Iterate) -> Array:
         return (at.iterations < max_iterations) & (residual(at) > least)
 
-    def iterate(at: _At) -> _At:
+    def iterate(at: _Iterate) -> _Iterate:
         g = s - at.covariance
 
         def attempt(step: Array) -> tuple[Array, Array, Array]:
@@ -159,9 +159,9 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         length = jnp.where(bend > 0, jnp.sum(change**2) / jnp.where(bend > 0, bend, 1.0), step)
         # No step was short enough: rounding rules, and nothing is to be gained.
         iterations = jnp.where(accepted, at.iterations + 1, max_iterations)
-        return _At(theta, inv, length, iterations)
+        return _Iterate(theta, inv, length, iterations)
 
     inv = inverse(first)
     safe_step = 1.0 / jnp.maximum(jnp.sum(inv**2), jnp.finfo(s.dtype).tiny)  # at most the least eigenvalue squared
-    at = lax.while_loop(unfinished, iterate, _At(first, inv, safe_step, jnp.zeros((), jnp.int32)))
+    at = lax.while_loop(unfinished, iterate, _Iterate(first, inv, safe_step, jnp.zeros((), jnp.int32)))
     return at, residual(at)

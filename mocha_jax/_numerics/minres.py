@@ -31,7 +31,7 @@ class LinearSolution(Pytree, Generic[Vector]):
     steps: Array  # [] int32
 
 
-class _At(Pytree, Generic[Vector]):
+class _MinresState(Pytree, Generic[Vector]):
     """The Lanczos process and the QR factorisation of its tridiagonal matrix, both a step at a time."""
 
     x: Vector
@@ -91,10 +91,10 @@ def minres(
     zero = jnp.zeros_like(start)
     tiny, singular = jnp.finfo(start.dtype).tiny, jnp.finfo(start.dtype).eps ** _SINGULAR
 
-    def unfinished(at: _At[Vector]) -> Array:
+    def unfinished(at: _MinresState[Vector]) -> Array:
         return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0) & at.open
 
-    def step(at: _At[Vector]) -> _At[Vector]:
+    def step(at: _MinresState[Vector]) -> _MinresState[Vector]:
         (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = at.lanczos, at.off, at.rotation, at.bar
         v = scaled(safe_ratio(jnp.ones_like(old), old), y)
         image = plus(apply(v), -safe_ratio(old, older), r1)
@@ -111,9 +111,9 @@ def minres(
         cs, sn = gbar / gamma, off / gamma
         x = plus(at.x, jnp.where(open, cs * at.phi, 0.0), w)
         phi = sn * at.phi
-        return _At(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, at.steps + 1)
+        return _MinresState(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, at.steps + 1)
 
-    begin = _At(
+    begin = _MinresState(
         nothing, (nothing, b, first), (nothing, nothing), (zero, start), (zero, zero), (zero - 1.0, zero), start,
         zero, jnp.ones((), bool), jnp.zeros((), jnp.int32),
     )  # fmt: skip

@@ -31,7 +31,7 @@ import jax.scipy.linalg as jsl
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import matmul, safe_ratio
 

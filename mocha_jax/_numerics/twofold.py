@@ -25,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics import products
+from mocha_jax._numerics.math import combine as rounded_combine
+from mocha_jax._numerics.math import times as rounded_times
 
 Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
 
@@ -181,12 +182,12 @@ def product(a: Array, b: Array) -> Pair:
 
 @times.defjvp
 def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(times, products.times, primals, tangents)
+    return _as_rounded(times, rounded_times, primals, tangents)
 
 
 @combine.defjvp
 def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(combine, products.combine, primals, tangents)
+    return _as_rounded(combine, rounded_combine, primals, tangents)
 
 
 @product.defjvp

@@ -11,8 +11,7 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
-from mocha_jax._core.devices import NodeSharding, on_all
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import NodeSharding, on_all, on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.standardize import advice
 from mocha_jax._data.task_data import TaskData

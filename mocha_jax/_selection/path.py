@@ -7,7 +7,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.learner import Answer, Learner, Way
 from mocha_jax._selection.one_problem import learner_of

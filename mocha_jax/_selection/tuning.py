@@ -16,9 +16,8 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import beside
+from mocha_jax._core.devices import beside, on_purpose
 from mocha_jax._core.pytree import Tree, fields_of, short
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Implicit

@@ -14,8 +14,7 @@ from mocha_jax._selection.preparation import FREE_INTERCEPT
 from mocha_jax.cli import _options, _table
 from mocha_jax.datasets import Table
 from mocha_jax.datasets._csv import packed
-from mocha_jax.datasets._fields import is_number
-from mocha_jax.datasets._kinds import decimal_commas, no_categories
+from mocha_jax.datasets._fields import decimal_commas, is_number, no_categories
 
 
 class Samples(NamedTuple):

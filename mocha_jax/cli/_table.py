@@ -11,8 +11,7 @@ import numpy as np
 
 from mocha_jax.cli import _options
 from mocha_jax.datasets import Table, read_table
-from mocha_jax.datasets._fields import is_number
-from mocha_jax.datasets._kinds import decimal_commas
+from mocha_jax.datasets._fields import decimal_commas, is_number
 
 # What stands for no value in a column of numbers, besides an empty cell.
 _NONE = ("#n/a", "<na>", "n/a", "na", "nan", "none", "null")

@@ -12,8 +12,8 @@ from jax import Array
 from jax.scipy.sparse.linalg import cg
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Pytree, summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import matmul, safe_ratio
 
 

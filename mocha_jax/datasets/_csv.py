@@ -11,11 +11,11 @@ from jax.dtypes import canonicalize_dtype
 from jax.typing import DTypeLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import Named, Names, duplicates, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.datasets._kinds import decimal_commas, no_categories
+from mocha_jax.datasets._fields import decimal_commas, no_categories
 from mocha_jax.datasets._tables import Table, columns_asked_for, read
 
 _CATEGORIES = ("refuse", "encode")

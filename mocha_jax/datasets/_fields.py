@@ -1,4 +1,4 @@
-"""Fields of text files: rows split at a delimiter, and columns of numbers or texts made of them."""
+"""Fields of text files: rows split at a delimiter, and columns of numbers, categories or texts made of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -15,6 +16,42 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import duplicates, listed
+
+# Texts are names or ids rather than categories where there are more of them, and fewer rows for each.
+_HANDFUL, _ROWS_EACH = 10, 5
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_TIME = r"(?:[T ]\d{1,2}:\d{2}.*)?"
+_DATE = re.compile(
+    rf"(?:\d{{4}}([-/.])\d{{1,2}}\1\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\2(?:\d{{4}}|\d{{2}})"
+    rf"|{_MONTH}[-/. ]\d{{1,2}}[-/., ]+\d{{2,4}}|\d{{1,2}}[-/. ]+{_MONTH}[-/. ]\d{{2,4}}){_TIME}",
+    re.IGNORECASE,
+)
+_COMMA = re.compile(r"[-+]?(?:\d+(?:,\d*)?|,\d+)(?:[eE][-+]?\d+)?")
+
+
+def decimal_commas(texts: Sequence[str]) -> bool:
+    """Tell whether texts are numbers with a decimal comma; whole ones may lack it."""
+    several = set(texts)
+    return any("," in text for text in several) and all(_COMMA.fullmatch(text.strip()) for text in several)
+
+
+def no_categories(texts: Sequence[str]) -> str | None:
+    """Say what a column holds that should not become a feature for every value; of categories None.
+
+    Args:
+      texts: of all rows, none of them empty.
+    """
+    several = dict.fromkeys(texts)
+    first = next(iter(several), "")
+    if decimal_commas(texts):
+        return f"holds numbers with decimal commas such as {first!r}"
+    if several and all(_DATE.fullmatch(text.strip()) for text in several):
+        return f"holds dates such as {first!r}"
+    if len(several) > max(_HANDFUL, len(texts) / _ROWS_EACH):
+        return f"holds {len(several)} different texts in {len(texts)} rows, as names or ids do, such as {first!r}"
+    return None
+
 
 # Delimiters that are looked for in the header.
 _DELIMITERS = ",;\t|"

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.datasets._fields import lines_of, text_file

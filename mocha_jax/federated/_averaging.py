@@ -36,7 +36,7 @@ from mocha_jax.federated._training import (
     training,
 )
 from mocha_jax.systems import Full
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._base import Request
 
 
 class AveragingDown(Pytree):

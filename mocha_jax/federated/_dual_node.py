@@ -31,7 +31,7 @@ from mocha_jax._problem.terms import DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._sides import Header, NodeSide
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Independent
-from mocha_jax.systems._work import Work
+from mocha_jax.systems._base import Work
 
 # Answers whose vectors a node keeps. Which of them the server holds it learns with the next message; of more than that
 # in a row that were lost or are under way, it answers once with its vector and no work.

@@ -24,7 +24,7 @@ from mocha_jax.federated._silent_data import absent
 from mocha_jax.losses import Squared
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.servers._base import NodeUpdate
-from mocha_jax.systems._work import Info
+from mocha_jax.systems._base import Info
 
 
 class DualHeld(Pytree):

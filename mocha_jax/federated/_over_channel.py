@@ -18,7 +18,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 # Folded into a round's key for the channel's luck.
 _LUCK = 7

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax.losses._base import Loss
 
 # Predictions beyond this size are not told apart from infinity when the conjugate is sought.

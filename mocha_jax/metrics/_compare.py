@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import duplicates, listed
 from mocha_jax.metrics._over_tasks import OverTasks, by_seed, over_tasks, share_better
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 
 # Shares of the tasks at which quantiles are taken.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

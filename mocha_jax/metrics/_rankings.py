@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.metrics._tasks import Weights, check_labels, task_by_task
+from mocha_jax.metrics._means import Weights, check_labels, task_by_task
 
 
 @on_purpose

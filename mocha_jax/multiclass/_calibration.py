@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops

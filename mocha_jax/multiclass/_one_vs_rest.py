@@ -10,16 +10,16 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.standardize import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
+from mocha_jax._model.base import matched
 from mocha_jax._model.multiclass import MulticlassModel
-from mocha_jax._model.named import matched
 from mocha_jax._problem.answer import apart, how_trained
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem

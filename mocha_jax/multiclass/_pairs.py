@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel

@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.multiclass import require_probabilities
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.metrics import mean_over_tasks, predicted
-from mocha_jax.metrics._tasks import check_labels
+from mocha_jax.metrics._means import check_labels
 
 ClassWeights = Any  # an array ``[classes, num_tasks, d]``, an `OneVsRest`, or a `MulticlassModel`
 

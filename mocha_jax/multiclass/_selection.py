@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mocha_jax._algorithms.base import Algorithm
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import cross_validation, path

@@ -9,7 +9,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import static
 from mocha_jax._numerics.convolution import convolved, pooled
 from mocha_jax.networks._base import Layer, Network, convolution, dense
-from mocha_jax.networks._lateral import DENSE, LAST, LateralLayer, Parts, Stage, lateral
+from mocha_jax.networks._dense_layers import DENSE, LAST, LateralLayer, Parts, Stage, lateral
 
 
 class _OfPictures(Network):

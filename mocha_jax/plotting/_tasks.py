@@ -13,7 +13,9 @@ from mocha_jax._core import check
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax.plotting._style import COLOURS
+
+# Okabe and Ito's colours, told apart by readers with any colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def similarity(axes: Axes, weights: Array, *, title: str = "") -> AxesImage:

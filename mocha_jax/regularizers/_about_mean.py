@@ -29,7 +29,7 @@ from mocha_jax.coupling import AboutMean, LowRank, as_matrix
 from mocha_jax.coupling._low_rank import apart
 from mocha_jax.regularizers._base import Nearby, Regularizer, rounded, twice_rounded
 from mocha_jax.regularizers._probabilistic import Probabilistic
-from mocha_jax.regularizers._trace import TraceLimited
+from mocha_jax.regularizers._singular_values import TraceLimited
 
 
 class DeviationsLearned(Regularizer):

@@ -11,9 +11,9 @@ from jax import Array, lax
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.spectral import safe_sqrt
 from mocha_jax.coupling import LowRank
-from mocha_jax.regularizers._trace import TraceLimited
+from mocha_jax.regularizers._singular_values import TraceLimited
+from mocha_jax.spectral import safe_sqrt
 
 
 class Probabilistic(TraceLimited):

@@ -15,8 +15,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.names import columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
@@ -25,7 +25,7 @@ from mocha_jax._data.standardize import WAYS
 from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
-from mocha_jax._model.named import UNSEEN
+from mocha_jax._model.base import UNSEEN
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.cross_validation import cross_validate
 from mocha_jax._selection.preparation import FREE_INTERCEPT, frees_intercept, preparation, prepared, usual

@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from mocha_jax import multiclass
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem

@@ -13,8 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import uniform_bits
-from mocha_jax.systems._base import System, of_nodes, per_node
-from mocha_jax.systems._work import Request, Work
+from mocha_jax.systems._base import Request, System, Work, of_nodes, per_node
 
 _GOLDEN = (5**0.5 - 1) / 2
 

@@ -7,8 +7,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax.theory._constants import Real
 
 

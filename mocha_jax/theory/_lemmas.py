@@ -9,8 +9,8 @@ from jax import Array
 from mocha_jax._algorithms.dual_method import MochaState
 from mocha_jax._algorithms.subproblem_method import SubproblemMethod
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.terms import conjugates
 from mocha_jax.servers._dual import DualServer, DualState

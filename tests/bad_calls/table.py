@@ -65,7 +65,7 @@ def public():
         for name in names:
             thing = getattr(module, name)
             home = str(getattr(thing, "__module__", ""))
-            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")
+            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._base")
             if name.startswith("_") or isinstance(thing, types.ModuleType) or not callable(thing) or not ours:
                 continue
             if id(thing) in seen:
