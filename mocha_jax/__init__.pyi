@@ -73,11 +73,11 @@ from mocha_jax._problem.quality import Quality as Quality
 from mocha_jax._problem.rigorous_certificate import certificate as certificate
 from mocha_jax._problem.rigorous_certificate import free_intercept as free_intercept
 from mocha_jax._problem.sharding import shard as shard
+from mocha_jax._selection.candidates import grid as grid
 from mocha_jax._selection.cross_validation import cross_validate as cross_validate
-from mocha_jax._selection.grid import grid as grid
 from mocha_jax._selection.path import lambda_path as lambda_path
-from mocha_jax._selection.records import CrossValidation as CrossValidation
-from mocha_jax._selection.records import Path as Path
+from mocha_jax._selection.results import CrossValidation as CrossValidation
+from mocha_jax._selection.results import Path as Path
 from mocha_jax._selection.tuning import Tuned as Tuned
 from mocha_jax._selection.tuning import tune as tune
 from mocha_jax.multiclass import OneVsRest as OneVsRest

@@ -16,10 +16,9 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import Batch, at_once, over_clients, train
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, of_optax, resumed
-from mocha_jax._neural.training import Batch, train
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
@@ -37,7 +36,7 @@ class FedAvgState(State):
     failed: Array  # [] int32 of them in a row, up to now
 
 
-class Given(NamedTuple):
+class FedAvgInputs(NamedTuple):
     """The inputs of the clients in a round."""
 
     key: Array
@@ -47,7 +46,7 @@ class Given(NamedTuple):
     rate: Array
 
 
-class Answer(NamedTuple):
+class FedAvgAnswer(NamedTuple):
     """A client's answer; the server needs only the sum over clients."""
 
     change: Any  # of the parameters, from where they end to where they began, times the weight
@@ -56,10 +55,10 @@ class Answer(NamedTuple):
     diverged: Array  # [] int32 1 where it was not finite
 
 
-def no_answer(params: Params, dtype: DTypeLike) -> Answer:
+def no_answer(params: Params, dtype: DTypeLike) -> FedAvgAnswer:
     """The sum of none."""
     zero = jnp.zeros((), dtype)
-    return Answer(jax.tree.map(jnp.zeros_like, params), zero, zero, jnp.zeros((), jnp.int32))
+    return FedAvgAnswer(jax.tree.map(jnp.zeros_like, params), zero, zero, jnp.zeros((), jnp.int32))
 
 
 class FedAvg(Trainer):
@@ -149,8 +148,8 @@ class FedAvg(Trainer):
         budget = work.budget(self.full_work(problem))
 
         def client(
-            given: Given, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
-        ) -> tuple[tuple[()], Answer]:
+            given: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
+        ) -> tuple[tuple[()], FedAvgAnswer]:
             return (), self.answer(given, data, place, node, budget)
 
         given = self.given(key, state.params, problem)
@@ -158,11 +157,11 @@ class FedAvg(Trainer):
         _, total = over_clients(problem.data, budget, at_once(self.at_once), client, given, (), zero)
         return self.heard(state, total), info(self, problem, budget)
 
-    def given(self, key: Array, params: Params, problem: Prediction) -> Given:
+    def given(self, key: Array, params: Params, problem: Prediction) -> FedAvgInputs:
         """The inputs of the clients in a round with that key."""
-        return Given(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
+        return FedAvgInputs(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
 
-    def answer(self, given: Given, data: TaskData, place: Array, node: Array, budget: Array) -> Answer:
+    def answer(self, given: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array) -> FedAvgAnswer:
         """One client's training.
 
         Args:
@@ -187,9 +186,9 @@ class FedAvg(Trainer):
         finite = all_finite((done.params, done.loss))
         weight = jnp.where(finite, jnp.sum(data.weight[place]), 0.0)
         change = jax.tree.map(lambda a, b: jnp.where(finite, weight * (a - b), 0.0), params, done.params)
-        return Answer(change, weight, jnp.where(finite, weight * done.loss, 0.0), (~finite).astype(jnp.int32))
+        return FedAvgAnswer(change, weight, jnp.where(finite, weight * done.loss, 0.0), (~finite).astype(jnp.int32))
 
-    def heard(self, state: FedAvgState, total: Answer) -> FedAvgState:
+    def heard(self, state: FedAvgState, total: FedAvgAnswer) -> FedAvgState:
         """The server's part of a round: the state after it, from the sum of the answers."""
         weight = total.weight
         gradient = jax.tree.map(lambda a: safe_ratio(a, weight), total.change)

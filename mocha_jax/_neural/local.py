@@ -13,10 +13,9 @@ from jax import Array
 from mocha_jax._algorithms.base import State
 from mocha_jax._core.pytree import tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import at_once, over_clients, train
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, mean_of_known, resumed
-from mocha_jax._neural.training import train
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work

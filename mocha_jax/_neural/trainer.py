@@ -18,10 +18,12 @@ from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Tree, static
+from mocha_jax._neural.clients import Batch, Schedule
 from mocha_jax._neural.flops import flops
 from mocha_jax._neural.prediction import (
     Evaluation,
     Judge,
+    Predicted,
     Prediction,
     Scores,
     evaluation,
@@ -29,8 +31,6 @@ from mocha_jax._neural.prediction import (
     real_labels,
     score,
 )
-from mocha_jax._neural.training import Batch, Schedule
-from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
 from mocha_jax.likelihoods import Likelihood

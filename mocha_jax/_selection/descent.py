@@ -18,14 +18,14 @@ from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.candidates import SolveOptions, warm_started
 from mocha_jax._selection.preparation import Preparation, to_score
-from mocha_jax._selection.solves import SolveOptions, warm_started
 
 Make = Callable[[Problem, Any], Problem]
 Score = Callable[[Problem, Solution[Problem], Any], Array]
 
 
-class Trace(Pytree):
+class TuningTrace(Pytree):
     """The steps of `tune`; every field has a leading axis, one entry per step."""
 
     value: Array  # mean loss of the folds that stop
@@ -99,7 +99,7 @@ trained = Program(
 
 def summed(
     found: OfFold, logs: Tree, stopping: int, unit: float | None, samples: int, prior: float
-) -> tuple[Trace, Tree]:
+) -> tuple[TuningTrace, Tree]:
     """Put the folds together: the record of a step, and the gradient of what descent is on."""
     found, logs = jax.tree.map(np.asarray, (found, logs))
     kept = len(found.loss) - stopping
@@ -112,5 +112,5 @@ def summed(
     value = float(found.loss[kept:].mean()) if stopping else total
     largest: tuple[Any, Any, Any] = found.distance.max(), found.residual.max(), found.gap.max()
     at: tuple[Any, Any] = np.asarray(value), np.asarray(total)
-    trace = Trace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
+    trace = TuningTrace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
     return trace, gradient

@@ -24,11 +24,10 @@ from mocha_jax._driver.adjoint import Implicit
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.descent import Make, Score, Trace, mean_loss, summed, trained
-from mocha_jax._selection.learner import Learner
-from mocha_jax._selection.one_problem import learner_of
+from mocha_jax._selection.candidates import solve_options
+from mocha_jax._selection.descent import Make, Score, TuningTrace, mean_loss, summed, trained
+from mocha_jax._selection.learner import Learner, learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared
-from mocha_jax._selection.solves import solve_options
 from mocha_jax.regularizers import Regularizer
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
@@ -47,7 +46,7 @@ class Tuned:
     solution: Solution[Problem]  # of that problem
     value: float  # the loss of the folds that stop, at the best step
     best: int  # the step at which it is least
-    history: Trace
+    history: TuningTrace
 
     def __repr__(self) -> str:
         best = short(self.hyperparameters)
@@ -173,7 +172,7 @@ def tune(
     fixed = dict(count=count, make=make, score=mean_loss if score is None else score, prepare=prepare)
     samples = int(((_np(parts) >= 0) & (_np(parts) < count - stopping) & (_np(problem.data.weight) > 0)).sum())
 
-    seen: list[Trace] = []
+    seen: list[TuningTrace] = []
     logs, unit = jax.tree.map(jnp.log, start), None
     # What is not finite is begun anew.
     like = jax.eval_shape(lambda start: budget.algorithm.init(make(slim, start)), start)

@@ -18,7 +18,7 @@ import numpy as np
 import mocha_jax as mj
 from mocha_jax._data.standardize import Standardize
 from mocha_jax._selection.preparation import usual
-from mocha_jax.cli import _options, _picture, _table
+from mocha_jax.cli import _arguments, _picture, _table
 from mocha_jax.cli._samples import Samples, read
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
@@ -49,10 +49,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     fit.add_argument("--standardize", choices=("pooled", "task", "within", "none"),
                      help="of features (default: within for numbers, which leaves levels of groups free; pooled for "
                           "classes)")  # fmt: skip
-    fit.add_argument("--lambdas", nargs="+", type=_options.number, default=STRENGTHS, metavar="NUMBER",
+    fit.add_argument("--lambdas", nargs="+", type=_arguments.number, default=STRENGTHS, metavar="NUMBER",
                      help="strengths to try (default: 10 1 0.1 0.01 0.001 0.0001)")  # fmt: skip
-    fit.add_argument("--folds", type=_options.integer(2), default=5, help="of cross-validation (default: %(default)s)")
-    fit.add_argument("--seed", type=_options.integer(0), default=0, help="of the folds (default: %(default)s)")
+    fit.add_argument(
+        "--folds", type=_arguments.integer(2), default=5, help="of cross-validation (default: %(default)s)"
+    )
+    fit.add_argument("--seed", type=_arguments.integer(0), default=0, help="of the folds (default: %(default)s)")
     fit.add_argument("--model", type=Path, default=Path("model.npz"), help="file of the model (default: %(default)s)")
     fit.add_argument("--save", choices=("best", *_MODELS), default="best", metavar="MODEL",
                      help="which model to save (default: %(default)s)")  # fmt: skip
@@ -67,12 +69,12 @@ def fit_table(options: argparse.Namespace) -> int:
     names = tuple(dict.fromkeys(options.models))
     if options.save not in ("best", *names):
         raise ValueError(f"--save: {options.save} is not among the --models {' '.join(names)}.")
-    _options.check_inputs(options.table)
+    _arguments.check_inputs(options.table)
     outputs = {"--model": options.model}
     if _picture.installed():
         _picture.check_form("--picture", options.picture)
         outputs["--picture"] = options.picture
-    _options.check_outputs(outputs, [options.table], options.force)
+    _arguments.check_outputs(outputs, [options.table], options.force)
     samples = read(options)
     data, binary = samples.data, samples.binary
     print(

@@ -11,7 +11,7 @@ from jax.dtypes import canonicalize_dtype
 
 import mocha_jax as mj
 from mocha_jax._selection.preparation import FREE_INTERCEPT
-from mocha_jax.cli import _options, _table
+from mocha_jax.cli import _arguments, _table
 from mocha_jax.datasets import Table
 from mocha_jax.datasets._csv import packed
 from mocha_jax.datasets._fields import decimal_commas, is_number, no_categories
@@ -56,7 +56,7 @@ def _columns(table: Table, options: argparse.Namespace) -> list[str]:
     label, group = options.label, options.group
     if label == group:
         raise ValueError(f"--label and --group must be two columns, got {label!r} for both.")
-    _options.check_columns(
+    _arguments.check_columns(
         table, label=[label], group=[group], features=options.features or [], exclude=options.exclude,
         categories=options.categories,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 import mocha_jax as mj
 from mocha_jax._core import files
-from mocha_jax.cli import _options, _table
+from mocha_jax.cli import _arguments, _table
 from mocha_jax.datasets import Table
 from mocha_jax.datasets._fields import decimal_commas, no_categories
 
@@ -43,7 +43,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def predict_table(options: argparse.Namespace) -> int:
     """Write the group and the prediction of every row."""
     if options.out is not None:
-        _options.check_outputs({"--out": options.out}, [options.model, options.table], force=True)
+        _arguments.check_outputs({"--out": options.out}, [options.model, options.table], force=True)
     model = _load(options.model)
     table, x, groups = _rows(model, options, None if options.unseen == "mean" else model.names.tasks)
     task = None if model.names.tasks is None else groups
@@ -118,7 +118,7 @@ def inspect_model(options: argparse.Namespace) -> int:
 
 
 def _load(path: Path) -> mj.LinearModel:
-    _options.check_inputs(path)
+    _arguments.check_inputs(path)
     model = mj.load_model(path)
     if not isinstance(model, mj.LinearModel):
         raise ValueError(f"{path}: this command knows models of numbers and of two classes, no {type(model).__name__}.")
@@ -141,7 +141,7 @@ def _rows(
         raise ValueError("this model has no names of features, so that columns cannot be found.")
     encoded = tuple(name for name in features if "=" in name)
     table = _table.opened(options, (group, *texts, *encoded))
-    _options.check_columns(table, group=[group], label=label)
+    _arguments.check_columns(table, group=[group], label=label)
     medians = model.trained.get("medians", {})
     table = _table.with_columns(table, {
         name: np.where(np.isnan(column), medians[name], column)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mocha_jax.cli import _options
+from mocha_jax.cli import _arguments
 from mocha_jax.datasets import Table, read_table
 from mocha_jax.datasets._fields import decimal_commas, is_number
 
@@ -27,7 +27,7 @@ def add_to(command: argparse.ArgumentParser, group: str | None = None) -> None:
     command.add_argument(
         "--group", required=group is None, help=f"the column that names the group of every row{default}"
     )
-    command.add_argument("--delimiter", type=_options.delimiter, help="between fields (default: found)")
+    command.add_argument("--delimiter", type=_arguments.delimiter, help="between fields (default: found)")
     command.add_argument("--decimal-comma", action="store_true", help="numbers are written 1,5")
 
 
@@ -38,7 +38,7 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Table:
       options: of the command.
       texts: columns to keep as texts.
     """
-    _options.check_inputs(options.table)
+    _arguments.check_inputs(options.table)
     table = read_table(options.table, delimiter=options.delimiter, texts=tuple(dict.fromkeys(texts)))
     kept = {column for column in table.columns for text in texts if text == column or text.startswith(f"{column}=")}
     return with_columns(

@@ -21,7 +21,7 @@ from mocha_jax.coupling._low_rank import AboutMean as AboutMean
 from mocha_jax.coupling._low_rank import LowRank as LowRank
 from mocha_jax.coupling._simple import Diagonal as Diagonal
 from mocha_jax.coupling._simple import Exchangeable as Exchangeable
-from mocha_jax.coupling._simple import PerFeature as PerFeature
+from mocha_jax.coupling._simple import FeatureDiagonal as FeatureDiagonal
 from mocha_jax.coupling._simple import Scaled as Scaled
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "Operator",
     "OwnSystems",
     "Parts",
-    "PerFeature",
+    "FeatureDiagonal",
     "SIGMA_PRIME_RULES",
     "Scaled",
 ]

@@ -53,15 +53,15 @@ class Diagonal(Coupling):
         return jnp.max(nodes)
 
 
-class PerFeature(Coupling):
+class FeatureDiagonal(Coupling):
     r"""Tasks that share no weights but the scale of every feature: one number per column of V. O(m d)."""
 
     scale: Array  # [d], or [1] for all
     num_tasks: int = static()
 
     def __post_init__(self) -> None:
-        check.array("PerFeature", "scale", self.scale, ("d",))
-        check.integer("PerFeature", 1, num_tasks=self.num_tasks)
+        check.array("FeatureDiagonal", "scale", self.scale, ("d",))
+        check.integer("FeatureDiagonal", 1, num_tasks=self.num_tasks)
 
     def apply(self, v: Array) -> Array:
         return self.scale[None, :] * v
@@ -85,9 +85,9 @@ class PerFeature(Coupling):
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
 
-    def resolvent(self, rho: Array) -> PerFeature:
+    def resolvent(self, rho: Array) -> FeatureDiagonal:
         pull = rho * self.scale
-        return PerFeature(pull / (1.0 + pull), self.num_tasks)
+        return FeatureDiagonal(pull / (1.0 + pull), self.num_tasks)
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * jnp.max(self.scale)

@@ -20,7 +20,7 @@ from mocha_jax._core.pytree import Pytree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.plan import NO_ROUND
 from mocha_jax._neural.clients import at_once, over_clients
-from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer
+from mocha_jax._neural.fedavg import FedAvg, FedAvgAnswer, FedAvgState, no_answer
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax.federated._sides import Header, Heard, NodeSide, ServerSide, Sides, register, where
 from mocha_jax.federated._silent_data import absent
@@ -87,8 +87,8 @@ class AveragingNodes(NodeSide):
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
 
         def client(
-            given: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: Answer
-        ) -> tuple[Answer, tuple[()]]:
+            given: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: FedAvgAnswer
+        ) -> tuple[FedAvgAnswer, tuple[()]]:
             there = algorithm.given(key, row_of(given.params, node), problem)
             return algorithm.answer(there, data, place, header.task[node], budget), ()
 
@@ -151,7 +151,7 @@ class AveragingCentre(ServerSide):
         self, state: AveragingHeld, round: Array, up: AveragingUp, heard: Heard
     ) -> tuple[AveragingHeld, Training]:
         counts = where(heard.any & (state.counts > 0), up.samples, state.counts)
-        total = total_of(heard.any, Answer(up.change, up.weight, up.loss, up.diverged))
+        total = total_of(heard.any, FedAvgAnswer(up.change, up.weight, up.loss, up.diverged))
         after = self.algorithm.heard(state.state, total)
         return AveragingHeld(counts, after), training(after, counts)
 

@@ -29,9 +29,9 @@ from jax import Array
 
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.bayesian import each_of_count
 from mocha_jax._neural.clients import at_once, over_clients
-from mocha_jax._neural.gaussian import Gaussian
-from mocha_jax._neural.posterior import each_of_count
+from mocha_jax._neural.gaussian import DiagonalGaussian
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import Own
 from mocha_jax._neural.virtual import Virtual
@@ -46,7 +46,7 @@ REMEMBERED = 4
 class VirtualDown(Pytree):
     """The message of the server."""
 
-    posterior: Gaussian  # [m, p] s
+    posterior: DiagonalGaussian  # [m, p] s
     clients: Array  # [m] int32 K, those with samples
     first: Array  # [m] power of the first density that stands for a node which has not been heard
     steps: Array  # [m] int32 how many to do; below 0 those of a full round
@@ -55,7 +55,7 @@ class VirtualDown(Pytree):
 class VirtualUp(Pytree):
     """The answer of nodes."""
 
-    factor: Gaussian  # [m, p] s_i, all of it
+    factor: DiagonalGaussian  # [m, p] s_i, all of it
     loss: Array  # [m] mean over the training of the free energy for each sample; 0 without any
     refined: Array  # [m] int32 1 where it is the factor of a refinement that was finite
     diverged: Array  # [m] int32 1 where the refinement was not, and the factor is the one before it
@@ -66,14 +66,14 @@ class SentFactors(Pytree):
     """The answers that nodes have sent."""
 
     round: Array  # [m, k] int32; below 0: none
-    factor: Gaussian  # [m, k, p]
+    factor: DiagonalGaussian  # [m, k, p]
 
 
 class VirtualMine(Pytree):
     """The state that nodes keep between rounds."""
 
-    factor: Gaussian  # [m, p] the latest; of a node that no message has reached anything
-    private: Gaussian  # [m, q] c_i
+    factor: DiagonalGaussian  # [m, p] the latest; of a node that no message has reached anything
+    private: DiagonalGaussian  # [m, q] c_i
     loss: Array  # [m] of the last training; infinite before any
     life: Array  # [m] int32 of the server that sent the last message; below 0: none has
     sent: SentFactors
@@ -95,9 +95,13 @@ class VirtualNodes(NodeSide):
         shared, own = self.algorithm.vectors(dtype)
         private = self.algorithm.first_state(jnp.ones((m,), bool), shared, own).private
         none, nobody = jnp.zeros((m, k, shared.size), dtype), jnp.full((m, k), NOBODY, jnp.int32)
-        factor = Gaussian(none[:, 0], none[:, 0])
+        factor = DiagonalGaussian(none[:, 0], none[:, 0])
         return VirtualMine(
-            factor, private, jnp.full((m,), jnp.inf, dtype), nobody[:, 0], SentFactors(nobody, Gaussian(none, none))
+            factor,
+            private,
+            jnp.full((m,), jnp.inf, dtype),
+            nobody[:, 0],
+            SentFactors(nobody, DiagonalGaussian(none, none)),
         )
 
     def doubts(self, mine: VirtualMine, header: Header, down: VirtualDown) -> str:
@@ -112,7 +116,7 @@ class VirtualNodes(NodeSide):
             m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
             none = jnp.zeros((m, self.algorithm.vectors(dtype)[0].size), dtype)
             number = jnp.zeros((m,), jnp.int32)
-            return VirtualDown(Gaussian(none, none), number, number.astype(dtype), number)
+            return VirtualDown(DiagonalGaussian(none, none), number, number.astype(dtype), number)
 
         return {"VirtualDown": jax.eval_shape(some)}
 
@@ -145,7 +149,7 @@ class VirtualNodes(NodeSide):
 
     def _refined(
         self, key: Any, mine: VirtualMine, header: Header, down: VirtualDown, each: Array, known: Array,
-        held: Gaussian, latest: Gaussian,
+        held: DiagonalGaussian, latest: DiagonalGaussian,
     ) -> tuple[Own, Array, Array]:  # fmt: skip
         """Refine: all that is the nodes' own then, which refinements were finite ``[m]`` and which were not."""
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
@@ -183,22 +187,22 @@ def whole_factors(owner: str, algorithm: Virtual) -> None:
         )
 
 
-def powers(gaussian: Gaussian, power: Array) -> Gaussian:
+def powers(gaussian: DiagonalGaussian, power: Array) -> DiagonalGaussian:
     """One Gaussian ``[p]`` to the powers of all nodes ``[m]``, ``[m, p]``."""
-    return Gaussian(power[:, None] * gaussian.precision[None, :], power[:, None] * gaussian.shift[None, :])
+    return DiagonalGaussian(power[:, None] * gaussian.precision[None, :], power[:, None] * gaussian.shift[None, :])
 
 
-def chosen(mask: Array, new: Gaussian, old: Gaussian) -> Gaussian:
+def chosen(mask: Array, new: DiagonalGaussian, old: DiagonalGaussian) -> DiagonalGaussian:
     """The new ones of some nodes, and the old ones of the others."""
-    return Gaussian(where(mask, new.precision, old.precision), where(mask, new.shift, old.shift))
+    return DiagonalGaussian(where(mask, new.precision, old.precision), where(mask, new.shift, old.shift))
 
 
-def picked(at: Array, factors: Gaussian) -> Gaussian:
+def picked(at: Array, factors: DiagonalGaussian) -> DiagonalGaussian:
     """Pick the factors that are marked ``[m, k]``, at most one of each node; 0 where none is."""
     return jax.tree.map(lambda a: jnp.sum(jnp.where(at[:, :, None], a, 0.0), axis=1), factors)
 
 
-def added(sent: SentFactors, held: Array, round: Array, factor: Gaussian) -> SentFactors:
+def added(sent: SentFactors, held: Array, round: Array, factor: DiagonalGaussian) -> SentFactors:
     """Put another answer in place of the oldest, but not of the one that the server holds, marked ``[m, k]``."""
     here = place_of_next(sent.round, held)
     factors = jax.tree.map(lambda a, new: jnp.where(here[:, :, None], new[:, None, :], a), sent.factor, factor)

@@ -12,10 +12,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from mocha_jax._core.pytree import Pytree, Tree, static
+from mocha_jax._neural.bayesian import VirtualState, each_of, product
 from mocha_jax._neural.clients import whose_turn
-from mocha_jax._neural.gaussian import Gaussian
-from mocha_jax._neural.posterior import VirtualState, each_of, product
-from mocha_jax._neural.refinement import Answer, Own
+from mocha_jax._neural.gaussian import DiagonalGaussian
+from mocha_jax._neural.refinement import Own, RefinementAnswer
 from mocha_jax._neural.virtual import Virtual
 from mocha_jax.federated._sides import Heard, ServerSide, Sides, register, where
 from mocha_jax.federated._training import Training, doubtful, no_regularizer, total_of, training
@@ -92,7 +92,7 @@ class VirtualCentre(ServerSide):
         def some() -> VirtualUp:
             m, shared = self.num_tasks, self._shared()
             none, number = jnp.zeros((m, shared.size), shared.dtype), jnp.zeros((m,), jnp.int32)
-            return VirtualUp(Gaussian(none, none), number.astype(shared.dtype), number, number, number)
+            return VirtualUp(DiagonalGaussian(none, none), number.astype(shared.dtype), number, number, number)
 
         return jax.eval_shape(some)
 
@@ -103,12 +103,12 @@ class VirtualCentre(ServerSide):
         losses = where(heard.any & (up.refined > 0), up.loss, before.losses)
         change = jax.tree.map(partial(jnp.sum, axis=0), factors / before.factors)
         good, bad = total_of(heard.any, (up.refined, up.diverged))
-        after = before.heard(Own(factors, before.private, losses), Answer(change, good, bad))
+        after = before.heard(Own(factors, before.private, losses), RefinementAnswer(change, good, bad))
         first = jnp.where(heard.any, jnp.zeros_like(state.first), state.first)
         return VirtualHeld(counts, first, after), training(after, counts)
 
     def weights(self, state: VirtualHeld) -> Any:
-        """The means of the shared parameters; of a network of `networks.Parts` the private ones are None."""
+        """The means of the shared parameters; of a network of `networks.SplitParameters` the private ones are None."""
         to_shared, _, join = self.algorithm.apart(self.dtype)
         return join(to_shared(state.state.mean), None)
 

@@ -16,9 +16,8 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
-from mocha_jax._selection.solves import SolveOptions, solve_options
-from mocha_jax.multiclass._each_class import EachClass, Make, each_class
-from mocha_jax.multiclass._labels import count_classes
+from mocha_jax._selection.candidates import SolveOptions, solve_options
+from mocha_jax.multiclass._each_class import EachClass, Make, count_classes, each_class
 from mocha_jax.multiclass._one_vs_rest import OneVsRest
 from mocha_jax.multiclass._scores import said
 

@@ -24,11 +24,10 @@ from mocha_jax._problem.answer import apart, how_trained
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
-from mocha_jax._selection.solves import SolveOptions, solve_options
+from mocha_jax._selection.candidates import SolveOptions, solve_options
 from mocha_jax.losses import Loss
 from mocha_jax.multiclass import _scores
-from mocha_jax.multiclass._each_class import EachClass, Make, each_class
-from mocha_jax.multiclass._labels import count_classes
+from mocha_jax.multiclass._each_class import EachClass, Make, count_classes, each_class
 from mocha_jax.multiclass._scores import ClassScores
 from mocha_jax.regularizers import Regularizer
 

@@ -30,7 +30,7 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.answer import apart
 from mocha_jax._problem.problem import Problem
-from mocha_jax.multiclass._labels import require_labels
+from mocha_jax.multiclass._each_class import require_labels
 
 
 @on_purpose

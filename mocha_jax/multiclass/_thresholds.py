@@ -25,7 +25,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.losses import Ordinal, PerTask
-from mocha_jax.multiclass._labels import require_labels
+from mocha_jax.multiclass._each_class import require_labels
 
 
 @on_purpose

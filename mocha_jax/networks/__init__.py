@@ -34,7 +34,7 @@ from mocha_jax.networks._base import Params as Params
 from mocha_jax.networks._dense_layers import MLP as MLP
 from mocha_jax.networks._dense_layers import Lateral as Lateral
 from mocha_jax.networks._dense_layers import LateralLayer as LateralLayer
-from mocha_jax.networks._dense_layers import Parts as Parts
+from mocha_jax.networks._dense_layers import SplitParameters as SplitParameters
 from mocha_jax.networks._pictures import CNN as CNN
 from mocha_jax.networks._pictures import LateralCNN as LateralCNN
 from mocha_jax.networks._sequences import LSTM as LSTM
@@ -51,7 +51,7 @@ __all__ = [
     "MLP",
     "Model",
     "Network",
-    "Parts",
+    "SplitParameters",
 ]
 
 

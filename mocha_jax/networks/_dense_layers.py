@@ -61,7 +61,7 @@ DENSE: Stage = (operator.matmul, jax.nn.relu)
 LAST: Stage = (operator.matmul, lambda h: h)
 
 
-class Parts(NamedTuple):
+class SplitParameters(NamedTuple):
     """Parameters of which one part is shared by all clients and the other is every client's own."""
 
     shared: Any  # a tree of arrays
@@ -102,7 +102,7 @@ class Lateral(Network):
     $$
 
     with $h^c_0 = h^s_0 = x$. The last layer has no $\sigma$; the server has hidden layers only, for nothing
-    reads the output of another. Parameters are `Parts`.
+    reads the output of another. Parameters are `SplitParameters`.
 
     Args:
       features: length d of a sample.
@@ -131,7 +131,7 @@ class Lateral(Network):
         check.in_unit_interval("Lateral", open_right=True, dropout=self.dropout)
         check.scalar("Lateral", dropout=self.dropout)
 
-    def init(self, key: Array) -> Parts:
+    def init(self, key: Array) -> SplitParameters:
         below = self.features, *self.hidden
         shapes = tuple(zip(below, (*self.hidden, self.outputs), strict=True))
         keys = jax.random.split(key, 3 * len(shapes)).reshape(len(shapes), 3)
@@ -139,13 +139,15 @@ class Lateral(Network):
         private = (
             LateralLayer.of(dense(k[1], *shape), dense(k[2], *shape)) for k, shape in zip(keys, shapes, strict=True)
         )
-        return Parts(shared, tuple(private))
+        return SplitParameters(shared, tuple(private))
 
-    def apply(self, params: Parts, x: Array, key: Array | None = None) -> Array:
+    def apply(self, params: SplitParameters, x: Array, key: Array | None = None) -> Array:
         return lateral(params, x, (*[DENSE] * len(self.hidden), LAST), self.dropout, key)
 
 
-def lateral(params: Parts, x: Array, stages: Sequence[Stage], dropout: float = 0.0, key: Array | None = None) -> Array:
+def lateral(
+    params: SplitParameters, x: Array, stages: Sequence[Stage], dropout: float = 0.0, key: Array | None = None
+) -> Array:
     """Predict by equation (4), layer by layer."""
     server = client = x
     for i, ((times, activation), layer) in enumerate(zip(stages, params.private, strict=True)):

@@ -9,7 +9,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import static
 from mocha_jax._numerics.convolution import convolved, pooled
 from mocha_jax.networks._base import Layer, Network, convolution, dense
-from mocha_jax.networks._dense_layers import DENSE, LAST, LateralLayer, Parts, Stage, lateral
+from mocha_jax.networks._dense_layers import DENSE, LAST, LateralLayer, SplitParameters, Stage, lateral
 
 
 class _OfPictures(Network):
@@ -78,7 +78,7 @@ class LateralCNN(_OfPictures):
 
     where a channel has one number of $\phi^\alpha, \phi^b$ and $\phi^c$, and $\sigma$ is 2 x 2 max-pooling and ReLU for
     the two convolutions, ReLU for the dense layer, and nothing for the outputs. The server's network has the
-    convolutions and the dense layer. Parameters are `Parts`.
+    convolutions and the dense layer. Parameters are `SplitParameters`.
 
     Args:
       shape: height, width and channels of the picture that a sample is, row by row.
@@ -94,11 +94,11 @@ class LateralCNN(_OfPictures):
       (3, 4, (2, 3))
     """
 
-    def init(self, key: Array) -> Parts:
+    def init(self, key: Array) -> SplitParameters:
         shared, own, side = (self._layers(k) for k in jax.random.split(key, 3))
-        return Parts(shared[:-1], tuple(map(LateralLayer.of, own, side)))
+        return SplitParameters(shared[:-1], tuple(map(LateralLayer.of, own, side)))
 
-    def apply(self, params: Parts, x: Array, key: Array | None = None) -> Array:
+    def apply(self, params: SplitParameters, x: Array, key: Array | None = None) -> Array:
         return lateral(params, x.reshape(len(x), *self.shape), _PICTURES)
 
 

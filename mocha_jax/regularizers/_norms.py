@@ -11,7 +11,7 @@ from jax import Array, lax
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.coupling import LowRank, PerFeature
+from mocha_jax.coupling import FeatureDiagonal, LowRank
 from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
 from mocha_jax.regularizers._singular_values import Spectral, with_average_tasks
 from mocha_jax.spectral import safe_sqrt
@@ -186,9 +186,9 @@ class JointSparse(SumOfSizes):
     def extend_relation(self, relation: Array, num_tasks: int, num_features: int) -> Array:
         return relation
 
-    def coupling(self, num_tasks: int, relation: Array | None = None) -> PerFeature:
+    def coupling(self, num_tasks: int, relation: Array | None = None) -> FeatureDiagonal:
         relation = self.initial_relation(num_tasks, 1) if relation is None else relation
-        return PerFeature(self.curvature_of(relation), num_tasks)
+        return FeatureDiagonal(self.curvature_of(relation), num_tasks)
 
     def relationship(self, num_tasks: int, relation: Array | None = None) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))

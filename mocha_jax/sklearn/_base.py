@@ -27,10 +27,10 @@ from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
 from mocha_jax._model.base import UNSEEN
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.candidates import candidate
 from mocha_jax._selection.cross_validation import cross_validate
 from mocha_jax._selection.preparation import FREE_INTERCEPT, frees_intercept, preparation, prepared, usual
-from mocha_jax._selection.records import CrossValidation
-from mocha_jax._selection.solves import candidate
+from mocha_jax._selection.results import CrossValidation
 from mocha_jax.losses import Loss, ResidualLoss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices

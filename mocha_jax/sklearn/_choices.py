@@ -11,7 +11,7 @@ import numpy as np
 from mocha_jax import losses
 from mocha_jax._core import check
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._selection.grid import grid
+from mocha_jax._selection.candidates import grid
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker

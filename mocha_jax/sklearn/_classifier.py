@@ -18,8 +18,8 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.records import CrossValidation
-from mocha_jax._selection.solves import candidate
+from mocha_jax._selection.candidates import candidate
+from mocha_jax._selection.results import CrossValidation
 from mocha_jax.losses import Loss
 from mocha_jax.multiclass import OneVsRest
 from mocha_jax.multiclass._one_vs_rest import unfinished_classes
