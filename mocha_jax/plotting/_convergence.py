@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from mocha_jax._core import check
 from mocha_jax._driver.history import History
 from mocha_jax._selection.tuning import Tuned
-from mocha_jax.plotting._tasks import COLOURS
-from mocha_jax.plotting._tasks import similarity
+from mocha_jax.plotting._tasks import COLOURS, similarity
 
 
 def convergence(axes: Axes, histories: Mapping[str, History], *, against: str = "simulated_time") -> None:
