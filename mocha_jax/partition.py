@@ -24,7 +24,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._data.samples import check_unmasked
+from mocha_jax._data.frames import check_unmasked
 
 __all__ = [
     "by_group",

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_device, on_purpose
 from mocha_jax._core.warnings import warn
+from mocha_jax._data.frames import check_unmasked
 from mocha_jax._data.placement import collect
-from mocha_jax._data.samples import check_unmasked
-from mocha_jax._data.table import Tables, names_of_tasks, read
+from mocha_jax._data.read import Tables, names_of_tasks, read
 from mocha_jax._data.task_data import SCALINGS, TaskData, size_of_intercept
 
 # Bytes of samples that are padded on the host at a time.

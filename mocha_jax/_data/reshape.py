@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax.numpy as jnp
 import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import Names, duplicates, listed
+from mocha_jax._data.node_arrays import Data, NodeArrays
 from mocha_jax._data.standardize import appended
 from mocha_jax._numerics.math import safe_ratio
 
-if TYPE_CHECKING:
-    from mocha_jax._data.task_data import TaskData
 
-
-def pooled(data: TaskData) -> TaskData:
-    """See `TaskData.pooled`."""
+def pooled(data: Data) -> Data:
+    """Put all nodes on one task."""
     together = data.replace(task=jnp.zeros_like(data.task), num_tasks=1, shared=data.num_nodes > 1)
     return together.replace(weight=data.weight * safe_ratio(together.base_weight(), data.base_weight()))
 
 
-def merged(data: TaskData) -> TaskData:
-    """See `TaskData.merged`."""
+def merged(data: Data) -> Data:
+    """Put all samples on one node."""
     real = np.asarray(data.weight) > 0
     x, y, weight = (jnp.asarray(np.asarray(a)[real][None]) for a in (data.x, data.y, data.weight))
     task = jnp.zeros(1, data.task.dtype)
     return data.replace(x=x, y=y, weight=weight, task=task, num_tasks=1, shared=False, sharding=None)
 
 
-def pad(data: TaskData, nodes: int | None, rows: int | None) -> TaskData:
-    """See `TaskData.pad`."""
+def pad(data: Data, nodes: int | None, rows: int | None) -> Data:
+    """Append inert nodes and rows up to the given counts."""
     m, n, _ = data.x.shape
     nodes, rows = m if nodes is None else nodes, n if rows is None else rows
     check.integer("TaskData.pad", 0, nodes=nodes, rows=rows)
@@ -50,8 +46,8 @@ def pad(data: TaskData, nodes: int | None, rows: int | None) -> TaskData:
     )
 
 
-def append(data: TaskData, other: TaskData) -> TaskData:
-    """See `TaskData.append`."""
+def append(data: Data, other: NodeArrays) -> Data:
+    """Append the tasks of other data."""
     check.instance("TaskData.append", "other", other, type(data), "pack_tasks(xs, ys)")
     if data.num_features != other.num_features:
         raise ValueError(
@@ -83,8 +79,8 @@ def append(data: TaskData, other: TaskData) -> TaskData:
     )
 
 
-def join(data: TaskData, other: TaskData) -> TaskData:
-    """See `TaskData.join`."""
+def join(data: Data, other: Data) -> Data:
+    """Add rows to old tasks, found by their names, and append new tasks."""
     owner = "TaskData.join"
     check.instance(owner, "other", other, type(data), "pack_tasks(xs, ys, groups)")
     for each, which in ((data, "this data"), (other, "other")):
@@ -94,12 +90,12 @@ def join(data: TaskData, other: TaskData) -> TaskData:
     theirs = other.names.tasks or ()
     new = [t for t, name in enumerate(theirs) if name not in known]
     old = [t for t, name in enumerate(theirs) if name in known]
-    added = rows_of(other, new)
+    added = _rows_of(other, new)
     both = data if added is None else append(data, added)
     if not old:
         return both
     # More rows of old tasks go after those that are there, which keep their places and so their duals.
-    more = rows_of(other, old)
+    more = _rows_of(other, old)
     assert more is not None
     _names_of_both(data, more.replace(names=more.names.replace(tasks=None)))
     if more.loss_scaling != data.loss_scaling or more.num_features != data.num_features:
@@ -126,7 +122,7 @@ def join(data: TaskData, other: TaskData) -> TaskData:
     return marked.replace(weight=marked.base_weight() * marked.weight)
 
 
-def rows_of(data: TaskData, tasks: list[int]) -> TaskData | None:
+def _rows_of(data: Data, tasks: list[int]) -> Data | None:
     """The data of some tasks alone, one node each; None of none."""
     if not tasks:
         return None
@@ -139,7 +135,7 @@ def rows_of(data: TaskData, tasks: list[int]) -> TaskData | None:
     )  # fmt: skip
 
 
-def _names_of_both(data: TaskData, other: TaskData) -> Names:
+def _names_of_both(data: NodeArrays, other: NodeArrays) -> Names:
     """The names of the tasks of both, where both have some."""
     one, two = data.names, other.names
     for what in ("features", "classes"):

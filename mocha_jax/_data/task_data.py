@@ -15,12 +15,12 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, on_purpose
-from mocha_jax._data import reshape, selection
+from mocha_jax._data import reshape, split
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.node_arrays import NodeArrays
+from mocha_jax._data.node_arrays import NodeArrays, check_arrays
 from mocha_jax._data.placement import row_by_row
-from mocha_jax._data.samples import check_arrays
-from mocha_jax._data.standardize import Scaling, standardized
+from mocha_jax._data.scaling import Scaling
+from mocha_jax._data.standardize import standardized
 from mocha_jax._data.storage import AsStored
 from mocha_jax._numerics.math import safe_ratio
 
@@ -136,7 +136,7 @@ class TaskData(NodeArrays):
           >>> sorted(train.y[0].tolist()), sorted(test.y[0].tolist())
           ([-1.0, 1.0], [-1.0, 1.0])
         """
-        return selection.split(self, key, fraction, stratify)
+        return split.split(self, key, fraction, stratify)
 
     @on_purpose
     def pooled(self) -> TaskData:
@@ -243,12 +243,12 @@ class TaskData(NodeArrays):
           >>> [sorted(data.y[part == f].tolist()) for f in range(3)]
           [[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]]
         """
-        return selection.folds(self, key, count, groups)
+        return split.folds(self, key, count, groups)
 
     @on_purpose
     def keep(self, rows: Array) -> TaskData:
         """Keep the rows that are marked ``[m, n]`` as samples; the weights follow `loss_scaling`."""
-        return selection.keep(self, rows)
+        return split.keep(self, rows)
 
 
 def size_of_intercept(owner: str, intercept: bool | float) -> float:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._data.columns import is_missing, samples_of
-from mocha_jax._data.dense import check_dense, check_frames
+from mocha_jax._data.frames import check_dense, check_frames, is_missing, samples_of
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.task_data import TaskData
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._data.dense import check_frames
+from mocha_jax._data.frames import check_frames
 from mocha_jax._data.names import Named, columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData

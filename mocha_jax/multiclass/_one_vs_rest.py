@@ -14,7 +14,7 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.standardize import Scaling
+from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.fallback import or_by_loops
 from mocha_jax._driver.solution import Solution

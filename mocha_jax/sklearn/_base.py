@@ -18,9 +18,9 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
 from mocha_jax._core.warnings import NotConverged, silenced, warn
+from mocha_jax._data.frames import check_unmasked
 from mocha_jax._data.names import columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
-from mocha_jax._data.samples import check_unmasked
 from mocha_jax._data.standardize import WAYS
 from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Status

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._data import placement, samples
+from mocha_jax._data import node_arrays, placement
 from mocha_jax._driver import chunk
 from mocha_jax._driver.config import make_config
 
@@ -92,7 +92,7 @@ def test_samples_are_checked_where_they_are(monkeypatch):
     """NumPy's copy of an array in another order than its own stays as long as the array."""
     monkeypatch.setattr(placement, "_SMALL", 0)
     x = placement.row_by_row(jnp.ones((40, 3, 5)))
-    [view] = samples._views(x)
+    [view] = node_arrays._views(x)
     assert view.ctypes.data == x.unsafe_buffer_pointer()
     np.testing.assert_array_equal(view, np.ones((40, 3, 5)))
     y, wrong = jnp.ones((40, 3)), placement.row_by_row(x.at[7, 2, 4].set(jnp.nan))

@@ -106,7 +106,7 @@ FAULTS = (
         "return cls(precision, precision * mean)", "return cls(precision, mean)", ("neural",),
     ),
     Fault(
-        "folds are dealt by row, not in random order", "_data/splits.py",
+        "folds are dealt by row, not in random order", "_data/split.py",
         "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
     ),
     Fault(

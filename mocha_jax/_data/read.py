@@ -9,10 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._data.columns import array_of, missing, of_objects, samples_of
-from mocha_jax._data.dense import check_dense, check_frames
+from mocha_jax._data.frames import (
+    array_of,
+    check_dense,
+    check_frames,
+    check_unmasked,
+    masked,
+    missing,
+    of_objects,
+    samples_of,
+)
 from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
-from mocha_jax._data.samples import check_unmasked, masked
 
 _OWNER = "pack_tasks"
 
