@@ -1,9 +1,10 @@
-"""Samples as people have them: lists of arrays, mappings by name, one array with groups, data frames."""
+"""Samples in any form, read to arrays of every node: lists, mappings by name, one array with groups, data frames."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,8 +25,8 @@ from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, p
 _OWNER = "pack_tasks"
 
 
-class Table(NamedTuple):
-    """Samples and labels of every node, with their names."""
+class Ragged(NamedTuple):
+    """Samples and labels of every node, as many as it has, with their names."""
 
     xs: list[np.ndarray]  # of every node ``[n_t, d]``
     ys: list[np.ndarray]  # of every node ``[n_t]``
@@ -34,21 +35,21 @@ class Table(NamedTuple):
     names: Names
 
 
-def read(xs: object, ys: object, groups: object, like: Names | None) -> Table:
-    """Make lists of arrays of whatever was given, and of `like` take the order of tasks, features and classes."""
+def read(xs: object, ys: object, groups: object, like: Names | None) -> Ragged:
+    """Read samples and labels in any form, with tasks, features and classes in the order of `like`."""
     check_unmasked(_OWNER, groups=groups)
     for name, value in (("xs", xs), ("ys", ys), ("groups", groups)):
         check_dense(_OWNER, name, value)
     check_frames(_OWNER, "xs", xs)
     xs, ys, groups = _columns_asked_for(xs, ys, groups)
     if groups is not None:
-        table = _by_group(xs, ys, groups)
+        ragged = _by_group(xs, ys, groups)
     elif isinstance(xs, Mapping):
-        table = _by_name(xs, ys)
+        ragged = _by_name(xs, ys)
     else:
-        table = _by_node(xs, ys)
-    table = _with_numbers(table, None if like is None else like.classes)
-    return table if like is None else _in_order_of(table, like)
+        ragged = _by_node(xs, ys)
+    ragged = _with_class_numbers(ragged, None if like is None else like.classes)
+    return ragged if like is None else _in_order_of(ragged, like)
 
 
 def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, object, object]:
@@ -68,7 +69,7 @@ def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, 
     return frame[rest], *(frame[name] if isinstance(name, str) else name for name in (ys, groups))
 
 
-def _by_group(xs: object, ys: object, groups: object) -> Table:
+def _by_group(xs: object, ys: object, groups: object) -> Ragged:
     features = columns_of(_OWNER, xs)
     check_unmasked(_OWNER, xs=xs, ys=ys)
     x = _one_array("xs", samples_of(_OWNER, xs, features))
@@ -80,31 +81,30 @@ def _by_group(xs: object, ys: object, groups: object) -> Table:
     if (unnamed := missing(labels)).any():
         raise ValueError(f"{_OWNER}: groups is NaN in row {int(np.argmax(unnamed))}; give it a label.")
     try:
-        known, node = np.unique(labels, return_inverse=True)
+        groups_in_order, node = np.unique(labels, return_inverse=True)
     except TypeError as error:
         raise ValueError(f"{_OWNER}: groups mixes labels that have no order; make them all strings.") from error
     order = np.argsort(node, kind="stable")
     cuts = np.cumsum(np.bincount(node))[:-1]
-    tasks = tuple(known.tolist())
-    return Table(
+    tasks = tuple(groups_in_order.tolist())
+    return Ragged(
         np.split(x[order], cuts), np.split(y[order], cuts), [f"group {label!r}" for label in tasks],
         np.split(order, cuts), Names(tasks=tasks, features=features),
     )  # fmt: skip
 
 
-def _by_name(xs: Mapping[Any, Any], ys: object) -> Table:
+def _by_name(xs: Mapping[Any, Any], ys: object) -> Ragged:
     """Mappings of names to arrays."""
     if not isinstance(ys, Mapping):
         raise ValueError(f"{_OWNER}: where xs is a mapping of names to arrays, so must ys be; got {check.shown(ys)}.")
     if set(xs) != set(ys):
         raise ValueError(f"{_OWNER}: xs and ys must name the same tasks; {listed(sorted(set(xs) ^ set(ys), key=str))} "
                          f"are in one of them alone.")  # fmt: skip
-    table = _by_node(list(xs.values()), [ys[name] for name in xs])
-    nodes = [f"task {name!r}" for name in xs]
-    return table._replace(nodes=nodes, names=table.names.replace(tasks=tuple(xs)))
+    ragged = _by_node(list(xs.values()), [ys[name] for name in xs])
+    return ragged._replace(nodes=[f"task {name!r}" for name in xs], names=ragged.names.replace(tasks=tuple(xs)))
 
 
-def _by_node(xs: object, ys: object) -> Table:
+def _by_node(xs: object, ys: object) -> Ragged:
     if getattr(xs, "ndim", 0) == 2 and getattr(ys, "ndim", 0) == 1:
         raise ValueError(f"{_OWNER}: one array of samples needs groups, the device of each; or pass a list per device.")
     each_x, each_y = check.sequence(_OWNER, "xs", xs), check.sequence(_OWNER, "ys", ys)
@@ -116,10 +116,14 @@ def _by_node(xs: object, ys: object) -> Table:
         if own != columns[0]:
             raise ValueError(f"task {t}: has other columns than task 0, or in another order; give all the same.")
     check_dense(_OWNER, "xs", each_x)
-    each_x = [x if own is None else _of_frame(x, own) for x, own in zip(each_x, columns, strict=True)]
-    xs_found = check.arrays(_OWNER, "xs", each_x) if each_x else []
-    nodes = [f"task {t}" for t in range(len(xs_found))]
-    return Table(xs_found, _labels(each_y), nodes, None, Names(features=columns[0] if columns else None))
+    features = columns[0] if columns else None
+    if features is not None:  # frames, whose numbers may be objects; the check of all arrays handles other values
+        for t, x in enumerate(each_x):
+            array = samples_of(_OWNER, x, features)
+            each_x[t] = x if array is None or array.ndim != 2 else array
+    samples = check.arrays(_OWNER, "xs", each_x) if each_x else []
+    nodes = [f"task {t}" for t in range(len(samples))]
+    return Ragged(samples, _labels(each_y), nodes, None, Names(features=features))
 
 
 def _one_array(name: str, array: np.ndarray | None) -> np.ndarray:
@@ -128,41 +132,39 @@ def _one_array(name: str, array: np.ndarray | None) -> np.ndarray:
     return array
 
 
-def _of_frame(frame: object, features: tuple[str, ...]) -> object:
-    """The numbers of a data frame; the check of all arrays handles other values."""
-    array = samples_of(_OWNER, frame, features)
-    return frame if array is None or array.ndim != 2 else array
-
-
 def _labels(ys: list[object]) -> list[np.ndarray]:
     """Labels of every node, which may be names of classes."""
-    found = [of_objects(y) if check.concrete(y) is None else None for y in ys]
-    if not any(y is not None for y in found):
+    objects = [of_objects(y) if check.concrete(y) is None else None for y in ys]
+    if all(y is None for y in objects):
         return check.arrays(_OWNER, "ys", ys) if ys else []
-    return [check.arrays(_OWNER, "ys", [y])[0] if own is None else own for y, own in zip(ys, found, strict=True)]
+    return [check.arrays(_OWNER, "ys", [y])[0] if own is None else own for y, own in zip(ys, objects, strict=True)]
 
 
-def _with_numbers(table: Table, known: tuple[Hashable, ...] | None) -> Table:
+def _with_class_numbers(ragged: Ragged, like_classes: tuple[Hashable, ...] | None) -> Ragged:
     """Labels that are names of classes, as numbers: -1 and 1 of two, 0, 1, ... of more."""
-    if not any(y.dtype.kind in "OUS" for y in table.ys):
-        if known is not None and (strange := sorted(set(np.concatenate(table.ys).tolist()) - set(_codes(known)))):
-            raise ValueError(
-                f"{_OWNER}: the classes of like are {listed(known)}, coded as {listed(_codes(known))}; ys has the "
-                f"label {strange[0]:g}."
-            )
-        return table
-    whole = np.concatenate([np.ravel(y) for y in table.ys])
+    if not any(y.dtype.kind in "OUS" for y in ragged.ys):
+        if like_classes is not None:
+            codes = _codes(like_classes)
+            if unknown := sorted(set(np.concatenate(ragged.ys).tolist()) - set(codes)):
+                raise ValueError(
+                    f"{_OWNER}: the classes of like are {listed(like_classes)}, coded as {listed(codes)}; ys has the "
+                    f"label {unknown[0]:g}."
+                )
+        return ragged
+    whole = np.concatenate([np.ravel(y) for y in ragged.ys])
     if whole.dtype.kind == "O":
-        if (numbers := _as_numbers(table.ys)) is not None:
-            return table._replace(ys=numbers)
+        with contextlib.suppress(TypeError, ValueError):
+            return ragged._replace(ys=[y.astype(float) for y in ragged.ys])
         if (unnamed := missing(whole)).any():
             raise ValueError(f"{_OWNER}: ys has {int(unnamed.sum())} missing labels; leave those samples out.")
-    classes = tuple(sorted(set(whole.tolist()), key=lambda c: (str(type(c)), c))) if known is None else known
+    classes = like_classes
+    if classes is None:
+        classes = tuple(sorted(set(whole.tolist()), key=lambda c: (str(type(c)), c)))
     if len(classes) < 2:
         raise ValueError(f"{_OWNER}: ys has one class only, {listed(classes)}; there is nothing to tell apart.")
     values = np.array(_codes(classes))
-    ys = [values[places(_OWNER, "class", y.tolist(), classes)] for y in table.ys]
-    return table._replace(ys=ys, names=table.names.replace(classes=classes))
+    ys = [values[places(_OWNER, "class", y.tolist(), classes)] for y in ragged.ys]
+    return ragged._replace(ys=ys, names=ragged.names.replace(classes=classes))
 
 
 def _codes(classes: Sequence[Hashable]) -> list[float]:
@@ -170,41 +172,31 @@ def _codes(classes: Sequence[Hashable]) -> list[float]:
     return [-1.0, 1.0] if len(classes) == 2 else np.arange(float(len(classes))).tolist()
 
 
-def _as_numbers(ys: list[np.ndarray]) -> list[np.ndarray] | None:
-    try:
-        return [y.astype(float) for y in ys]
-    except (TypeError, ValueError):
-        return None
-
-
-def _in_order_of(table: Table, like: Names) -> Table:
+def _in_order_of(ragged: Ragged, like: Names) -> Ragged:
     """Tasks and features in another data set's order; a task without samples has none."""
     if like.tasks is None:
         raise ValueError(f"{_OWNER}: like has no names of tasks; pack it with groups, or from a mapping.")
-    if table.names.tasks is None:
+    if ragged.names.tasks is None:
         raise ValueError(f"{_OWNER}: to be like other data the tasks need names; pass groups, or mappings.")
-    xs = table.xs
-    if like.features is not None and table.names.features is not None:
-        known = set(like.features)
-        if unknown := [name for name in table.names.features if name not in known]:
+    xs, features = ragged.xs, ragged.names.features
+    if like.features is not None and features is not None:
+        wanted = set(like.features)
+        if unknown := [name for name in features if name not in wanted]:
             raise ValueError(f"{_OWNER}: features {listed(unknown)} are not among those of like; leave them out.")
-        column = columns_in_order(f"{_OWNER}: xs", table.names.features, like.features)
-        xs = [x[:, column] for x in xs]
-    where = places(_OWNER, "task", table.names.tasks, like.tasks).tolist()
-    width = xs[0].shape[1]
-    found = {t: k for k, t in enumerate(where)}
-    ordered = [
-        (xs[found[t]], table.ys[found[t]], table.nodes[found[t]], _rows(table, found[t])) if t in found
-        else (np.zeros((0, width), xs[0].dtype), np.zeros(0), like.task(t), np.zeros(0, int))
-        for t in range(len(like.tasks))
-    ]  # fmt: skip
-    each = [list(column) for column in zip(*ordered, strict=True)]
-    rows = None if table.rows is None else cast(list[np.ndarray], each[3])
-    return Table(each[0], each[1], each[2], rows, like)
-
-
-def _rows(table: Table, node: int) -> np.ndarray:
-    return np.zeros(0, int) if table.rows is None else table.rows[node]
+        columns = columns_in_order(f"{_OWNER}: xs", features, like.features)
+        xs = [x[:, columns] for x in xs]
+    tasks = places(_OWNER, "task", ragged.names.tasks, like.tasks).tolist()
+    node_of = {t: k for k, t in enumerate(tasks)}
+    nodes = [node_of.get(t) for t in range(len(like.tasks))]  # None: no samples
+    no_x, no_y, no_rows = np.zeros((0, xs[0].shape[1]), xs[0].dtype), np.zeros(0), np.zeros(0, int)
+    rows = ragged.rows
+    return Ragged(
+        [no_x if k is None else xs[k] for k in nodes],
+        [no_y if k is None else ragged.ys[k] for k in nodes],
+        [like.task(t) if k is None else ragged.nodes[k] for t, k in enumerate(nodes)],
+        None if rows is None else [no_rows if k is None else rows[k] for k in nodes],
+        like,
+    )
 
 
 def names_of_tasks(task: ArrayLike | None, nodes: int) -> tuple[np.ndarray, tuple[Hashable, ...] | None]:

@@ -110,7 +110,7 @@ FAULTS = (
         "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
     ),
     Fault(
-        "standardising ignores the mean", "_data/standardize.py",
+        "standardising ignores the mean", "_data/scaling.py",
         "return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level",
         "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
     ),
