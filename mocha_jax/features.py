@@ -178,15 +178,15 @@ class Nystroem(FeatureMap):
         check.array("Nystroem", "landmarks", self.landmarks, ("p", "d"))
 
     def __call__(self, x: Array) -> Array:
-        at = jnp.asarray(self.landmarks)
-        x = _samples("Nystroem", x, at.shape[1])
-        at = at.astype(x.dtype)
-        values, vectors = jnp.linalg.eigh(self.kernel(at, at))
-        kept = values > len(at) * jnp.finfo(values.dtype).eps * values[-1]
+        landmarks = jnp.asarray(self.landmarks)
+        x = _samples("Nystroem", x, landmarks.shape[1])
+        landmarks = landmarks.astype(x.dtype)
+        values, vectors = jnp.linalg.eigh(self.kernel(landmarks, landmarks))
+        kept = values > len(landmarks) * jnp.finfo(values.dtype).eps * values[-1]
         roots = jnp.where(kept, 1.0 / jnp.sqrt(jnp.where(kept, values, 1.0)), 0.0)
-        flat = self.kernel(x.reshape(-1, x.shape[-1]), at)
+        flat = self.kernel(x.reshape(-1, x.shape[-1]), landmarks)
         root = matmul(vectors * roots[None], vectors.T)
-        return matmul(flat, root).reshape(*x.shape[:-1], len(at))
+        return matmul(flat, root).reshape(*x.shape[:-1], len(landmarks))
 
 
 class Body(FeatureMap):
@@ -225,8 +225,8 @@ class Body(FeatureMap):
         # Outputs are what the last layer makes of the activations: one that leaves them as they are shows them.
         shown = Layer(jnp.eye(width, dtype=last.w.dtype), jnp.zeros(width, last.w.dtype))
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # networks assume it
-            found = self.network.apply((*body, shown), x.reshape(-1, x.shape[-1]).astype(last.w.dtype))
-        return found.reshape(*x.shape[:-1], width)
+            hidden = self.network.apply((*body, shown), x.reshape(-1, x.shape[-1]).astype(last.w.dtype))
+        return hidden.reshape(*x.shape[:-1], width)
 
 
 def _samples(owner: str, x: Array, width: int) -> Array:

@@ -182,22 +182,22 @@ class Positions(Likelihood):
         inputs, labels = self.columns(x)
         longest, labels = labels.shape[-1], labels.astype(y.dtype)
         length = jnp.where((y == jnp.round(y)) & (y <= longest), y, 0.0)[..., None]  # else of no sample: 0 is refused
-        there = jnp.arange(longest, dtype=y.dtype).reshape((1,) * y.ndim + (-1,)) < length
+        present = jnp.arange(longest, dtype=y.dtype).reshape((1,) * y.ndim + (-1,)) < length
         if self.classes:
-            there &= labels >= 0
-        return inputs, jnp.where(there, labels, jnp.nan)
+            present &= labels >= 0
+        return inputs, jnp.where(present, labels, jnp.nan)
 
     def count(self, y: Array) -> Array:
         return jnp.sum(~jnp.isnan(y), axis=-1, dtype=jnp.int32)
 
     def check_labels(self, owner: str, y: np.ndarray) -> None:
-        there = ~np.isnan(y)
-        if len(empty := np.flatnonzero(~there.any(-1))):
+        present = ~np.isnan(y)
+        if len(empty := np.flatnonzero(~present.any(-1))):
             raise ValueError(
                 f"{owner}: {len(empty)} of {len(y)} sequences have no label; the y of each must be its length, an "
                 f"integer from 1 to {y.shape[-1]}."
             )
-        self.each.check_labels(owner, y[there])
+        self.each.check_labels(owner, y[present])
 
     def check_outputs(self, owner: str, outputs: int, y: np.ndarray | None) -> None:
         self.each.check_outputs(owner, outputs, None if y is None else y[~np.isnan(y)])
@@ -275,9 +275,9 @@ def _filled(y: Array) -> Array:
 
 def _mean(values: Array, y: Array) -> Array:
     """Average over the labels of a sample that are there, ``[..., b, T]`` to ``[..., b]``; 0 without any."""
-    there = ~jnp.isnan(y)
-    count = jnp.sum(there, axis=-1).astype(values.dtype)
-    return jnp.sum(jnp.where(there, values, 0.0), axis=-1) / jnp.maximum(count, 1.0)
+    present = ~jnp.isnan(y)
+    count = jnp.sum(present, axis=-1).astype(values.dtype)
+    return jnp.sum(jnp.where(present, values, 0.0), axis=-1) / jnp.maximum(count, 1.0)
 
 
 def _pick(rows: Array, y: Array) -> Array:

@@ -183,12 +183,12 @@ def _labels(owner: str, labels: ArrayLike) -> np.ndarray:
     if np.ma.is_masked(labels):
         hidden = np.ma.getmaskarray(cast(np.ma.MaskedArray, labels))
         raise ValueError(f"{owner}: {int(hidden.sum())} labels are masked; fill or remove them.")
-    found = check.concrete(labels)
-    if found is None or found.ndim != 1 or not len(found):
+    checked = check.concrete(labels)
+    if checked is None or checked.ndim != 1 or not len(checked):
         raise ValueError(f"{owner}: one label for every sample, [N], is needed; got {check.shown(labels)}.")
-    if found.dtype.kind == "f" and np.isnan(found).any():
-        raise ValueError(f"{owner}: {int(np.isnan(found).sum())} labels are NaN.")
-    return found
+    if checked.dtype.kind == "f" and np.isnan(checked).any():
+        raise ValueError(f"{owner}: {int(np.isnan(checked).sum())} labels are NaN.")
+    return checked
 
 
 def _enough(owner: str, count: int, clients: int, each: int = 1) -> tuple[int, int]:

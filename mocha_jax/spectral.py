@@ -73,13 +73,13 @@ def _singular_values(w: Array) -> Array:
 
 @_singular_values.defjvp
 def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    found = tall.factors(primals[0])
-    return found.s, jnp.diagonal(_core(found, tangents[0]))
+    factors = tall.factors(primals[0])
+    return factors.s, jnp.diagonal(_core(factors, tangents[0]))
 
 
-def _core(found: tall.Factors, dw: Array) -> Array:
+def _core(factors: tall.Factors, dw: Array) -> Array:
     """U' dW V."""
-    return matmul(found.against(dw), found.vt.T)
+    return matmul(factors.against(dw), factors.vt.T)
 
 
 def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, params: Params) -> Array:
@@ -113,16 +113,16 @@ def _checked(owner: str, fn: Callable[[Array, Params], Array], w: ArrayLike, par
     """Matrix and parameters as JAX takes them; the function of the singular values must fit."""
     params, w = check.leaves(owner, "params", params), check.floats(owner, "w", w, ("m", "d"))
     wanted = (min(w.shape),)
-    found = jax.eval_shape(lambda s: fn(s, params), jax.ShapeDtypeStruct(wanted, w.dtype))
-    if getattr(found, "shape", None) != wanted:
-        raise ValueError(f"{owner}: fn(s, params) must be an array {list(wanted)} as s is, got {check.shown(found)}.")
+    mapped = jax.eval_shape(lambda s: fn(s, params), jax.ShapeDtypeStruct(wanted, w.dtype))
+    if getattr(mapped, "shape", None) != wanted:
+        raise ValueError(f"{owner}: fn(s, params) must be an array {list(wanted)} as s is, got {check.shown(mapped)}.")
     return w, params
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
-    found = tall.factors(w)
-    return found.left(fn(found.s, params)[:, None] * found.vt)
+    factors = tall.factors(w)
+    return factors.left(fn(factors.s, params)[:, None] * factors.vt)
 
 
 @_spectral_map.defjvp
@@ -130,8 +130,8 @@ def _spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
-    found = tall.factors(w)
-    s, core = found.s, _core(found, dw)
+    factors = tall.factors(w)
+    s, core = factors.s, _core(factors, dw)
     p, dp, minus, limit = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
     total = s[:, None] + s[None, :]
     plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), limit)
@@ -139,8 +139,8 @@ def _spectral_map_jvp(
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
     # The part of dW outside the span of U; V spans everything.
     slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jax.jacfwd(fn)(s, params)))
-    inside = found.left(matmul(inner - core * slope[None, :], found.vt))
-    return found.left(p[:, None] * found.vt), inside + matmul(dw, matmul(found.vt.T, slope[:, None] * found.vt))
+    inside = factors.left(matmul(inner - core * slope[None, :], factors.vt))
+    return factors.left(p[:, None] * factors.vt), inside + matmul(dw, matmul(factors.vt.T, slope[:, None] * factors.vt))
 
 
 class Contracted(NamedTuple):
@@ -168,8 +168,8 @@ def contract(
     rounding (see `mocha_jax._numerics.tall`, for `by_sums` too). Of what it returns the matrix alone has a derivative.
     """
     upright = _upright(w)
-    found = _contracted(fn, by_sums, upright, params, jax.lax.stop_gradient(basis))
-    return found if upright is w else found._replace(matrix=found.matrix.T)
+    contracted = _contracted(fn, by_sums, upright, params, jax.lax.stop_gradient(basis))
+    return contracted if upright is w else contracted._replace(matrix=contracted.matrix.T)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -180,8 +180,8 @@ def _contract(
     params: Params,
     basis: tall.Basis,
 ) -> Contracted:
-    found = tall.contraction(fn, by_sums, w, params, basis)
-    return Contracted(matmul(w, found.inner), found.values, found.s, found.basis)
+    contraction = tall.contraction(fn, by_sums, w, params, basis)
+    return Contracted(matmul(w, contraction.inner), contraction.values, contraction.s, contraction.basis)
 
 
 @_contract.defjvp
@@ -191,9 +191,9 @@ def _contract_jvp(
     primals: tuple[Array, Params, tall.Basis],
     tangents: tuple[Array, Params, tall.Basis],
 ) -> tuple[Contracted, Contracted]:
-    found = _contract(fn, by_sums, *primals)
-    still = jax.tree.map(jnp.zeros_like, found)
-    return found, still._replace(matrix=_spectral_map_jvp(fn, primals[:2], tangents[:2])[1])
+    contracted = _contract(fn, by_sums, *primals)
+    still = jax.tree.map(jnp.zeros_like, contracted)
+    return contracted, still._replace(matrix=_spectral_map_jvp(fn, primals[:2], tangents[:2])[1])
 
 
 def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
@@ -211,8 +211,8 @@ def left_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Pa
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _right_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params) -> Array:
-    found = tall.factors(w)
-    return matmul(found.vt.T, fn(found.s, params)[:, None] * found.vt)
+    factors = tall.factors(w)
+    return matmul(factors.vt.T, fn(factors.s, params)[:, None] * factors.vt)
 
 
 @_right_spectral_map.defjvp
@@ -220,14 +220,14 @@ def _right_spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
-    found = tall.factors(w)
-    s, core = found.s, _core(found, dw)
+    factors = tall.factors(w)
+    s, core = factors.s, _core(factors, dw)
     p, dp, minus, _ = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
     # d(W'W) in this basis is core' S + S core, and (p_i - p_j) / (s_i^2 - s_j^2) multiplies it.
     gram = core.T * s[None, :] + s[:, None] * core
     inner = minus * safe_ratio(gram, s[:, None] + s[None, :])
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    return matmul(found.vt.T, p[:, None] * found.vt), matmul(matmul(found.vt.T, inner), found.vt)
+    return matmul(factors.vt.T, p[:, None] * factors.vt), matmul(matmul(factors.vt.T, inner), factors.vt)
 
 
 def _divided_differences(
@@ -305,17 +305,17 @@ def water_fill(s: Array, floor: Array, total: Array) -> Array:
     ends = jnp.where(positive, (1.0 + floor) / safe, jnp.inf)
     breaks = jax.lax.stop_gradient(jnp.sort(jnp.concatenate([starts, ends])))
     finite = jnp.isfinite(breaks)
-    at = jnp.where(finite, breaks, 0.0)
-    filled = jnp.sum(jnp.clip(at[:, None] * s[None, :] - floor, 0.0, 1.0), axis=1)
+    levels = jnp.where(finite, breaks, 0.0)
+    filled = jnp.sum(jnp.clip(levels[:, None] * s[None, :] - floor, 0.0, 1.0), axis=1)
     reached = finite & (filled >= total)
     enough = jnp.any(reached)
     index = jnp.argmax(reached)  # the first break at or past the level
-    middle = 0.5 * (at[index] + jnp.where(index > 0, at[index - 1], 0.0))
+    middle = 0.5 * (levels[index] + jnp.where(index > 0, levels[index - 1], 0.0))
     full = positive & (middle >= ends)
     rising = positive & (middle > starts) & ~full
     span = jnp.sum(jnp.where(rising, s, 0.0))
     missing = total - jnp.sum(full, dtype=s.dtype) + floor * jnp.sum(rising, dtype=s.dtype)
-    level = jnp.where(span > 0, safe_ratio(missing, span), at[index])
+    level = jnp.where(span > 0, safe_ratio(missing, span), levels[index])
     filling = jnp.where(full, 1.0, jnp.where(rising, jnp.clip(level * s - floor, 0.0, 1.0), 0.0))
     return jnp.where(enough, filling, jnp.where(positive, 1.0, 0.0))
 

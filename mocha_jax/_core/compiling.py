@@ -51,8 +51,8 @@ class Program:
         """The function compiled for this many numbers."""
         most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
         if most not in self._by_most:
-            known = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
-            self._by_most[most] = jax.jit(self._function, compiler_options=known, **self._options)
+            compiler_options = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
+            self._by_most[most] = jax.jit(self._function, compiler_options=compiler_options, **self._options)
         return self._by_most[most]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ Trees = TypeVarTuple("Trees")
 
 
 def platform_dependent(
-    *given: *Trees, default: Callable[[*Trees], Result], **branches: Callable[[*Trees], Result]
+    *operands: *Trees, default: Callable[[*Trees], Result], **branches: Callable[[*Trees], Result]
 ) -> Result:
     """``branch(*given)``, with the branch for the platform that the program is lowered for.
 
@@ -111,14 +111,14 @@ def platform_dependent(
     this process can be lowered for: those of its devices, and that of the device which an abstract mesh names.
 
     Args:
-      *given: trees of arrays.
+      *operands: trees of arrays.
       default: the branch of platforms that have none of their own.
       **branches: functions by name of a platform, out of `PLATFORMS`.
     """
     if not any(map(_reachable, _ACCELERATORS)):
-        return branches.get("cpu", default)(*given)
+        return branches.get("cpu", default)(*operands)
     reachable = {name: branch for name, branch in branches.items() if branch is not default and _reachable(name)}
-    return lax.platform_dependent(*given, default=default, **reachable) if reachable else default(*given)
+    return lax.platform_dependent(*operands, default=default, **reachable) if reachable else default(*operands)
 
 
 def _reachable(platform: str) -> bool:

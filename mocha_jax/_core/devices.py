@@ -56,11 +56,11 @@ class NodeSharding:
 
     def blocks_of_processes(self) -> dict[int, list[int]]:
         """The blocks that lie on the devices of each process, in order."""
-        found: dict[int, set[int]] = {}
-        where: Any = self.by_node.devices_indices_map((self.devices,))
-        for device, (rows,) in where.items():
-            found.setdefault(device.process_index, set()).add(rows.start or 0)
-        return {process: sorted(blocks) for process, blocks in found.items()}
+        blocks_of: dict[int, set[int]] = {}
+        indices: Any = self.by_node.devices_indices_map((self.devices,))
+        for device, (rows,) in indices.items():
+            blocks_of.setdefault(device.process_index, set()).add(rows.start or 0)
+        return {process: sorted(blocks) for process, blocks in blocks_of.items()}
 
     def numbers(self, num_nodes: int) -> np.ndarray:
         """Return which node of the problem is in each place ``[num_nodes]``; where none is, the last one before."""
@@ -214,8 +214,8 @@ def numbers(array: ArrayLike) -> ArrayLike:
 
 def own_rows(array: Array) -> list[tuple[int, np.ndarray]]:
     """The blocks of rows of a shared array that this process answers for, each with its first row."""
-    mine = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    blocks = {shard.index[0].start or 0: shard.data for shard in mine}
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    blocks = {shard.index[0].start or 0: shard.data for shard in shards}
     return [(start, np.asarray(blocks[start])) for start in sorted(blocks)]
 
 

@@ -23,8 +23,8 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     """
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):  # of a folder this says that it is one
-        with open(target, "wb") as there:
-            there.write(data)
+        with open(target, "wb") as device:
+            device.write(data)
         return
     partial = _beside(target)
     try:

@@ -49,10 +49,10 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
     return [report["found"] for report in reports]
 
 
-def agreed(owner: str, found: list[dict[str, Any]], *names: str) -> None:
+def agreed(owner: str, reports: list[dict[str, Any]], *names: str) -> None:
     """Raise if processes disagree about the value of one of the names."""
     for name in names:
-        values = [one[name] for one in found]
+        values = [one[name] for one in reports]
         if any(value != values[0] for value in values):
             other = next(i for i, value in enumerate(values) if value != values[0])
             raise ValueError(

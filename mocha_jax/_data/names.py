@@ -52,8 +52,8 @@ class Names:
         return Names, self._all  # hashes of strings differ between processes
 
     def __repr__(self) -> str:
-        known = zip(("tasks", "features", "classes"), self._all, strict=True)
-        return f"Names({', '.join(f'{what}: {listed(names)}' for what, names in known if names is not None)})"
+        kinds = zip(("tasks", "features", "classes"), self._all, strict=True)
+        return f"Names({', '.join(f'{what}: {listed(names)}' for what, names in kinds if names is not None)})"
 
     @property
     def _all(self) -> tuple[Any, ...]:
@@ -105,20 +105,20 @@ def columns_of(owner: str, table: object) -> tuple[str, ...] | None:
     return names
 
 
-def columns_in_order(owner: str, given: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+def columns_in_order(owner: str, names: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
     """The place of every feature that is wanted among those given."""
-    where = {name: j for j, name in enumerate(given)}
-    if missing := [name for name in wanted if name not in where]:
+    place_of = {name: j for j, name in enumerate(names)}
+    if missing := [name for name in wanted if name not in place_of]:
         raise ValueError(f"{owner} lacks {'feature' if len(missing) == 1 else 'features'} {listed(missing)}.")
-    return np.array([where[name] for name in wanted], int)
+    return np.array([place_of[name] for name in wanted], int)
 
 
 def places(owner: str, what: str, wanted: Sequence[Hashable], known: Sequence[Hashable]) -> np.ndarray:
     """The place of every name among those that are known; `what` says in one word what one of them is."""
-    where = {name: i for i, name in enumerate(known)}
-    if missing := [name for name in dict.fromkeys(wanted) if name not in where]:
+    place_of = {name: i for i, name in enumerate(known)}
+    if missing := [name for name in dict.fromkeys(wanted) if name not in place_of]:
         whats, verb = (what, "is") if len(missing) == 1 else (what + ("es" if what.endswith("s") else "s"), "are")
         raise ValueError(
             f"{owner}: {whats} {listed(missing)} {verb} not among the {len(known)} that are known: {listed(known)}."
         )
-    return np.array([where[name] for name in wanted], int)
+    return np.array([place_of[name] for name in wanted], int)

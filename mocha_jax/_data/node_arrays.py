@@ -222,11 +222,11 @@ def check_arrays(x: Samples, y: Samples, weight: Samples, task: Samples) -> None
             good = np.isfinite(np.asarray(value)).reshape(m, n, -1).all(2)
             node, row = np.argwhere(~good)[0]
             tasks = check.concrete(task)
-            where = f"{'' if tasks is None else f'task {int(tasks[node])}, '}node {node}, row {row}"
+            position = f"{'' if tasks is None else f'task {int(tasks[node])}, '}node {node}, row {row}"
             # 0 times NaN is not 0.
             padding = weights is not None and weights[node, row] == 0
             remedy = "padding must be finite too, e.g. 0" if padding else "remove or impute it"
-            raise ValueError(f"TaskData: {name} is NaN or infinite in {where}; {remedy}.")
+            raise ValueError(f"TaskData: {name} is NaN or infinite in {position}; {remedy}.")
 
 
 def _views(array: Samples) -> list[np.ndarray]:
@@ -242,14 +242,14 @@ def _finite(array: Samples) -> bool:
         return True
     if _seen.get(id(array)) is array:
         return True
-    here = not isinstance(array, jax.Array) or {d.platform for d in array.devices()} == {"cpu"}
-    if here and array.dtype in (np.float32, np.float64):
+    on_host = not isinstance(array, jax.Array) or {d.platform for d in array.devices()} == {"cpu"}
+    if on_host and array.dtype in (np.float32, np.float64):
         with np.errstate(over="ignore", invalid="ignore"):
             # What is not finite stays so in a sum; finite numbers may overflow in it.
-            found = all(bool(np.isfinite(a.sum()) or np.isfinite(a).all()) for a in _views(array))
+            finite = all(bool(np.isfinite(a.sum()) or np.isfinite(a).all()) for a in _views(array))
     else:  # NumPy is slow with small floats, and what is elsewhere should stay there
         with jax.ensure_compile_time_eval():
-            found = bool(jnp.isfinite(array).all())
-    if found and isinstance(array, jax.Array):
+            finite = bool(jnp.isfinite(array).all())
+    if finite and isinstance(array, jax.Array):
         _seen[id(array)] = array
-    return found
+    return finite

@@ -73,7 +73,7 @@ def collect(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLi
     if np.prod(shape) * jnp.dtype(dtype).itemsize < _SMALL:
         return jax.device_put(np.concatenate(list(pieces)))
     [device] = jnp.zeros(()).devices()
-    wanted: Any = format_of(_order_on(here := SingleDeviceSharding(device)), here)
+    wanted: Any = format_of(_order_on(sharding := SingleDeviceSharding(device)), sharding)
     x = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=wanted)()
     put = jax.jit(_put, donate_argnums=0, out_shardings=wanted)
     begin = 0

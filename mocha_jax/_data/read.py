@@ -205,8 +205,8 @@ def names_of_tasks(task: ArrayLike | None, nodes: int) -> tuple[np.ndarray, tupl
         return np.arange(nodes), None
     owner = check.concrete(task)
     if owner is not None and owner.shape == (nodes,) and owner.dtype.kind in "US":
-        known, number = np.unique(owner, return_inverse=True)
-        return number, tuple(known.tolist())
+        names, number = np.unique(owner, return_inverse=True)
+        return number, tuple(names.tolist())
     if (
         owner is None
         or owner.shape != (nodes,)

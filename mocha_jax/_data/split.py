@@ -28,10 +28,10 @@ def folds(data: NodeArrays, key: Array, count: int, groups: ArrayLike | None) ->
     """Deal every node's samples into parts of nearly equal size: the part of every row, -1 for padding."""
     check.integer("TaskData.folds", 2, count=count)
     if groups is not None:
-        given, groups = groups, check.concrete(groups)
+        asked, groups = groups, check.concrete(groups)
         if groups is None or groups.shape != data.y.shape or groups.dtype.kind not in "iu":
             raise ValueError(
-                f"TaskData.folds: groups must be integers [m, n] = {data.y.shape}, got {check.shown(given)}."
+                f"TaskData.folds: groups must be integers [m, n] = {data.y.shape}, got {check.shown(asked)}."
             )
     real = np.asarray(data.weight) > 0
     most = int(np.bincount(np.asarray(data.task), real.sum(axis=1)).max())
@@ -153,7 +153,7 @@ def dealt(y: np.ndarray, bits: np.ndarray, real: np.ndarray, count: int, groups:
     node, row = node[order], row[order]
     begins = np.r_[0, np.flatnonzero(np.diff(node)) + 1].astype(int)
     lengths = np.diff(np.r_[begins, len(node)])
-    within = turn - np.repeat(turn[begins], lengths) if len(node) else turn
+    turn_of_node = turn - np.repeat(turn[begins], lengths) if len(node) else turn
     part = np.full(real.shape, -1, np.int32)
-    part[node, row] = (within + node) % count
+    part[node, row] = (turn_of_node + node) % count
     return part

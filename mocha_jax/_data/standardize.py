@@ -126,12 +126,14 @@ def standardized(data: Data, by: str, labels: bool, like: NodeArrays | None) -> 
     check.instance(owner, "like", like, type(data), "the training data, standardised")
     if like.scaling is None:
         raise ValueError(f"{owner}: like is not standardised; call train.standardized() first.")
-    if (known := like.scaling).mean.shape[1] != data.num_slopes:
-        raise ValueError(f"{owner}: the samples have {data.num_slopes} features, those of like {known.mean.shape[1]}.")
-    moments = known.rows(_order(owner, data, like))
+    if (scaling := like.scaling).mean.shape[1] != data.num_slopes:
+        raise ValueError(
+            f"{owner}: the samples have {data.num_slopes} features, those of like {scaling.mean.shape[1]}."
+        )
+    moments = scaling.rows(_order(owner, data, like))
     if len(moments.mean) not in (1, data.num_tasks):
         raise ValueError(f"{owner}: the data has {data.num_tasks} tasks, and like {like.num_tasks}.")
-    return recorded(scaled(data, moments), known.by, moments)
+    return recorded(scaled(data, moments), scaling.by, moments)
 
 
 def _order(owner: str, data: NodeArrays, like: NodeArrays) -> np.ndarray:

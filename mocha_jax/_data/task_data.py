@@ -104,9 +104,9 @@ class TaskData(NodeArrays):
     def _check_names(self) -> None:
         counts = {"tasks": self.num_tasks, "features": self.num_slopes}
         for what, count in counts.items():
-            known = getattr(self.names, what)
-            if known is not None and len(known) != count:
-                raise ValueError(f"TaskData: names has {len(known)} {what}, but there are {count}.")
+            names = getattr(self.names, what)
+            if names is not None and len(names) != count:
+                raise ValueError(f"TaskData: names has {len(names)} {what}, but there are {count}.")
 
     def unnamed(self) -> Self:
         """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""

@@ -126,23 +126,23 @@ def check_names(owner: str, names: object, **counts: int | None) -> None:
     """Raise unless there are as many names as the weights have tasks, features and classes, or none."""
     check.instance(owner, "names", names, Names, "that of pack_tasks(...)")
     for what, count in counts.items():
-        known = getattr(names, what)
-        if None not in (known, count) and len(known) != count:
-            raise ValueError(f"{owner}: names has {len(known)} {what}, but weights are of {count}.")
+        each_name = getattr(names, what)
+        if None not in (each_name, count) and len(each_name) != count:
+            raise ValueError(f"{owner}: names has {len(each_name)} {what}, but weights are of {count}.")
 
 
 def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
     """The name of the task of every sample."""
     if isinstance(task, str | int | float | np.generic):
-        given: list[Any] = [task] * count
+        names: list[Any] = [task] * count
     else:  # a list, a column of a data frame, an array
         several = isinstance(task, Iterable) and not isinstance(task, Set | Mapping) and getattr(task, "ndim", 1) > 0
-        given = list(task) if several else []  # type: ignore[call-overload]
-        if len(given) != count:
+        names = list(task) if several else []  # type: ignore[call-overload]
+        if len(names) != count:
             raise ValueError(
                 f"{owner}: task must be a name, or one for each of the {count} samples; got {check.shown(task)}."
             )
-    plain = [each.item() if isinstance(each, np.generic) else each for each in given]
+    plain = [each.item() if isinstance(each, np.generic) else each for each in names]
     for i, each in enumerate(plain):
         if not isinstance(each, Hashable) or (each is not None and is_missing(each)):
             raise ValueError(f"{owner}: task must be names, but that of sample {i} is {each!r}.")
@@ -168,20 +168,20 @@ class WeightsModel(NamedModel):
     def weights_for(self, data: TaskData) -> np.ndarray:
         """The weights of the tasks of a data set, found by their names ``[..., tasks of the data, d + intercept]``."""
         order, columns = matched(self.names, self.num_tasks, self.weights.shape[-1], data)
-        found, intercept = self.weights[..., order, :][..., columns], self.intercept[..., order]
+        weights, intercept = self.weights[..., order, :][..., columns], self.intercept[..., order]
         if data.scaling is not None:
-            found, intercept = data.scaling.of_raw(found, intercept)
+            weights, intercept = data.scaling.of_raw(weights, intercept)
         if np.any(intercept) and not data.intercept:
             raise ValueError("model: it has an intercept, and the data was packed without one; pass intercept=True.")
-        return np.concatenate([found, intercept[..., None] / data.intercept], axis=-1) if data.intercept else found
+        return np.concatenate([weights, intercept[..., None] / data.intercept], axis=-1) if data.intercept else weights
 
     def _scored(self, x: ArrayLike, task: object, unseen: str) -> tuple[np.ndarray, np.ndarray]:
         """Predictions ``[..., k]``, and the task of each sample; -1 of one that is new."""
-        samples, where = self._asked(x, task, unseen)
+        samples, tasks = self._asked(x, task, unseen)
         samples = samples.astype(self.weights.dtype)
         weights, intercept = self.weights, self.intercept
-        if (where < 0).any():
+        if (tasks < 0).any():
             weights = np.concatenate([weights, weights.mean(axis=-2, keepdims=True)], axis=-2)
             intercept = np.concatenate([intercept, intercept.mean(axis=-1, keepdims=True)], axis=-1)
-        z = [np.einsum("kd,kd->k", samples, each[where]) for each in weights.reshape(-1, *weights.shape[-2:])]
-        return np.reshape(z, (*weights.shape[:-2], len(samples))) + intercept[..., where], where
+        z = [np.einsum("kd,kd->k", samples, each[tasks]) for each in weights.reshape(-1, *weights.shape[-2:])]
+        return np.reshape(z, (*weights.shape[:-2], len(samples))) + intercept[..., tasks], tasks

@@ -24,8 +24,8 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, np.ndarr
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ValueError(f'save: path must be that of a file such as "model.npz", got {check.shown(path)}.')
     try:
-        said = {"format": _FORMAT, "version": _VERSION, "kind": kind, **about}
-        text = json.dumps(said, ensure_ascii=False, allow_nan=False)
+        content_of = {"format": _FORMAT, "version": _VERSION, "kind": kind, **about}
+        text = json.dumps(content_of, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"save: names and what is said of the training must be texts or finite numbers; {error}."
@@ -50,10 +50,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
         with zipfile.ZipFile(io.BytesIO(content)) as parts:  # which knows by checksums whether a part is whole
             arrays = {name.removesuffix(".npy"): _array(parts.read(name)) for name in parts.namelist()}
         about = json.loads(arrays.pop("about").tobytes().decode(), parse_constant=_refuse)
-        known, version = about["format"] == _FORMAT, about["version"]
+        is_model, version = about["format"] == _FORMAT, about["version"]
     except Exception as error:  # whatever readers of zip, npy and JSON make of garbage
         raise ValueError(f"load_model: {path} is no file of a model, or it is damaged.") from error
-    if not known:
+    if not is_model:
         raise ValueError(f"load_model: {path} is no file of a model.")
     if type(version) is not int or version < 1:
         raise ValueError(f"load_model: {path} is damaged: its version must be an integer >= 1, got {version!r}.")

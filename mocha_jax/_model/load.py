@@ -39,19 +39,19 @@ def load_model(
       >>> mj.load_model(path).predict([[3.0, 4.0]], task=1).tolist()
       [4.0]
     """
-    for name, given, kind, example in (
+    for name, own_record, kind, example in (
         ("network", network, Network, "networks.MLP(784, 10, (200, 200))"),
         ("likelihood", likelihood, Likelihood, "likelihoods.Categorical()"),
     ):
-        if given is not None:
-            check.instance("load_model", name, given, kind, example)
+        if own_record is not None:
+            check.instance("load_model", name, own_record, kind, example)
     arrays, about = read(path)
     try:
         names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
         kind = about["kind"]
         if kind == "network":
             own = {"network": network, "likelihood": likelihood}
-            made = {name: _record(path, name, about[name], given) for name, given in own.items()}
+            made = {name: _record(path, name, about[name], own_record) for name, own_record in own.items()}
             return _network_model(arrays, about, names, **made)
         if network is not None or likelihood is not None:
             raise ValueError("it is a linear model, which has no network and no likelihood")
@@ -99,10 +99,10 @@ class _Missing(Exception):
     """The file needs something that a person wrote."""
 
 
-def _record(path: object, name: str, about: dict[str, Any], given: Any) -> Any:
+def _record(path: object, name: str, about: dict[str, Any], own_record: Any) -> Any:
     """The network or likelihood that a file describes, or the one that a person gives."""
-    if given is not None:
-        return given
+    if own_record is not None:
+        return own_record
     if about.get("own"):
         raise _Missing(
             f"load_model: {path} has a {name} of your own, {about['class']}, and a file holds no functions; pass it, "

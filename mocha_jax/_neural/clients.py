@@ -87,10 +87,10 @@ def train(
     state = with_own_draws(state, key)
 
     def epoch(e: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
-        here = jax.random.fold_in(key, e)
+        epoch_key = jax.random.fold_in(key, e)
         every = jnp.arange(n, dtype=jnp.int32)
         order = (
-            in_random_order(here, weight > 0)
+            in_random_order(epoch_key, weight > 0)
             if room < n
             else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
         )
@@ -103,7 +103,7 @@ def train(
             batch = Batch(
                 data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
             )
-            fold = jax.random.fold_in(here, i)
+            fold = jax.random.fold_in(epoch_key, i)
             value, gradient = jax.value_and_grad(loss)(params, batch, fold)
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
                 updates, state = optimizer.update(
@@ -187,8 +187,8 @@ def whose_turn(real: Array, round: Array, order: tuple[int, ...] | str | None, s
     """
     nodes = jnp.arange(len(real), dtype=jnp.int32)
     if isinstance(order, tuple):
-        given = jnp.asarray(order, jnp.int32)
-        return nodes == given[round % len(order)]
+        order_of_nodes = jnp.asarray(order, jnp.int32)
+        return nodes == order_of_nodes[round % len(order)]
     count = jnp.maximum(jnp.sum(real, dtype=jnp.int32), 1)
     if order is None:
         return real & (jnp.cumsum(real, dtype=jnp.int32) - 1 == round % count)
@@ -199,7 +199,7 @@ def whose_turn(real: Array, round: Array, order: tuple[int, ...] | str | None, s
 def over_clients(
     data: TaskData, budget: Array, together: int,
     work: Callable[[Given, TaskData, Array, Array, Array, Own], tuple[Own, Part]],
-    given: Given, own: Own, zero: Part,
+    inputs: Given, own: Own, zero: Part,
 ) -> tuple[Own, Part]:  # fmt: skip
     """Map over the clients with a budget and sum their contributions; other clients cost nothing.
 
@@ -209,7 +209,7 @@ def over_clients(
       together: how many to map over at once; the rest in turn.
       work: ``work(given, data, place, node, budget, own)``, a client's new `own` and its contribution; its samples
         are those at `place` of the data it is given, and `node` is its number among all.
-      given: what all clients need.
+      inputs: what all clients need.
       own: a tree of arrays ``[m, ...]``, each client's own.
       zero: a tree like a contribution, of zeros.
 
@@ -218,7 +218,7 @@ def over_clients(
     """
     sharding, nodes = data.sharding, jnp.arange(data.num_nodes, dtype=jnp.int32)
 
-    def some(given: Given, data: TaskData, budget: Array, nodes: Array, own: Own) -> tuple[Own, Part]:
+    def some(inputs: Given, data: TaskData, budget: Array, nodes: Array, own: Own) -> tuple[Own, Part]:
         m = len(nodes)
         order = jnp.argsort(budget <= 0, stable=True).astype(jnp.int32)
         count = jnp.sum(budget > 0, dtype=jnp.int32)
@@ -231,7 +231,7 @@ def over_clients(
 
             def one(live: Array, place: Array) -> tuple[Own, Part]:
                 steps = jnp.where(live, budget[place], 0)
-                return work(given, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
+                return work(inputs, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
 
             if size == 1:
                 new, more = jax.tree.map(lambda a: a[None], one(live[0], place[0]))
@@ -245,7 +245,7 @@ def over_clients(
         return own, jax.tree.map(lambda t: t[None], total)  # one row for each device
 
     local = data.replace(sharding=None) if sharding is not None else data
-    own, totals = each_device(sharding, some, given, local, budget, nodes, own)
+    own, totals = each_device(sharding, some, inputs, local, budget, nodes, own)
     return own, jax.tree.map(lambda t: jnp.sum(t, axis=0, dtype=t.dtype), totals)
 
 

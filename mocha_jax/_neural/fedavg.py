@@ -148,41 +148,41 @@ class FedAvg(Trainer):
         budget = work.budget(self.full_work(problem))
 
         def client(
-            given: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
+            inputs: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
         ) -> tuple[tuple[()], FedAvgAnswer]:
-            return (), self.answer(given, data, place, node, budget)
+            return (), self.answer(inputs, data, place, node, budget)
 
-        given = self.given(key, state.params, problem)
+        inputs = self.inputs(key, state.params, problem)
         zero = no_answer(state.params, problem.data.dtype)
-        _, total = over_clients(problem.data, budget, at_once(self.at_once), client, given, (), zero)
+        _, total = over_clients(problem.data, budget, at_once(self.at_once), client, inputs, (), zero)
         return self.heard(state, total), info(self, problem, budget)
 
-    def given(self, key: Array, params: Params, problem: Prediction) -> FedAvgInputs:
+    def inputs(self, key: Array, params: Params, problem: Prediction) -> FedAvgInputs:
         """The inputs of the clients in a round with that key."""
         return FedAvgInputs(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
 
-    def answer(self, given: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array) -> FedAvgAnswer:
+    def answer(self, inputs: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array) -> FedAvgAnswer:
         """One client's training.
 
         Args:
-          given: for this round.
+          inputs: for this round.
           data: has the client's samples.
           place: [] int32 where.
           node: [] int32 the client's number among all.
           budget: [] int32 steps to do.
         """
-        params, proximal = given.params, given.proximal
+        params, proximal = inputs.params, inputs.proximal
 
         def loss(p: Params, batch: Batch, key: Array) -> Array:
-            value = mean_loss(self.model, given.likelihood, p, batch, key)
+            value = mean_loss(self.model, inputs.likelihood, p, batch, key)
             if proximal is None:
                 return value
             squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), p, params)
             return value + 0.5 * proximal * sum(jax.tree.leaves(squares))
 
         start = self.client_optimizer.init(params)
-        done = train(jax.random.fold_in(given.key, node), data, place, budget, self.schedule, self.client_optimizer,
-                     loss, params, start, given.rate)  # fmt: skip
+        done = train(jax.random.fold_in(inputs.key, node), data, place, budget, self.schedule, self.client_optimizer,
+                     loss, params, start, inputs.rate)  # fmt: skip
         finite = all_finite((done.params, done.loss))
         weight = jnp.where(finite, jnp.sum(data.weight[place]), 0.0)
         change = jax.tree.map(lambda a, b: jnp.where(finite, weight * (a - b), 0.0), params, done.params)

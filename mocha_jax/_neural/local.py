@@ -87,9 +87,9 @@ class Local(Trainer):
         budget = work.budget(self.full_work(problem))
 
         def client(
-            given: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
+            inputs: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
         ) -> tuple[Own, tuple[Array, Array]]:
-            key, likelihood, rate = given
+            key, likelihood, rate = inputs
             params, optimizer, before = own
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
                          partial(mean_loss, self.model, likelihood), params, optimizer, rate)  # fmt: skip
@@ -97,9 +97,9 @@ class Local(Trainer):
             new = jax.tree.map(partial(jnp.where, finite), (done.params, done.optimizer, done.loss), own)
             return new, (finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
-        given = key, problem.likelihood, jnp.asarray(self.rate, data.dtype)
+        inputs = key, problem.likelihood, jnp.asarray(self.rate, data.dtype)
         (params, optimizer, losses), (good, bad) = over_clients(
-            data, budget, at_once(self.at_once), client, given, (state.params, state.optimizer, state.losses),
+            data, budget, at_once(self.at_once), client, inputs, (state.params, state.optimizer, state.losses),
             (jnp.zeros((), jnp.int32),) * 2,
         )  # fmt: skip
         failed = failures(state.failed, good, bad)

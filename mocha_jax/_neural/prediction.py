@@ -174,8 +174,8 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
     rows = min(n, _ROWS)
     more = -n % rows
 
-    def one(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
-        client, x, y, weight = given
+    def one(samples: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
+        client, x, y, weight = samples
 
         def some(part: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, y, weight = part
@@ -184,10 +184,10 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
             if whose is None:
                 everyone = lax.map(lambda c: judge(c, x, y), jnp.arange(len(clients), dtype=jnp.int32))
                 share = clients.astype(y.dtype) / jnp.maximum(jnp.sum(clients, dtype=y.dtype), 1.0)
-                found = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
+                predictions = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
             else:
-                found = judge(client, x, y)
-            loss, error = (jnp.sum(jnp.where(count > 0, count.astype(a.dtype) * a, 0.0)) for a in found)
+                predictions = judge(client, x, y)
+            loss, error = (jnp.sum(jnp.where(count > 0, count.astype(a.dtype) * a, 0.0)) for a in predictions)
             return loss, error, jnp.sum(count, dtype=jnp.int32)
 
         parts = tuple(
@@ -197,10 +197,10 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
         return jnp.sum(loss), jnp.sum(error), jnp.sum(count, dtype=jnp.int32)
 
     client = jnp.zeros(m, jnp.int32) if whose is None else whose
-    given = client, data.x, data.y, data.weight
+    samples = client, data.x, data.y, data.weight
 
     def nodes(first: Array | int, width: int) -> Any:
-        return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), given))
+        return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), samples))
 
     loss, error, count = in_blocks(nodes, m, rows, _AT_ONCE)
     loss, error, number = (data.to_tasks(a) for a in (loss, error, count.astype(data.dtype)))

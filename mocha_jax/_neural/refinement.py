@@ -126,7 +126,7 @@ class Refinement(NamedTuple):
 
 def refine(
     how: How,
-    given: RefinementInputs,
+    inputs: RefinementInputs,
     data: TaskData,
     place: Array,
     node: Array,
@@ -138,7 +138,7 @@ def refine(
 
     Args:
       how: settings.
-      given: for this round.
+      inputs: for this round.
       data: has the client's samples.
       place: [] int32 where.
       node: [] int32 the client's number among all.
@@ -146,7 +146,7 @@ def refine(
       own: with the factor that the posterior has in it.
       latest: the factor to begin with.
     """
-    refinement = Refinement.of(given.posterior, own.factor, given.prior, given.own_prior)
+    refinement = Refinement.of(inputs.posterior, own.factor, inputs.prior, inputs.own_prior)
     to_shared, to_private, join = how.apart
     total = jnp.sum(data.weight[place])
 
@@ -159,17 +159,17 @@ def refine(
                 draw(keys[0], v.mean, scale, to_shared, how.noise),
                 draw(keys[1], v.own_mean, own_scale, to_private, how.noise),
             )
-            return mean_loss(how.model, given.likelihood, params, batch, keys[2])
+            return mean_loss(how.model, inputs.likelihood, params, batch, keys[2])
 
         expected = jnp.mean(jax.vmap(one)(jax.random.split(key, how.samples)))
-        return expected + given.temperature * refinement.divergences(v) / total
+        return expected + inputs.temperature * refinement.divergences(v) / total
 
-    start = refinement.begin(given.begin, latest, own.private, given.first, jnp.isinf(own.loss))
-    done = train(jax.random.fold_in(given.key, node), data, place, budget, how.schedule, how.optimizer, loss, start,
-                 how.optimizer.init(start), given.rate)  # fmt: skip
-    factor = own.factor ** (1.0 - given.damping) * refinement.factor(done.params) ** given.damping
+    start = refinement.begin(inputs.begin, latest, own.private, inputs.first, jnp.isinf(own.loss))
+    done = train(jax.random.fold_in(inputs.key, node), data, place, budget, how.schedule, how.optimizer, loss, start,
+                 how.optimizer.init(start), inputs.rate)  # fmt: skip
+    factor = own.factor ** (1.0 - inputs.damping) * refinement.factor(done.params) ** inputs.damping
     if how.sent < 1.0:
-        factor = most_of(how.sent, own.factor, factor, given.posterior)
+        factor = most_of(how.sent, own.factor, factor, inputs.posterior)
     new = Own(factor, refinement.own(done.params), done.loss)
     finite = all_finite(new)
     new = jax.tree.map(partial(jnp.where, finite), new, own)

@@ -213,8 +213,8 @@ class Virtual(BayesianTrainer):
         """
         (m,), dtype = real.shape, first.dtype
         factor = self.whole(first) ** each_of(real, dtype)
-        there = real.astype(dtype)[:, None]
-        factors = DiagonalGaussian(there * factor.precision[None, :], there * factor.shift[None, :])
+        has_data = real.astype(dtype)[:, None]
+        factors = DiagonalGaussian(has_data * factor.precision[None, :], has_data * factor.shift[None, :])
         private = jnp.broadcast_to(own, (m, own.size))
         precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
         return VirtualState(
@@ -257,17 +257,17 @@ class Virtual(BayesianTrainer):
         budget = work.budget(self.request(problem, state.round).steps)
 
         def client(
-            given: RefinementInputs, data: TaskData, place: Array, node: Array, budget: Array, own: Own
+            inputs: RefinementInputs, data: TaskData, place: Array, node: Array, budget: Array, own: Own
         ) -> tuple[Own, RefinementAnswer]:
-            return self.refine(given, data, place, node, budget, own, own.factor)
+            return self.refine(inputs, data, place, node, budget, own, own.factor)
 
         each = each_of(data.sizes > 0, data.dtype)
-        given = self.given(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
+        inputs = self.inputs(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
         own = Own(state.factors, state.private, state.losses)
-        own, total = over_clients(data, budget, at_once(self.at_once), client, given, own, no_answer(state.first))
+        own, total = over_clients(data, budget, at_once(self.at_once), client, inputs, own, no_answer(state.first))
         return state.heard(own, total), info(self, problem, budget)
 
-    def given(
+    def inputs(
         self, key: Array, posterior: DiagonalGaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
     ) -> RefinementInputs:
         """The inputs of a client in a round.
@@ -293,7 +293,7 @@ class Virtual(BayesianTrainer):
 
     def refine(
         self,
-        given: RefinementInputs,
+        inputs: RefinementInputs,
         data: TaskData,
         place: Array,
         node: Array,
@@ -304,4 +304,4 @@ class Virtual(BayesianTrainer):
         """One client's refinement, see `refinement.refine`."""
         how = How(self.model, self.apart(data.dtype), self.noise, self.samples, self.sent, self.schedule,
                   self.client_optimizer)  # fmt: skip
-        return refine(how, given, data, place, node, budget, own, latest)
+        return refine(how, inputs, data, place, node, budget, own, latest)

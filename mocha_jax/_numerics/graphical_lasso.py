@@ -102,14 +102,14 @@ def graphical_lasso(
     size = units[:, None] * units[None, :]
     first = eye if start is None else start * size
     least = jnp.asarray(jnp.finfo(s.dtype).eps ** 0.75 if tol is None else tol, s.dtype)
-    at, left = _solve(s / size, p / size, first, least, jnp.asarray(max_iterations, jnp.int32))
+    iterate, left = _solve(s / size, p / size, first, least, jnp.asarray(max_iterations, jnp.int32))
     solved = left <= least
     if check.concrete(solved) is not None and not solved:
         warn(
-            f"graphical_lasso: not solved: after {int(at.iterations)} iterations the residual is {float(left):.1e}, "
-            f"above {float(least):.1e}; allow more max_iterations or a larger tol."
+            f"graphical_lasso: not solved: after {int(iterate.iterations)} iterations the residual is "
+            f"{float(left):.1e}, above {float(least):.1e}; allow more max_iterations or a larger tol."
         )
-    return GraphicalLasso(at.precision / size, at.covariance * size, left, at.iterations, solved)
+    return GraphicalLasso(iterate.precision / size, iterate.covariance * size, left, iterate.iterations, solved)
 
 
 @jax.jit
@@ -121,23 +121,23 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         half = jsl.solve_triangular(jnp.linalg.cholesky(theta), eye, lower=True)
         return matmul(half.T, half)
 
-    def residual(at: _Iterate) -> Array:
-        g = s - at.covariance
-        free = jnp.abs(g + p * jnp.sign(at.precision))
-        return jnp.max(jnp.where(at.precision == 0, jnp.maximum(jnp.abs(g) - p, 0.0), free))
+    def residual(state: _Iterate) -> Array:
+        g = s - state.covariance
+        free = jnp.abs(g + p * jnp.sign(state.precision))
+        return jnp.max(jnp.where(state.precision == 0, jnp.maximum(jnp.abs(g) - p, 0.0), free))
 
-    def unfinished(at: _Iterate) -> Array:
-        return (at.iterations < max_iterations) & (residual(at) > least)
+    def unfinished(state: _Iterate) -> Array:
+        return (state.iterations < max_iterations) & (residual(state) > least)
 
-    def iterate(at: _Iterate) -> _Iterate:
-        g = s - at.covariance
+    def iterate(state: _Iterate) -> _Iterate:
+        g = s - state.covariance
 
         def attempt(step: Array) -> tuple[Array, Array, Array]:
-            theta = soft_threshold(at.precision - step * g, step * p)
+            theta = soft_threshold(state.precision - step * g, step * p)
             theta = 0.5 * (theta + theta.T)
             inv = inverse(theta)
-            change = theta - at.precision
-            bend = jnp.sum(change * (at.covariance - inv))  # <change, change of the gradient>
+            change = theta - state.precision
+            bend = jnp.sum(change * (state.covariance - inv))  # <change, change of the gradient>
             # NaN where theta is not positive definite: not accepted either.
             return theta, inv, bend <= jnp.sum(change**2) / step
 
@@ -151,17 +151,17 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
             halvings, step, _ = carry
             return halvings + 1, 0.5 * step, attempt(0.5 * step)
 
-        begin = jnp.zeros((), jnp.int32), at.step, attempt(at.step)
+        begin = jnp.zeros((), jnp.int32), state.step, attempt(state.step)
         _, step, (theta, inv, accepted) = lax.while_loop(too_long, shorter, begin)
-        theta, inv = jnp.where(accepted, theta, at.precision), jnp.where(accepted, inv, at.covariance)
-        change = theta - at.precision
-        bend = jnp.sum(change * (at.covariance - inv))
+        theta, inv = jnp.where(accepted, theta, state.precision), jnp.where(accepted, inv, state.covariance)
+        change = theta - state.precision
+        bend = jnp.sum(change * (state.covariance - inv))
         length = jnp.where(bend > 0, jnp.sum(change**2) / jnp.where(bend > 0, bend, 1.0), step)
         # No step was short enough: rounding rules, and nothing is to be gained.
-        iterations = jnp.where(accepted, at.iterations + 1, max_iterations)
+        iterations = jnp.where(accepted, state.iterations + 1, max_iterations)
         return _Iterate(theta, inv, length, iterations)
 
     inv = inverse(first)
     safe_step = 1.0 / jnp.maximum(jnp.sum(inv**2), jnp.finfo(s.dtype).tiny)  # at most the least eigenvalue squared
-    at = lax.while_loop(unfinished, iterate, _Iterate(first, inv, safe_step, jnp.zeros((), jnp.int32)))
-    return at, residual(at)
+    state = lax.while_loop(unfinished, iterate, _Iterate(first, inv, safe_step, jnp.zeros((), jnp.int32)))
+    return state, residual(state)

@@ -49,11 +49,11 @@ def refined(
     start = size(b)
     nothing = jax.tree.map(jnp.zeros_like, b)
 
-    def unfinished(at: tuple[Vector, Vector, Array, Array]) -> Array:
-        return (at[3] < _MOST) & (at[2] > tol * start)
+    def unfinished(state: tuple[Vector, Vector, Array, Array]) -> Array:
+        return (state[3] < _MOST) & (state[2] > tol * start)
 
-    def step(at: tuple[Vector, Vector, Array, Array]) -> tuple[Vector, Vector, Array, Array]:
-        x, left, rest, steps = at
+    def step(state: tuple[Vector, Vector, Array, Array]) -> tuple[Vector, Vector, Array, Array]:
+        x, left, rest, steps = state
         new = jax.tree.map(jnp.add, x, inverse(left))
         residual = jax.tree.map(jnp.subtract, b, apply(new))
         beyond = size(residual)

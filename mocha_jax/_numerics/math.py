@@ -74,10 +74,10 @@ def combine(x: Array, factors: Array) -> Array:
     return jnp.einsum("...n,...nd->...d", factors, x.astype(factors.dtype), precision=EXACT)
 
 
-def totals(terms: Callable[..., Terms], given: Tree, z: Array, y: Array, weight: Array, *rows: Array) -> Terms:
+def totals(terms: Callable[..., Terms], setting: Tree, z: Array, y: Array, weight: Array, *rows: Array) -> Terms:
     """See `TaskData.sum_over_rows`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
-    found = terms(given, z, y, *rows)
-    return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), found)
+    per_row = terms(setting, z, y, *rows)
+    return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), per_row)
 
 
 def lengths(squared: Array) -> Array:

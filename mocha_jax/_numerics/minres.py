@@ -91,11 +91,11 @@ def minres(
     zero = jnp.zeros_like(start)
     tiny, singular = jnp.finfo(start.dtype).tiny, jnp.finfo(start.dtype).eps ** _SINGULAR
 
-    def unfinished(at: _MinresState[Vector]) -> Array:
-        return (at.steps < max_steps) & (at.phi > tol * start) & (at.off[1] > 0) & at.open
+    def unfinished(state: _MinresState[Vector]) -> Array:
+        return (state.steps < max_steps) & (state.phi > tol * start) & (state.off[1] > 0) & state.open
 
-    def step(at: _MinresState[Vector]) -> _MinresState[Vector]:
-        (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = at.lanczos, at.off, at.rotation, at.bar
+    def step(state: _MinresState[Vector]) -> _MinresState[Vector]:
+        (r1, r2, y), (older, old), (cs, sn), (dbar, eps) = state.lanczos, state.off, state.rotation, state.bar
         v = scaled(safe_ratio(jnp.ones_like(old), old), y)
         image = plus(apply(v), -safe_ratio(old, older), r1)
         alfa = inner(v, image)
@@ -104,14 +104,14 @@ def minres(
         off = size(image, y)
         delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)
         gamma = jnp.maximum(jnp.sqrt(gbar**2 + off**2), tiny)
-        largest = jnp.maximum(at.largest, jnp.sqrt(old**2 + alfa**2 + off**2))
+        largest = jnp.maximum(state.largest, jnp.sqrt(old**2 + alfa**2 + off**2))
         open = jnp.sqrt(gbar**2 + bar[0] ** 2) > singular * largest  # times phi it is the size of A r
-        w1, w2 = at.directions
+        w1, w2 = state.directions
         w = scaled(1.0 / gamma, plus(plus(v, -eps, w1), -delta, w2))
         cs, sn = gbar / gamma, off / gamma
-        x = plus(at.x, jnp.where(open, cs * at.phi, 0.0), w)
-        phi = sn * at.phi
-        return _MinresState(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, at.steps + 1)
+        x = plus(state.x, jnp.where(open, cs * state.phi, 0.0), w)
+        phi = sn * state.phi
+        return _MinresState(x, (r2, image, y), (w2, w), (old, off), bar, (cs, sn), phi, largest, open, state.steps + 1)
 
     begin = _MinresState(
         nothing, (nothing, b, first), (nothing, nothing), (zero, start), (zero, zero), (zero - 1.0, zero), start,

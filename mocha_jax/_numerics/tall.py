@@ -102,10 +102,10 @@ def factors(w: Array) -> Factors:
     w = w / size
     basis = Basis(_vectors(w), jnp.ones_like(w[0]), one)
     along = _along(w, basis)
-    found = _right(_gram(along), basis)
-    root, q = found.inner
-    s = jnp.where(nothing(found.s, one), 0.0, size * found.s)
-    return Factors(along, jsl.solve_triangular(root.T, q, lower=False), s, found.vt)
+    right = _right(_gram(along), basis)
+    root, q = right.inner
+    s = jnp.where(nothing(right.s, one), 0.0, size * right.s)
+    return Factors(along, jsl.solve_triangular(root.T, q, lower=False), s, right.vt)
 
 
 def basis_of(w: Array, usual: Array) -> Basis:

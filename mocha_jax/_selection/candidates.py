@@ -72,11 +72,11 @@ def grid(make: Callable[..., Record], **axes: ArrayLike) -> Record:
     return record.replace(**others)
 
 
-def _values(name: str, given: ArrayLike) -> np.ndarray:
+def _values(name: str, asked: ArrayLike) -> np.ndarray:
     """The values of one setting of a grid."""
-    values = check.concrete(given)
+    values = check.concrete(asked)
     if values is None or values.ndim > 1 or not values.size:
-        raise ValueError(f"grid: {name} needs a list of values, at least one, got {check.shown(given)}.")
+        raise ValueError(f"grid: {name} needs a list of values, at least one, got {check.shown(asked)}.")
     return values
 
 
@@ -103,7 +103,7 @@ def scan_candidates(
     key: Array,
     with_regularizer: Callable[[Regularizer], Problem],
     candidates: Regularizer,
-    budget: SolveOptions,
+    options: SolveOptions,
     entry: Callable[[Regularizer, Solution[Problem]], Entry],
 ) -> Entry:
     """Solve along the candidates with warm starts and return the entry of each.
@@ -112,17 +112,17 @@ def scan_candidates(
       key: a JAX random key.
       with_regularizer: the problem with one, e.g. ``partial(Problem, data, loss)``.
       candidates: with a leading axis.
-      budget: options of each solve.
+      options: of each solve.
       entry: what to keep of a solution.
     """
 
     def one(state: State, regularizer: Regularizer) -> tuple[State, Entry]:
         problem = with_regularizer(regularizer)
-        solution = budget.solve(key, problem, warm_started(budget.algorithm, state, problem))
+        solution = options.solve(key, problem, warm_started(options.algorithm, state, problem))
         return solution.state, entry(regularizer, solution)
 
     first = with_regularizer(candidate(candidates, 0))
-    return lax.scan(one, budget.algorithm.init(first), candidates)[1]
+    return lax.scan(one, options.algorithm.init(first), candidates)[1]
 
 
 @jax.jit

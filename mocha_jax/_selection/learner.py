@@ -60,7 +60,7 @@ class FoldTrainer(Pytree):
 
     @abstractmethod
     def fit(
-        self, key: Array, candidates: Regularizer, budget: SolveOptions, rows: Array, held_out: TaskData,
+        self, key: Array, candidates: Regularizer, options: SolveOptions, rows: Array, held_out: TaskData,
         prepare: Preparation | None, metric: Metric,
     ) -> Fitted:  # fmt: skip
         """Train on some rows with each candidate, and score samples that are held out.
@@ -68,7 +68,7 @@ class FoldTrainer(Pytree):
         Args:
           key: a JAX random key.
           candidates: with a leading axis.
-          budget: options of each solve.
+          options: of each solve.
           rows: marks those to train on ``[m, n]``.
           held_out: samples to score.
           prepare: what to do with samples before, by what the rows say.
@@ -109,22 +109,22 @@ class Learner(ABC, Generic[Answer, Way]):
         """The arrays for compiled programs, without names."""
 
     @abstractmethod
-    def answer(self, key: Array, way: Regularizer, budget: SolveOptions, prepare: Preparation | None) -> Answer:
+    def answer(self, key: Array, way: Regularizer, options: SolveOptions, prepare: Preparation | None) -> Answer:
         """Train on all data through some candidates, and return what the last one gives."""
 
     @abstractmethod
     def path(
-        self, owner: str, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+        self, owner: str, key: Array, candidates: Regularizer, options: SolveOptions, prepare: Preparation | None
     ) -> Way:
         """Train on all data with every candidate, and warn of those that did not reach the tolerance."""
 
 
 def warn_of_candidates(
-    owner: str, residuals: np.ndarray, rounds: np.ndarray, budget: SolveOptions, data: TaskData
+    owner: str, residuals: np.ndarray, rounds: np.ndarray, options: SolveOptions, data: TaskData
 ) -> None:
     """Warn of candidates of a path that did not reach the tolerance."""
     caveat = caveats.unfinished(
-        residuals, rounds, budget.tol, budget.max_rounds, advice(data), "are as far as they got"
+        residuals, rounds, options.tol, options.max_rounds, advice(data), "are as far as they got"
     )
     if caveat is not None:
         warn(f"{owner}: {caveat}", NotConverged)
@@ -134,7 +134,7 @@ class _OneTrainer(FoldTrainer):
     problem: Problem
 
     def fit(
-        self, key: Array, candidates: Regularizer, budget: SolveOptions, rows: Array, held_out: TaskData,
+        self, key: Array, candidates: Regularizer, options: SolveOptions, rows: Array, held_out: TaskData,
         prepare: Preparation | None, metric: Metric,
     ) -> Fitted:  # fmt: skip
         training, seen, for_those = to_score(prepare, self.problem.data.keep(rows), held_out)
@@ -142,7 +142,7 @@ class _OneTrainer(FoldTrainer):
         def entry(_: Regularizer, s: Solution[Problem]) -> Fitted:
             return self.score(metric, for_those(s.weights), seen), s.certificate.residual, jnp.asarray(s.rounds)
 
-        return scan_candidates(key, partial(Problem, training, self.problem.loss), candidates, budget, entry)
+        return scan_candidates(key, partial(Problem, training, self.problem.loss), candidates, options, entry)
 
     def score(self, metric: Metric, weights: Array, data: TaskData) -> Array:
         return scored(metric, weights, data, self.problem.loss)
@@ -176,45 +176,45 @@ class OneProblem(Learner[Solution[Problem], Path]):
         return _OneTrainer(self.problem.exchange(data=anonymous(self.data, prepare)))
 
     def answer(
-        self, key: Array, way: Regularizer, budget: SolveOptions, prepare: Preparation | None
+        self, key: Array, way: Regularizer, options: SolveOptions, prepare: Preparation | None
     ) -> Solution[Problem]:
         data, state = prepared(prepare, self.data), None
         last = np.shape(jax.tree.leaves(way)[0])[0] - 1
         for i in range(last + 1):
-            there = Problem(data, self.problem.loss, candidate(way, i))
+            problem = Problem(data, self.problem.loss, candidate(way, i))
             with silenced(NotConverged) if i < last else contextlib.nullcontext():  # only the last one is handed out
-                solution = budget.solve(
-                    key, there, state if state is None else warm_started(budget.algorithm, state, there)
+                solution = options.solve(
+                    key, problem, state if state is None else warm_started(options.algorithm, state, problem)
                 )
             state = solution.state
         return solution
 
     def path(
-        self, owner: str, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+        self, owner: str, key: Array, candidates: Regularizer, options: SolveOptions, prepare: Preparation | None
     ) -> Path:
         problem = self.problem.replace(data=prepared(prepare, self.data)).unnamed()
         path = or_by_loops(
-            problem, budget.algorithm, lambda by: _path(key, problem, candidates, budget.replace(algorithm=by))
+            problem, options.algorithm, lambda by: _path(key, problem, candidates, options.replace(algorithm=by))
         )
         if not is_traced(path.rounds):
             residuals, rounds = np.asarray(path.certificate.residual), np.asarray(path.rounds)
-            warn_of_candidates(owner, residuals, rounds, budget, problem.data)
+            warn_of_candidates(owner, residuals, rounds, options, problem.data)
         return path
 
 
-def learner_of(owner: str, given: Problem | Learner[Answer, Way]) -> Learner[Answer, Way]:
+def learner_of(owner: str, problem: Problem | Learner[Answer, Way]) -> Learner[Answer, Way]:
     """Return the learner that is given, or that of a problem."""
-    if isinstance(given, Learner):
-        return given
-    check.instance(owner, "problem", given, Problem, "Problem(data, loss, regularizer)")
-    return cast(Learner[Answer, Way], OneProblem(given))
+    if isinstance(problem, Learner):
+        return problem
+    check.instance(owner, "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    return cast(Learner[Answer, Way], OneProblem(problem))
 
 
-def _fit_path(key: Array, problem: Problem, candidates: Regularizer, budget: SolveOptions) -> Path:
+def _fit_path(key: Array, problem: Problem, candidates: Regularizer, options: SolveOptions) -> Path:
     def entry(regularizer: Regularizer, s: Solution[Problem]) -> Path:
         return Path(regularizer, s.weights, s.relation, s.certificate, jnp.asarray(s.rounds))
 
-    return scan_candidates(key, partial(Problem, problem.data, problem.loss), candidates, budget, entry)
+    return scan_candidates(key, partial(Problem, problem.data, problem.loss), candidates, options, entry)
 
 
 _path = Program(_fit_path, lambda key, problem, *_: problem.data.x.size, often=True)

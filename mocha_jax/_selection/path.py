@@ -54,8 +54,8 @@ def lambda_path(
     """
     owner, learner = "lambda_path", learner_of("lambda_path", problem)
     first = with_first(owner, learner.problem, candidates)
-    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
+    options = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     prepare = preparation(owner, standardize, learner.centres_labels)
-    return learner.path(owner, key, candidates, budget, prepare)
+    return learner.path(owner, key, candidates, options, prepare)

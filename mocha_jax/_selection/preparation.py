@@ -61,10 +61,10 @@ def prepared_within(prepare: Preparation | None, data: TaskData, *others: TaskDa
         return [data, *others]
     apply = prepare(data)
     check.function("standardize", "what it returns", apply, "lambda data: data")
-    found = [apply(each) for each in (data, *others)]
-    for each in found:
+    prepared_data = [apply(each) for each in (data, *others)]
+    for each in prepared_data:
         check.instance("standardize", "what is returned for data", each, TaskData, "data.replace(x=...)")
-    return found
+    return prepared_data
 
 
 def to_score(

@@ -89,8 +89,8 @@ class CrossValidation(Generic[Answer]):
 
 def of_candidates(task_scores: np.ndarray) -> np.ndarray:
     """Mean over tasks, folds and trials ``[c]``; NaN for one that lacks a score another has."""
-    known = ~np.isnan(task_scores)
-    lacking = (known.any(2, keepdims=True) & ~known).any((0, 1, 3))
+    has_score = ~np.isnan(task_scores)
+    lacking = (has_score.any(2, keepdims=True) & ~has_score).any((0, 1, 3))
     return np.where(lacking, np.nan, _mean(_mean(task_scores, 3), (0, 1)))
 
 
@@ -101,6 +101,6 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _mean(a: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
     """The mean of what is a number."""
-    known = ~np.isnan(a)
-    total = np.sum(np.where(known, a, 0.0), axis=axis)
-    return np.where(known.any(axis), total / np.maximum(known.sum(axis), 1), np.nan)
+    is_number = ~np.isnan(a)
+    total = np.sum(np.where(is_number, a, 0.0), axis=axis)
+    return np.where(is_number.any(axis), total / np.maximum(is_number.sum(axis), 1), np.nan)

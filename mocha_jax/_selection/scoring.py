@@ -48,11 +48,11 @@ class Scoring(NamedTuple):
         return getattr(self.metric, "__name__", "metric")
 
 
-def scoring(owner: str, metric: Metric | str, known: Mapping[str, Metric]) -> Scoring:
+def scoring(owner: str, metric: Metric | str, metrics_by_name: Mapping[str, Metric]) -> Scoring:
     """The score of a name, or a function of the user's own."""
     if not callable(metric):
-        check.one_of(owner, "metric", metric, tuple(known))
-        metric = known[metric]
+        check.one_of(owner, "metric", metric, tuple(metrics_by_name))
+        metric = metrics_by_name[metric]
     return Scoring(metric, metric in MORE_IS_BETTER)
 
 

@@ -163,7 +163,7 @@ def tune(
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
     learner: Learner[Any, Any] = learner_of(name, problem)
     prepare = preparation(name, standardize, learner.centres_labels)
-    budget = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
+    options = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
     parts, count = _parts(problem.data, key, folds)
     if stopping >= count:
         raise ValueError(f"tune: stopping must leave a fold to descend on, of {count} folds at most {count - 1}.")
@@ -175,16 +175,16 @@ def tune(
     seen: list[TuningTrace] = []
     logs, unit = jax.tree.map(jnp.log, start), None
     # What is not finite is begun anew.
-    like = jax.eval_shape(lambda start: budget.algorithm.init(make(slim, start)), start)
+    like = jax.eval_shape(lambda start: options.algorithm.init(make(slim, start)), start)
     states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.inf if a.dtype.kind == "f" else 0, a.dtype), like)
     logs, progress, states = beside(slim.data.x, (logs, optimizer.init(logs), states))
     for i in range(steps):
-        found = or_by_loops(
-            problem, budget.algorithm,
-            lambda by: trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
+        of_folds = or_by_loops(
+            problem, options.algorithm,
+            lambda by: trained((key, slim, parts, options.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
         )  # fmt: skip
-        states = found.state
-        now, gradient = summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
+        states = of_folds.state
+        now, gradient = summed(of_folds.exchange(state=None), logs, stopping, unit, samples, prior)
         unit = float(now.losses[: count - stopping].mean()) if unit is None else unit
         if not all(np.isfinite(a).all() for a in (now.value, *jax.tree.leaves(now.gradient))):
             if not seen:
@@ -213,7 +213,7 @@ def tune(
     best = int(np.argmin(history.value))
     chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
     final = make(problem.replace(data=prepared(prepare, problem.data)), chosen)
-    return Tuned(chosen, final, budget.solve(key, final, None), float(history.value[best]), best, history)
+    return Tuned(chosen, final, options.solve(key, final, None), float(history.value[best]), best, history)
 
 
 @lru_cache
@@ -250,13 +250,13 @@ def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, i
 
 def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
     """All positive numbers of a regularizer and its parts, by name, except those that it marks as fixed."""
-    found: dict[str, Any] = {}
+    positive: dict[str, Any] = {}
     for name, value in fields_of(regularizer).items():
         if isinstance(value, Regularizer):
-            found[name] = _positive_numbers(value)
+            positive[name] = _positive_numbers(value)
         elif name not in regularizer.frozen_fields and np.isfinite(_np(value)).all() and (_np(value) > 0).all():
-            found[name] = value
-    return found
+            positive[name] = value
+    return positive
 
 
 def _with_numbers(problem: Problem, values: dict[str, Any]) -> Problem:

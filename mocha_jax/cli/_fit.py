@@ -146,8 +146,8 @@ class _Preparation:
         if self.absent is None:
             return data
         d = training.num_slopes
-        known = (training.weight > 0)[..., None] & ~self.absent
-        medians = jnp.nanmedian(jnp.where(known, training.x[..., :d], jnp.nan), axis=(0, 1), keepdims=True)
+        has_value = (training.weight > 0)[..., None] & ~self.absent
+        medians = jnp.nanmedian(jnp.where(has_value, training.x[..., :d], jnp.nan), axis=(0, 1), keepdims=True)
         medians = jnp.where(jnp.isnan(medians), 0.0, medians)  # where no sample for training has a value
         x = jnp.where(self.absent & (data.weight > 0)[..., None], medians, data.x[..., :d])
         return data.replace(x=jnp.concatenate([x, data.x[..., d:]], axis=2))
@@ -160,12 +160,12 @@ def _searched(name: str, samples: Samples, prepare: _Preparation, options: argpa
     make, tried = maker(_ALIASES.get(name, name), data.num_tasks)
     axes = {"lam": sorted(options.lambdas, reverse=True), **tried}
     named = None if prepare.by == "none" else prepare.by
-    found = mj.cross_validate(
+    validation = mj.cross_validate(
         mj.Problem(data, loss, make(lam=axes["lam"][0])), mj.grid(make, **axes), key=jax.random.key(options.seed),
         folds=options.folds, scored_as=samples.data, max_rounds=_ROUNDS, tol=_TOL, refit=False,
         standardize=named if samples.absent is None else prepare, progress=not options.quiet,
     )  # fmt: skip
-    return _Search(data, loss, axes, found)
+    return _Search(data, loss, axes, validation)
 
 
 def _refitted(search: _Search, prepare: _Preparation, seed: int) -> Any:
@@ -206,8 +206,8 @@ def _save(name: str, search: _Search, model: Any, medians: dict[str, float], opt
     if medians:
         about["medians"] = medians
     dataclasses.replace(model, trained={**model.trained, **about}).save(options.model)
-    said = ", ".join(f"{key} = {value:g}" for key, value in numbers.items())
-    print(f"Model: {options.model} ({name}, {said}; {model.trained['message']})")
+    settings = ", ".join(f"{key} = {value:g}" for key, value in numbers.items())
+    print(f"Model: {options.model} ({name}, {settings}; {model.trained['message']})")
 
 
 def _draw(compared: mj.metrics.Comparison, score: str, path: Path) -> None:

@@ -50,9 +50,12 @@ def predict_table(options: argparse.Namespace) -> int:
     if options.probabilities:
         if not model.logistic:
             raise ValueError(f"--probabilities: needs a model of two classes, and {options.model} is none.")
-        found = model.predict_proba(x, task, unseen=options.unseen)
+        probabilities = model.predict_proba(x, task, unseen=options.unseen)
         classes = model.names.classes or (-1, 1)
-        heads, columns = [f"probability of {name}" for name in classes], [found[:, k] for k in range(found.shape[1])]
+        heads, columns = (
+            [f"probability of {name}" for name in classes],
+            [probabilities[:, k] for k in range(probabilities.shape[1])],
+        )
     else:
         heads, columns = ["prediction"], [model.predict(x, task, unseen=options.unseen)]
     group = options.group or model.trained.get("group", "group")
@@ -82,9 +85,9 @@ def compare_models(options: argparse.Namespace) -> int:
         kinds.add(kind := "error rate" if set(model.decides) == {"sign"} else "root mean squared error")
         predicted = model.predict(x, None if model.names.tasks is None else groups)
         truth = np.asarray(table.texts(label)) if named else table.numbers([label])[:, 0]
-        tasks, where, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        tasks, task_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         wrong = (predicted != truth) if kind == "error rate" else (predicted - truth) ** 2
-        means = np.bincount(where, weights=wrong.astype(float)) / sizes
+        means = np.bincount(task_of_row, weights=wrong.astype(float)) / sizes
         scores[str(path)] = means if kind == "error rate" else np.sqrt(means)
     if len(kinds) > 1:
         raise ValueError("compare: some of these models predict classes and some numbers.")
@@ -128,7 +131,7 @@ def _load(path: Path) -> mj.LinearModel:
 def _rows(
     model: mj.LinearModel,
     options: argparse.Namespace,
-    known: tuple[object, ...] | None,
+    known_groups: tuple[object, ...] | None,
     label: Sequence[str] = (),
     texts: tuple[str, ...] = (),
 ) -> tuple[Table, np.ndarray, np.ndarray]:
@@ -157,13 +160,15 @@ def _rows(
             raise ValueError(
                 f"{table.path}, column {name!r}: {no_categories(table.texts(name))}; --decimal-comma reads them."
             )
-    return table, table.numbers(features), _groups(table, group, known, options)
+    return table, table.numbers(features), _groups(table, group, known_groups, options)
 
 
-def _groups(table: Table, group: str, known: tuple[object, ...] | None, options: argparse.Namespace) -> np.ndarray:
+def _groups(
+    table: Table, group: str, known_groups: tuple[object, ...] | None, options: argparse.Namespace
+) -> np.ndarray:
     """The group of every row."""
     try:
-        return table.names(group, known)
+        return table.names(group, known_groups)
     except ValueError as error:
         if not hasattr(options, "unseen"):
             raise

@@ -64,14 +64,14 @@ def with_rows(table: Table, rows: np.ndarray) -> Table:
 
 def lacking(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
     """The columns in which cells have no value, with these cells marked."""
-    found = {}
+    empty = {}
     for name in names:
         column = table.column(name)
         numbers = column.dtype.kind == "f"
         cells = np.isnan(column) if numbers else np.array([not text.strip() for text in column], bool)
         if cells.any():
-            found[name] = cells
-    return found
+            empty[name] = cells
+    return empty
 
 
 def counted(table: Table, cells: Mapping[str, np.ndarray]) -> str:
@@ -85,11 +85,11 @@ def counted(table: Table, cells: Mapping[str, np.ndarray]) -> str:
 def _numbers(column: np.ndarray, comma: bool) -> np.ndarray:
     """Numbers, with NaN for empty cells, if all other cells are numbers; else the column unchanged."""
     texts = [text.strip() for text in column]
-    known = [text for text in texts if text and text.lower() not in _NONE]
-    if comma and decimal_commas(known):
-        known = [text.replace(",", ".") for text in known]
-    if not all(map(is_number, set(known))) or (not known and any(texts)):
+    filled = [text for text in texts if text and text.lower() not in _NONE]
+    if comma and decimal_commas(filled):
+        filled = [text.replace(",", ".") for text in filled]
+    if not all(map(is_number, set(filled))) or (not filled and any(texts)):
         return column
-    found = np.full(len(texts), np.nan)
-    found[[bool(text) and text.lower() not in _NONE for text in texts]] = [float(text) for text in known]
-    return found
+    numbers = np.full(len(texts), np.nan)
+    numbers[[bool(text) and text.lower() not in _NONE for text in texts]] = [float(text) for text in filled]
+    return numbers

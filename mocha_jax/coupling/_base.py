@@ -260,7 +260,7 @@ def by_conjugate_gradients(
             return own.apply(w / near[:, None])
 
         force = gradient(right) + curvature.sums(slopes)
-        found = cg(curved, force, M=nearly, tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
-        return found, curvature.left(found, slopes)
+        solution = cg(curved, force, M=nearly, tol=eps**_CG_POWER, maxiter=_CG_STEPS)[0]
+        return solution, curvature.left(solution, slopes)
 
     return step

@@ -126,10 +126,10 @@ class AboutMean(Coupling):
         return self.parts(v).together(v)
 
     def parts(self, v: Array) -> Parts:
-        within = self.deviations.parts(v)
-        mix = jnp.pad(within.mix, ((0, 0), (0, 1)))  # type: ignore[arg-type]
-        rows = jnp.concatenate([within.rows, jnp.sum(v, axis=0, keepdims=True)])
-        return Parts(within.scale, mix.at[:, -1].set(self._off), rows)
+        of_deviations = self.deviations.parts(v)
+        mix = jnp.pad(of_deviations.mix, ((0, 0), (0, 1)))  # type: ignore[arg-type]
+        rows = jnp.concatenate([of_deviations.rows, jnp.sum(v, axis=0, keepdims=True)])
+        return Parts(of_deviations.scale, mix.at[:, -1].set(self._off), rows)
 
     def diagonal(self) -> Array:
         return self.deviations.diagonal() + self._off

@@ -138,12 +138,12 @@ class Exchangeable(Coupling):
         def step(right: Array, slopes: Array) -> tuple[Array, Array]:
             # Rounding of the products makes the common system inexact; a second solution makes up for it.
             def corrected(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-                found, left, slopes = carry
-                rest, sums = right + self.apply(curvature.sums(left)) - found, curvature.sums(slopes)
+                solution, left, slopes = carry
+                rest, sums = right + self.apply(curvature.sums(left)) - solution, curvature.sums(slopes)
                 aside = jnp.sum(sums, axis=0) - applied(rest + self.within * sums)
                 common = matmul(factor.T, matmul(factor, self._off * aside))
                 more, less = own.solve(rest + common[None], slopes)
-                return found + more, left + less, jnp.zeros_like(slopes)
+                return solution + more, left + less, jnp.zeros_like(slopes)
 
             nothing = jnp.zeros_like(right), jnp.zeros_like(slopes), slopes
             return twice(corrected, nothing)[:2]
@@ -154,8 +154,8 @@ class Exchangeable(Coupling):
         return self.resolvent(rho).apply(y)
 
     def resolvent(self, rho: Array) -> Exchangeable:
-        within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
-        return Exchangeable(within, common, self.num_tasks)
+        of_deviations, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
+        return Exchangeable(of_deviations, common, self.num_tasks)
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.within + jnp.sum(nodes) * self._off
@@ -214,7 +214,7 @@ class Scaled(Coupling):
         system = self.of.newton_system(curvature.scaled(self.scale))
 
         def step(right: Array, slopes: Array) -> tuple[Array, Array]:
-            found, left = system(right / self.scale[None, :], slopes)
-            return self.scale[None, :] * found, left
+            solution, left = system(right / self.scale[None, :], slopes)
+            return self.scale[None, :] * solution, left
 
         return step

@@ -89,7 +89,7 @@ class AveragingNodes(NodeSide):
         def client(
             given: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: FedAvgAnswer
         ) -> tuple[FedAvgAnswer, tuple[()]]:
-            there = algorithm.given(key, row_of(given.params, node), problem)
+            there = algorithm.inputs(key, row_of(given.params, node), problem)
             return algorithm.answer(there, data, place, header.task[node], budget), ()
 
         none = of_each(no_answer(algorithm.begin(data.dtype), data.dtype), data.num_nodes)

@@ -165,7 +165,7 @@ class VirtualNodes(NodeSide):
         ) -> tuple[tuple[Own, Array, Array], tuple[()]]:
             own, _, _ = row
             posterior, factor = row_of(down.posterior, node), row_of(held, node)
-            given = algorithm.given(key, posterior, begin[node], own_like, problem.likelihood, each[node])
+            given = algorithm.inputs(key, posterior, begin[node], own_like, problem.likelihood, each[node])
             before = Own(factor, own.private, own.loss)
             new, answer = algorithm.refine(given, data, place, header.task[node], budget, before, own.factor)
             factor = jax.tree.map(lambda a, b: jnp.where(answer.good > 0, a, b), new.factor, own.factor)

@@ -24,8 +24,8 @@ def predicted(weights: Weights, data: TaskData) -> Array:
     The weights of a solution or a model are those of the data's tasks, found by their names.
     """
     check.instance("metrics", "data", data, TaskData, "data.split(key, 0.75)[1]")
-    if (known := model_of(weights)) is not None:
-        weights = jnp.asarray(known.weights_for(data), data.dtype)
+    if (model := model_of(weights)) is not None:
+        weights = jnp.asarray(model.weights_for(data), data.dtype)
     weights = check.floats("metrics", "weights", weights, ("num_tasks", data.num_features))
     if len(weights) == 1:
         weights = jnp.broadcast_to(weights, (data.num_tasks, weights.shape[1]))
@@ -34,8 +34,8 @@ def predicted(weights: Weights, data: TaskData) -> Array:
 
 def model_of(weights: Weights) -> LinearModel | None:
     """The model that weights are given by; None where they are an array."""
-    known = getattr(weights, "model", weights)
-    return known if isinstance(known, LinearModel) else None
+    model = getattr(weights, "model", weights)
+    return model if isinstance(model, LinearModel) else None
 
 
 def mean_over_tasks(values: Array, data: TaskData, per_task: bool) -> Array:

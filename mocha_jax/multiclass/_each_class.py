@@ -65,8 +65,8 @@ class EachClass(Pytree):
     def map(self, work: Callable[[Problem], Result]) -> Result:
         """Do something for one class after the other, ``[classes, ...]``."""
 
-        def one(given: tuple[Array, list[Array | None]]) -> Result:
-            leaves = [b if a is None else a for a, b in zip(self.shared, given[1], strict=True)]
+        def one(own: tuple[Array, list[Array | None]]) -> Result:
+            leaves = [b if a is None else a for a, b in zip(self.shared, own[1], strict=True)]
             return work(jax.tree.unflatten(self.structure, leaves))
 
         return cast(Result, lax.map(one, (self.classes, self.own)))
@@ -94,12 +94,12 @@ def each_class(owner: str, data: TaskData, make: Make, classes: int) -> tuple[Ea
         check.instance(owner, "what make returns", problem, Problem, "Problem(data, loss, regularizer)")
         if problem.data.y.shape != data.y.shape:
             raise ValueError(f"{owner}: what make returns must have the rows of the data, {data.y.shape}.")
-        found, structure = jax.tree.flatten(problem.unnamed())
+        of_problem, structure = jax.tree.flatten(problem.unnamed())
         problems = problems or [problem]
-        first = leaves[0] if leaves else found
+        first = leaves[0] if leaves else of_problem
         if structures.setdefault(structure, k) != 0:
             raise ValueError(f"{owner}: what make returns must be of one kind for all classes, whatever the labels.")
-        leaves.append([a if _same(a, b) else b for a, b in zip(first, found, strict=True)])
+        leaves.append([a if _same(a, b) else b for a, b in zip(first, of_problem, strict=True)])
     columns = list(zip(*leaves, strict=True))
     common = [all(leaf is column[0] for leaf in column) for column in columns]
     shared = [column[0] if same else None for column, same in zip(columns, common, strict=True)]

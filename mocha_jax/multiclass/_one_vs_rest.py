@@ -100,13 +100,13 @@ class OneVsRest(Pytree):
                 "relative_gap": self.certificate.relative_gap,
                 "relative_joint_gap": self.certificate.relative_joint_gap,
             }
-        known = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
-        known["rounds"] = int(np.max(self.rounds))
+        quality = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
+        quality["rounds"] = int(np.max(self.rounds))
         slopes, intercept = apart(weights, self)
         return MulticlassModel(
             slopes, intercept, self.names, self.logistic,
             None if self.calibration is None else np.asarray(self.calibration), "one_vs_rest",
-            {**how_trained(self.loss, self.regularizer), "message": self.message, **known},
+            {**how_trained(self.loss, self.regularizer), "message": self.message, **quality},
         )  # fmt: skip
 
     @property
@@ -168,16 +168,16 @@ def one_vs_rest(
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     each, first = each_class(owner, data, make, count)
-    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
-    found = or_by_loops(first, budget.algorithm, lambda by: trained(key, each, budget.replace(algorithm=by)))
-    model = described(found, first, data.names)
-    warn_of_classes(owner, model, budget)
+    options = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
+    trained_models = or_by_loops(first, options.algorithm, lambda by: trained(key, each, options.replace(algorithm=by)))
+    model = described(trained_models, first, data.names)
+    warn_of_classes(owner, model, options)
     return model
 
 
-def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
+def warn_of_classes(owner: str, model: OneVsRest, options: SolveOptions) -> None:
     """Warn of classes whose models did not reach the tolerance."""
-    if (caveat := unfinished_classes(model, budget.tol, budget.max_rounds)) is not None:
+    if (caveat := unfinished_classes(model, options.tol, options.max_rounds)) is not None:
         warn(f"{owner}: {caveat}", NotConverged)
 
 
@@ -189,9 +189,9 @@ def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | N
     )  # fmt: skip
 
 
-def _train(key: Array, each: EachClass, budget: SolveOptions) -> OneVsRest:
+def _train(key: Array, each: EachClass, options: SolveOptions) -> OneVsRest:
     """Solve for every class."""
-    return each.map(lambda problem: of_solution(budget.solve(key, problem, None)))
+    return each.map(lambda problem: of_solution(options.solve(key, problem, None)))
 
 
 trained = Program(_train, lambda key, each, *_: each.size, often=True)
@@ -202,11 +202,11 @@ def of_solution(s: Solution[Problem]) -> OneVsRest:
     return OneVsRest(s.weights, s.relation, s.certificate, jnp.asarray(s.rounds, jnp.int32))
 
 
-def described(found: OneVsRest, first: Problem, names: Names) -> OneVsRest:
+def described(models: OneVsRest, first: Problem, names: Names) -> OneVsRest:
     """Add what the problem of a class knows, and the names of the data's classes."""
-    data, count = first.data, found.weights.shape[0]
+    data, count = first.data, models.weights.shape[0]
     classes = names.classes if len(names.classes or ()) == count else None
-    return found.exchange(
+    return models.exchange(
         loss=first.loss,
         regularizer=first.regularizer,
         intercept=data.intercept,

@@ -39,7 +39,7 @@ class _ClassesTrainer(FoldTrainer):
     data: TaskData  # with labels 0, 1, ...
 
     def fit(
-        self, key: Array, candidates: Regularizer, budget: SolveOptions, rows: Array, held_out: TaskData,
+        self, key: Array, candidates: Regularizer, options: SolveOptions, rows: Array, held_out: TaskData,
         prepare: Preparation | None, metric: Metric,
     ) -> Fitted:  # fmt: skip
         # The samples of all classes are the same, and so is what is done with them.
@@ -51,7 +51,7 @@ class _ClassesTrainer(FoldTrainer):
         def of_class(problem: Problem) -> Fitted:
             own = problem.data.keep(rows)
             own = own if prepare is None else own.replace(x=training.x)
-            return scan_candidates(key, partial(Problem, own, problem.loss), candidates, budget, entry)
+            return scan_candidates(key, partial(Problem, own, problem.loss), candidates, options, entry)
 
         weights, residuals, rounds = self.each.map(of_class)  # [classes, c, ...]
         scores = lax.map(lambda w: self.score(metric, w, seen), jnp.swapaxes(weights, 0, 1))
@@ -80,11 +80,11 @@ class Classes(Learner[OneVsRest, list[OneVsRest]]):
         return jax.ShapeDtypeStruct((self._count, data.num_tasks, data.num_features), data.dtype)
 
     def scoring(self, owner: str, metric: Metric | str | None) -> Scoring:
-        found = scoring(owner, "error_rate" if metric is None else metric, METRICS)
-        if found.metric is _scores.log_loss:
+        score = scoring(owner, "error_rate" if metric is None else metric, METRICS)
+        if score.metric is _scores.log_loss:
             tasks = range(self.problem.data.num_tasks)
             require_probabilities(owner, False, all(self.problem.loss.of_task(t).log_odds for t in tasks))
-        return found
+        return score
 
     def labels(self, data: TaskData) -> Labels:
         names = data.names.classes
@@ -99,20 +99,20 @@ class Classes(Learner[OneVsRest, list[OneVsRest]]):
             )
         return _ClassesTrainer(self.each, anonymous(self.data, prepare))
 
-    def answer(self, key: Array, way: Regularizer, budget: SolveOptions, prepare: Preparation | None) -> OneVsRest:
-        last = self._solved(key, way, budget, prepare)[-1]
-        warn_of_classes("cross_validate", last, budget)
+    def answer(self, key: Array, way: Regularizer, options: SolveOptions, prepare: Preparation | None) -> OneVsRest:
+        last = self._solved(key, way, options, prepare)[-1]
+        warn_of_classes("cross_validate", last, options)
         return last
 
     def path(
-        self, owner: str, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+        self, owner: str, key: Array, candidates: Regularizer, options: SolveOptions, prepare: Preparation | None
     ) -> list[OneVsRest]:
-        path = self._solved(key, candidates, budget, prepare)
+        path = self._solved(key, candidates, options, prepare)
         residuals, rounds = (
             np.stack([np.asarray(a) for a in each], axis=1)
             for each in ([model.certificate.residual for model in path], [model.rounds for model in path])
         )
-        warn_of_candidates(owner, residuals, rounds, budget, self.data)
+        warn_of_candidates(owner, residuals, rounds, options, self.data)
         return path
 
     @property
@@ -120,20 +120,20 @@ class Classes(Learner[OneVsRest, list[OneVsRest]]):
         return len(self.each.classes)
 
     def _solved(
-        self, key: Array, candidates: Regularizer, budget: SolveOptions, prepare: Preparation | None
+        self, key: Array, candidates: Regularizer, options: SolveOptions, prepare: Preparation | None
     ) -> list[OneVsRest]:
         data, each, first = prepared(prepare, self.data), self.each, self.problem
         if prepare is not None:
             each, first = each_class("standardize", data, self.make, self._count)
-        found = or_by_loops(
-            first, budget.algorithm, lambda by: _solved(key, each, candidates, budget.replace(algorithm=by))
+        models = or_by_loops(
+            first, options.algorithm, lambda by: _solved(key, each, candidates, options.replace(algorithm=by))
         )
 
         def model(i: int) -> OneVsRest:
             own = first.replace(regularizer=candidate(candidates, i))
-            return described(jax.tree.map(lambda leaf: leaf[:, i], found), own, data.names)
+            return described(jax.tree.map(lambda leaf: leaf[:, i], models), own, data.names)
 
-        return [model(i) for i in range(found.rounds.shape[1])]
+        return [model(i) for i in range(models.rounds.shape[1])]
 
 
 def classes_of(owner: str, data: TaskData, make: Make, classes: int | None) -> Classes:
@@ -142,12 +142,12 @@ def classes_of(owner: str, data: TaskData, make: Make, classes: int | None) -> C
     return Classes(data, make, *each_class(owner, data, make, count))
 
 
-def _solve_each(key: Array, each: EachClass, candidates: Regularizer, budget: SolveOptions) -> OneVsRest:
+def _solve_each(key: Array, each: EachClass, candidates: Regularizer, options: SolveOptions) -> OneVsRest:
     """Models of all classes and candidates, ``[classes, c, ...]``."""
 
     def of_class(problem: Problem) -> OneVsRest:
         with_regularizer = partial(Problem, problem.data, problem.loss)
-        return scan_candidates(key, with_regularizer, candidates, budget, lambda _, s: of_solution(s))
+        return scan_candidates(key, with_regularizer, candidates, options, lambda _, s: of_solution(s))
 
     return each.map(of_class)
 

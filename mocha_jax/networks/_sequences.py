@@ -55,9 +55,9 @@ def _backward(kept: tuple[Array, Steps], slopes: Array) -> tuple[Array, Array]:
     before_h, before_c = (jnp.concatenate([jnp.zeros_like(a[:1]), a[:-1]]) for a in (h, c))
     back = u.T
 
-    def step(carry: tuple[Array, Array], at: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+    def step(carry: tuple[Array, Array], step_values: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         dh, dc = carry
-        slope, c, before, i, f, g, o = at
+        slope, c, before, i, f, g, o = step_values
         dh, out = dh + slope, jnp.tanh(c)
         dc = dc + dh * o * (1.0 - out * out)
         dz = jnp.concatenate(

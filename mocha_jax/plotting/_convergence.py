@@ -88,8 +88,10 @@ def tuning(tuned: Tuned) -> Figure:
 
 
 def _check_histories(owner: str, histories: object) -> None:
-    known = isinstance(histories, Mapping) and all(isinstance(history, History) for history in histories.values())
-    if not known or not histories:
+    all_histories = isinstance(histories, Mapping) and all(
+        isinstance(history, History) for history in histories.values()
+    )
+    if not all_histories or not histories:
         raise ValueError(
             f"{owner}: histories must be a dictionary of histories by name, such as {{'MOCHA': solution.history}}, "
             f"got {check.shown(histories)}."

@@ -127,9 +127,9 @@ def _mean(axes: Axes, mean: float, interval: tuple[float, float], row: float, co
     axes.plot([mean], [row], "D", color=colour, ms=7, mec="white", mew=1.0, zorder=5)
 
 
-def _say(axes: Axes, at: float, row: float, text: str) -> None:
+def _say(axes: Axes, value: float, row: float, text: str) -> None:
     axes.annotate(
-        text, (at, row), (0, -11), textcoords="offset points", ha="center", va="center", fontsize=8.5, zorder=6,
+        text, (value, row), (0, -11), textcoords="offset points", ha="center", va="center", fontsize=8.5, zorder=6,
         bbox={"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.8},
     )  # fmt: skip
 
@@ -141,11 +141,11 @@ def _beside(values: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
     offsets = np.zeros(len(values))
     fullest = max(int(np.bincount(place).max()), 8)
     for one in np.unique(place):
-        here = np.flatnonzero(place == one)
-        rank = np.arange(len(here))
+        members = np.flatnonzero(place == one)
+        rank = np.arange(len(members))
         # 0, 1, -1, 2, -2, ...: from the middle of the row outwards
         steps = (rank + 1) // 2 * np.where(rank % 2 == 1, 1, -1)
-        offsets[here[np.argsort(values[here], kind="stable")]] = 2.0 * _HALF * steps / fullest
+        offsets[members[np.argsort(values[members], kind="stable")]] = 2.0 * _HALF * steps / fullest
     return offsets
 
 

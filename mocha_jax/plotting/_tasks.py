@@ -85,8 +85,8 @@ def relationship(solution: Solution[Problem], *, title: str = "") -> Figure:
     left.set_xlabel("task, in cluster order")
     left.set_ylabel("task")
     if len(order) <= 30:
-        known = solution.problem.data.names.tasks
-        names = [str(t if known is None else known[t]) for t in order]
+        task_names = solution.problem.data.names.tasks
+        names = [str(t if task_names is None else task_names[t]) for t in order]
         left.set_xticks(range(len(order)), names, fontsize=6, rotation=90)
         left.set_yticks(range(len(order)), names, fontsize=6)
     values = np.maximum(np.linalg.eigvalsh(omega)[::-1], 0.0)

@@ -67,8 +67,8 @@ class Proximal(OptimalityConditions[Array]):
         return self.regularizer.update_relation(None, self.weights(unknown))
 
     def residual(self, unknown: Array, v: Array) -> Array:
-        fixed, at = lax.stop_gradient((self, unknown))
-        _, pull = jax.vjp(fixed.weights, at)
+        fixed, point = lax.stop_gradient((self, unknown))
+        _, pull = jax.vjp(fixed.weights, point)
         return jnp.asarray(pull(self.rho * (unknown - self.weights(unknown)) - v)[0])
 
     def stiffness(self, unknown: Array) -> Array:

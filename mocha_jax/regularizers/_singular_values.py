@@ -119,9 +119,9 @@ class Spectral(Regularizer):
 
     def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
         by_sums = _prox_values_by_sums if self.prox_by_sums else None
-        found = contract(_prox_values, y, (self, rho), known, by_sums)
-        of_w, of_y = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (found.values, found.of))
-        return Nearby(found.matrix, of_w, of_y, found.basis)
+        contracted = contract(_prox_values, y, (self, rho), known, by_sums)
+        of_w, of_y = (jnp.pad(s**2, (0, y.shape[1] - len(s))) for s in (contracted.values, contracted.of))
+        return Nearby(contracted.matrix, of_w, of_y, contracted.basis)
 
     def update_relation(self, relation: LowRank | None, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
         m, d = weights.shape
@@ -239,10 +239,10 @@ class TraceLimited(Spectral):
         return self._rescaled(relation)
 
     def extend_relation(self, relation: LowRank, num_tasks: int, num_features: int) -> LowRank:
-        known = self._rescaled(with_average_tasks(relation, num_tasks, num_features))
+        rescaled = self._rescaled(with_average_tasks(relation, num_tasks, num_features))
         # Besides, their share of the trace is spread evenly: a new task may differ from all others.
         new = (num_tasks - len(relation.factor)) / num_tasks
-        return mixed(known, jnp.asarray(new, relation.factor.dtype), self.trace())
+        return mixed(rescaled, jnp.asarray(new, relation.factor.dtype), self.trace())
 
     def _rescaled(self, relation: LowRank) -> LowRank:
         """The record with its trace put right."""

@@ -160,8 +160,8 @@ class Estimator(BaseEstimator):
         return "mean" if self.unseen == WARN else self.unseen
 
     def _warn_of_unseen(self, groups: list[Hashable]) -> None:
-        known = set(self.model_.tasks)
-        if (new := dict.fromkeys(name for name in groups if name not in known)) and len(known) > 1:
+        model_tasks = set(self.model_.tasks)
+        if (new := dict.fromkeys(name for name in groups if name not in model_tasks)) and len(model_tasks) > 1:
             warn(
                 f"{self._owner}: {listed(tuple(new))} not seen in fit, predicted with the mean of all groups; folds "
                 f"that divide the rows of every group are KFold(shuffle=True), those of whole groups GroupKFold, and "
@@ -184,13 +184,13 @@ class Estimator(BaseEstimator):
                 )
             place = int(places(owner, "column", [self.groups], columns)[0])
         else:
-            found = check.whole(self.groups)
-            if found is None or not -width <= found < width:
+            number = check.whole(self.groups)
+            if number is None or not -width <= number < width:
                 raise ValueError(
                     f"{owner}: groups must be the name of a column of X or its place, an integer from {-width} to "
                     f"{width - 1}, got {check.shown(self.groups)}."
                 )  # fmt: skip
-            place = found % width
+            place = number % width
         others = [j for j in range(width) if j != place]
         if columns is None:
             return X[:, others], X[:, place]
@@ -257,8 +257,8 @@ class Estimator(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         if names is None or self._by_argument:
             return None if names is None else tuple(names.tolist())
-        where: Any = names == self.groups if isinstance(self.groups, str) else self.groups
-        return tuple(np.delete(names, where).tolist())
+        group_column: Any = names == self.groups if isinstance(self.groups, str) else self.groups
+        return tuple(np.delete(names, group_column).tolist())
 
     def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:
         """The training samples and the regularizer, by cross-validation if requested."""
@@ -269,13 +269,13 @@ class Estimator(BaseEstimator):
         if hasattr(self, "cross_validation_"):  # of an earlier fit
             del self.cross_validation_
         if several:
-            found = choose(
+            validation = choose(
                 fitted, regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
                 max_rounds=int(self.max_iter), scored_as=data, refit=False,
                 standardize=self._by(loss), folds=min(_FOLDS, int(fitted.sizes.max())),
             )  # fmt: skip
-            self.cross_validation_ = found
-            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
+            self.cross_validation_ = validation
+            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), validation.regularizer)
         self.regularizer_ = regularizer
         return prepared(prepare, fitted), regularizer
 
@@ -301,15 +301,15 @@ class Estimator(BaseEstimator):
 
     def _key(self) -> jax.Array:
         """A random key of `random_state`."""
-        given = self.random_state
-        if given is None or isinstance(given, np.random.RandomState):
-            return jax.random.key(int(check_random_state(given).randint(2**31 - 1)))
-        if check.whole(given) is None:
+        state = self.random_state
+        if state is None or isinstance(state, np.random.RandomState):
+            return jax.random.key(int(check_random_state(state).randint(2**31 - 1)))
+        if check.whole(state) is None:
             raise ValueError(
-                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(given)}."
+                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(state)}."
             )
-        check.integer(self._owner, 0, random_state=given)
-        return jax.random.key(int(given))
+        check.integer(self._owner, 0, random_state=state)
+        return jax.random.key(int(state))
 
 
 def room_for(rows: int) -> int:
@@ -329,11 +329,11 @@ def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
     """The group of every sample."""
     check_unmasked(owner, groups=groups)
     try:
-        found = np.asarray(groups)
+        labels = np.asarray(groups)
     except Exception:  # a user's `__array__` may raise anything
-        found = np.zeros(())
-    if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
+        labels = np.zeros(())
+    if labels.shape != (count,) or not all(isinstance(each, Hashable) for each in labels.tolist()):
         raise ValueError(
             f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}."
         )
-    return found
+    return labels

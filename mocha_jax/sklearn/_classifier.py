@@ -117,10 +117,10 @@ class MochaClassifier(ClassifierMixin, Estimator):
         fitted, regularizer = self._chosen(data, loss, choose)
         make, tol, rounds = with_regularizer(regularizer), float(self.tol), int(self.max_iter)
         with silenced(NotConverged):  # for scikit-learn's own category
-            found = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
-        relations = [jax.tree.map(lambda leaf, k=k: leaf[k], found.relation) for k in range(len(self.classes_))]
-        self._keep(found.model, relations, int(found.rounds.max()), float(found.certificate.residual.max()))
-        caveat = unfinished_classes(found, tol, rounds)
+            models = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
+        relations = [jax.tree.map(lambda leaf, k=k: leaf[k], models.relation) for k in range(len(self.classes_))]
+        self._keep(models.model, relations, int(models.rounds.max()), float(models.certificate.residual.max()))
+        caveat = unfinished_classes(models, tol, rounds)
         if not np.isfinite(self.dual_gap_):
             caveat = "the weights of a class are no longer finite numbers; scale the features"
         if caveat is not None:

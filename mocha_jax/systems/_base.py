@@ -105,12 +105,12 @@ class Both(System):
 
 def of_nodes(owner: str, name: str, setting: Hyperparameter, data: TaskData) -> Hyperparameter:
     """A setting that is a number, or one per node ``[m]``; of all nodes, those that `shard` added too."""
-    found = data.pad_settings(setting)
-    if np.shape(found) not in ((), (data.num_nodes,)):
+    padded = data.pad_settings(setting)
+    if np.shape(padded) not in ((), (data.num_nodes,)):
         raise ValueError(
-            f"{owner}: {name} must be a number or one per node [{data.num_nodes}], got shape {np.shape(found)}."
+            f"{owner}: {name} must be a number or one per node [{data.num_nodes}], got shape {np.shape(padded)}."
         )
-    return found
+    return padded
 
 
 def per_node(key: Array, request: Request, dtype: jnp.dtype) -> Array:

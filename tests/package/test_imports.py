@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,18 @@ def test_a_path_has_one_underscore():
         parts = [p for p in path.relative_to(ROOT).with_suffix("").parts if not p.startswith("__")]
         assert sum(p.startswith("_") for p in parts) <= 1, path
         assert len(parts) <= 2, path
+
+
+# Names that lie in two rooms until one of them has another.
+TWICE = {"store", "Server", "ServerState"}
+
+
+def test_names_of_modules_and_classes_are_unique():
+    paths = [path for path in ROOT.rglob("*.py") if path.stem.strip("_") not in ("base", "init", "main")]
+    nodes = [node for path in ROOT.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    modules = Counter(path.stem.lstrip("_") for path in paths)
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert {name for names in (modules, classes) for name, count in names.items() if count > 1} <= TWICE
 
 
 def test_tests_lie_where_their_room_does():
