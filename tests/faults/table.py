@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "svmlight's indices begin at the wrong end", "datasets/_svmlight.py",
-        "index.extend([int(i) for i, _ in given])", "index.extend([int(i) + 1 for i, _ in given])", ("datasets",),
+        "index.extend([int(i) for i, _ in pairs])", "index.extend([int(i) + 1 for i, _ in pairs])", ("datasets",),
     ),
     Fault(
         "the proximal server forgets who did not answer", "servers/_proximal.py",
