@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import jax
 from jax import lax
@@ -24,13 +24,15 @@ from mocha_jax._core.values import is_traced
 # longer: at 24,000 numbers the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is
 # worth it up to 60 of them.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
-_HURRIES: dict[float, dict[str, Any]] = {
+_HURRIES: dict[float, dict[str, int | bool]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
     1_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }
 
+Result = TypeVar("Result")
 
-class Program:
+
+class Program(Generic[Result]):
     """A function as ``jax.jit(function, **options)`` compiles it, with less optimisation if it has little to compute.
 
     Args:
@@ -41,7 +43,12 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], numbers: Callable[..., float], *, often: bool = False, **options: Any
+        self,
+        function: Callable[..., Result],
+        numbers: Callable[..., float],
+        *,
+        often: bool = False,
+        **options: Any,
     ) -> None:
         self._numbers, self._often = numbers, often
         self._function, self._options = function, options
@@ -55,7 +62,7 @@ class Program:
             self._by_most[most] = jax.jit(self._function, compiler_options=compiler_options, **self._options)
         return self._by_most[most]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
         thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
@@ -97,7 +104,6 @@ _ACCELERATORS = ("cuda", "rocm", "tpu")
 PLATFORMS = (*_ACCELERATORS, "cpu")  # those that may have a branch of their own
 _GPUS = ("cuda", "rocm")  # devices of both call their platform "gpu"
 
-Result = TypeVar("Result")
 Trees = TypeVarTuple("Trees")
 
 

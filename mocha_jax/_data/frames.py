@@ -66,7 +66,7 @@ def missing(labels: np.ndarray) -> np.ndarray:
     return np.array([is_missing(label) for label in labels.flat], bool).reshape(labels.shape)
 
 
-def is_missing(label: Any) -> bool:
+def is_missing(label: object) -> bool:
     """Tell whether it is NaN, None, or what data frames have for them."""
     return label is None or type(label).__name__ in ("NAType", "NaTType") or bool(label != label)
 
@@ -92,7 +92,7 @@ def _numbers(owner: str, x: np.ndarray, features: tuple[str, ...] | None) -> np.
     return x.astype(float)
 
 
-def _fits(value: Any) -> bool:
+def _fits(value: object) -> bool:
     """Tell whether one thing, or all of a column, can be made numbers."""
     try:
         np.asarray(value, object).astype(float)
@@ -153,7 +153,7 @@ def _each(value: object) -> tuple[list[Any], bool]:
     return list(some.values() if isinstance(some, Mapping) else some), True
 
 
-def _is_sparse(value: Any) -> bool:
+def _is_sparse(value: object) -> bool:
     if hasattr(value, "tocsr") or type(value).__module__.startswith("jax.experimental.sparse"):
         return isinstance(getattr(value, "shape", None), tuple)
     # Columns of a data frame have types of their own; a single sparse column costs nothing.
@@ -161,7 +161,7 @@ def _is_sparse(value: Any) -> bool:
     return types is not None and any(type(one).__name__ == "SparseDtype" for one in types)
 
 
-def _to_dense(value: Any) -> str:
+def _to_dense(value: object) -> str:
     if hasattr(value, "tocsr"):
         return "toarray()"
     return "todense()" if hasattr(value, "todense") else 'astype("float32")'

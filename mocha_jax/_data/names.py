@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from mocha_jax._core import check
 
@@ -48,7 +48,7 @@ class Names:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Names], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Names], tuple[object, ...]]:
         return Names, self._all  # hashes of strings differ between processes
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class Names:
         return f"Names({', '.join(f'{what}: {listed(names)}' for what, names in kinds if names is not None)})"
 
     @property
-    def _all(self) -> tuple[Any, ...]:
+    def _all(self) -> tuple[tuple[Hashable, ...] | None, ...]:
         return self.tasks, self.features, self.classes
 
     def replace(self, **changes: object) -> Names:
@@ -79,7 +79,7 @@ class Named:
     def __init__(self, array: np.ndarray, columns: Sequence[str]) -> None:
         self.array, self.columns = array, list(columns)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return self.array if dtype is None else self.array.astype(dtype)
 
 

@@ -51,7 +51,7 @@ def row_by_row(x: Any) -> Any:
     return in_order(array, _order_on(array.sharding))
 
 
-def seen_by_rows(x: Any) -> Array | None:
+def seen_by_rows(x: object) -> Array | None:
     """Return the same memory as an array ``[1, n, m, d]``, where it lies so on one CPU; else None.
 
     XLA for CPUs copies what it gets in any order but its own. Other compilers read it as it lies.

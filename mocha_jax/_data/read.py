@@ -93,7 +93,7 @@ def _by_group(xs: object, ys: object, groups: object) -> Ragged:
     )  # fmt: skip
 
 
-def _by_name(xs: Mapping[Any, Any], ys: object) -> Ragged:
+def _by_name(xs: Mapping[Hashable, object], ys: object) -> Ragged:
     """Mappings of names to arrays."""
     if not isinstance(ys, Mapping):
         raise ValueError(f"{_OWNER}: where xs is a mapping of names to arrays, so must ys be; got {check.shown(ys)}.")

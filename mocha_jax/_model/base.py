@@ -134,7 +134,7 @@ def check_names(owner: str, names: object, **counts: int | None) -> None:
 def _names_of(owner: str, task: object, count: int) -> list[Hashable]:
     """The name of the task of every sample."""
     if isinstance(task, str | int | float | np.generic):
-        names: list[Any] = [task] * count
+        names: list[object] = [task] * count
     else:  # a list, a column of a data frame, an array
         several = isinstance(task, Iterable) and not isinstance(task, Set | Mapping) and getattr(task, "ndim", 1) > 0
         names = list(task) if several else []  # type: ignore[call-overload]

@@ -19,7 +19,9 @@ from mocha_jax._core.pytree import Pytree, fields_of
 _FORMAT, _VERSION = "mocha_jax model", 1
 
 
-def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+def write(
+    path: str | os.PathLike[str], kind: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, object]
+) -> None:
     """Write a model: its arrays by name, and ``about``, the text, as bytes in UTF-8."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise ValueError(f'save: path must be that of a file such as "model.npz", got {check.shown(path)}.')
@@ -70,7 +72,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def described(record: Pytree, home: ModuleType) -> dict[str, Any] | None:
+def described(record: Pytree, home: ModuleType) -> dict[str, object] | None:
     """Write a record of the library as JSON has it; of one that a person wrote, or that holds functions, None.
 
     Args:
@@ -86,7 +88,7 @@ def described(record: Pytree, home: ModuleType) -> dict[str, Any] | None:
         return None
 
 
-def rebuilt(about: dict[str, Any], home: ModuleType) -> Any:
+def rebuilt(about: Mapping[str, object], home: ModuleType) -> Pytree:
     """Make a record of what `described` wrote."""
     kind = getattr(home, str(about["class"]), None)
     if not (inspect.isclass(kind) and issubclass(kind, Pytree)):
@@ -94,7 +96,7 @@ def rebuilt(about: dict[str, Any], home: ModuleType) -> Any:
     return kind(**{name: _value(value, home) for name, value in about.items() if name != "class"})
 
 
-def _plain(value: object, home: ModuleType) -> Any:
+def _plain(value: object, home: ModuleType) -> object:
     if isinstance(value, Pytree):
         if (inner := described(value, home)) is None:
             raise TypeError
@@ -109,7 +111,7 @@ def _plain(value: object, home: ModuleType) -> Any:
     return np.asarray(array, np.float64 if array.dtype.kind == "f" else None).tolist()
 
 
-def _value(value: Any, home: ModuleType) -> Any:
+def _value(value: object, home: ModuleType) -> object:
     if isinstance(value, dict):
         return rebuilt(value, home)
     return tuple(_value(each, home) for each in value) if isinstance(value, list) else value

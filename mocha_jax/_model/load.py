@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class _Missing(Exception):
     """The file needs something that a person wrote."""
 
 
-def _record(path: object, name: str, about: dict[str, Any], own_record: Any) -> Any:
+def _record(path: object, name: str, about: Mapping[str, object], own_record: Network | Likelihood | None) -> Any:
     """The network or likelihood that a file describes, or the one that a person gives."""
     if own_record is not None:
         return own_record

@@ -232,7 +232,7 @@ class NetworkModel(NamedModel):
             predicted = _predicted(self.network, self.likelihood, params, jnp.asarray(padded), self._labels(padded))
             return np.asarray(predicted)[: len(samples)]
 
-    def _labels(self, x: Any) -> tuple[int, ...]:
+    def _labels(self, x: Array | np.ndarray | jax.ShapeDtypeStruct) -> tuple[int, ...]:
         """The shape of the labels of samples."""
         return tuple(x.shape) if isinstance(self.likelihood, Positions) else (len(x),)
 

@@ -94,7 +94,7 @@ def rows(params: Params, own: tuple[bool, ...], which: int | slice) -> Params:
     return jax.tree.unflatten(structure, [leaf[which] if of_task else leaf for leaf, of_task in pairs])
 
 
-def _step(key: Any) -> str:
+def _step(key: object) -> str:
     for name in ("name", "key", "idx"):
         if hasattr(key, name):
             return str(getattr(key, name))

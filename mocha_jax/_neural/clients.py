@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ def with_own_draws(state: optax.OptState, key: Array) -> optax.OptState:
             old = jax.random.fold_in(old, word)
         return old
 
-    def own(path: tuple[Any, ...], leaf: Any) -> Any:
+    def own(path: tuple[object, ...], leaf: Array) -> Array:
         name = jax.tree_util.keystr(path[-1:], simple=True).lower()
         dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
         typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)

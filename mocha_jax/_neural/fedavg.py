@@ -40,7 +40,7 @@ class FedAvgInputs(NamedTuple):
     """The inputs of the clients in a round."""
 
     key: Array
-    params: Any  # of the model
+    params: Params  # of the model
     likelihood: Likelihood
     proximal: Hyperparameter | None
     rate: Array
@@ -49,7 +49,7 @@ class FedAvgInputs(NamedTuple):
 class FedAvgAnswer(NamedTuple):
     """A client's answer; the server needs only the sum over clients."""
 
-    change: Any  # of the parameters, from where they end to where they began, times the weight
+    change: Params  # of the parameters, from where they end to where they began, times the weight
     weight: Array  # [] of the client's samples; 0 where the training was not finite
     loss: Array  # [] mean over the training, times the weight
     diverged: Array  # [] int32 1 where it was not finite

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from mocha_jax._problem.answer import how_trained
 from mocha_jax._problem.problem import Federated
 from mocha_jax._problem.quality import Quality
 from mocha_jax.likelihoods import Categorical, Likelihood, Positions
-from mocha_jax.networks import Params
+from mocha_jax.networks import Network, Params
 
 # Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.
 _ROWS, _AT_ONCE = 512, 2048
@@ -88,7 +87,7 @@ class Prediction(Federated):
         rows = jax.ShapeDtypeStruct((int(samples), d), dtype), jax.ShapeDtypeStruct((int(samples),), dtype)
         return jax.eval_shape(self.likelihood.parts, *rows)
 
-    def network_model(self, network: Any, parameters: Params, trained: Mapping[str, Any]) -> NetworkModel:
+    def network_model(self, network: Network, parameters: Params, trained: Mapping[str, object]) -> NetworkModel:
         """The model of trained parameters, with the names of the data.
 
         Args:
@@ -199,7 +198,7 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
     client = jnp.zeros(m, jnp.int32) if whose is None else whose
     samples = client, data.x, data.y, data.weight
 
-    def nodes(first: Array | int, width: int) -> Any:
+    def nodes(first: Array | int, width: int) -> tuple[Array, Array, Array]:
         return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), samples))
 
     loss, error, count = in_blocks(nodes, m, rows, _AT_ONCE)

@@ -21,7 +21,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.candidates import SolveOptions, warm_started
 from mocha_jax._selection.preparation import Preparation, to_score
 
-Make = Callable[[Problem, Any], Problem]
+Make = Callable[[Problem, Any], Problem]  # of hyperparameters in a form of the user's
 Score = Callable[[Problem, Solution[Problem], Any], Array]
 
 
@@ -44,8 +44,8 @@ class OfFold(Pytree):
     """A training for one fold, and how its loss changes with the hyperparameters."""
 
     loss: Array
-    gradient: Any
-    error: Any
+    gradient: Tree
+    error: Tree
     distance: Array
     residual: Array
     gap: Array
@@ -53,7 +53,7 @@ class OfFold(Pytree):
     state: State
 
 
-def mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Any) -> Array:
+def mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Tree) -> Array:
     """The usual score."""
     return metrics.mean_loss(solution.weights, problem.data, problem.loss)
 

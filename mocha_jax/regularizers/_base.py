@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from mocha_jax import coupling as couplings
 from mocha_jax._core import check, domains
-from mocha_jax._core.pytree import Pytree, Relation
+from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._numerics.twofold import total
 from mocha_jax.coupling import Coupling
 
@@ -81,7 +81,7 @@ class Nearby(NamedTuple):
     weights: Array  # [m, d] W
     squares: Array  # [d] numbers that add up to |W|^2
     squares_of: Array  # [d] and to |Y|^2
-    known: Any  # what makes the next one cheaper, a tree of arrays
+    known: Tree  # what makes the next one cheaper, a tree of arrays
 
 
 class Regularizer(Pytree):
@@ -182,7 +182,7 @@ class Regularizer(Pytree):
         r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2$, with Omega minimised over where it is learned."""
         return self.coupling(len(y)).prox(y, rho)
 
-    def prox_start(self, y: Array, usual: Array) -> Any:
+    def prox_start(self, y: Array, usual: Array) -> Tree:
         """Tell what `prox_nearby` takes to be known before the first of many, a tree of arrays. Default: nothing.
 
         Args:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -26,6 +27,8 @@ from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
 from mocha_jax._model.base import UNSEEN
+from mocha_jax._model.linear import LinearModel
+from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.candidates import candidate
 from mocha_jax._selection.cross_validation import cross_validate
@@ -47,9 +50,9 @@ Choose = Callable[..., CrossValidation[Any]]  # choose(data, candidates, **optio
 class Estimator(BaseEstimator):
     """The parameters, and how rows with groups become a model; see `MochaRegressor`."""
 
-    model_: Any
-    regularizer_: Any
-    groups_: Any
+    model_: LinearModel | MulticlassModel
+    regularizer_: Any  # has the fields of its own
+    groups_: Any  # [m] their names; None of one model for all
     cross_validation_: CrossValidation
     coef_: np.ndarray
     intercept_: np.ndarray
@@ -111,7 +114,9 @@ class Estimator(BaseEstimator):
         check.nonnegative(owner, tol=self.tol)
         check.integer(owner, 1, max_iter=self.max_iter)
 
-    def _validated(self, X: Any, y: Any, groups: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    def _validated(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None, **asked: Any
+    ) -> tuple[np.ndarray, np.ndarray, ArrayLike | None]:
         """Samples, labels and groups to train with; the number and names of the columns are remembered."""
         if self._by_argument:
             if groups is None and self.groups is not None:
@@ -124,7 +129,7 @@ class Estimator(BaseEstimator):
         x, groups = self._apart(X, groups)
         return *check_X_y(x, y, estimator=self, **asked), groups
 
-    def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
+    def _asked(self, X: ArrayLike, groups: ArrayLike | None) -> tuple[np.ndarray, Sequence[Hashable] | None]:
         """Samples to predict, and their groups."""
         check_is_fitted(self)
         if self._by_argument:
@@ -168,7 +173,7 @@ class Estimator(BaseEstimator):
                 f'unseen="mean" or "error" says what to do.'
             )
 
-    def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
+    def _apart(self, X: Any, groups: ArrayLike | None) -> tuple[ArrayLike, ArrayLike]:
         """The samples without the column that holds the group, and that column."""
         owner = self._owner
         if groups is not None:
@@ -197,8 +202,8 @@ class Estimator(BaseEstimator):
         return X[[X.columns[j] for j in others]], X[X.columns[place]]
 
     def _packed(
-        self, x: np.ndarray, y: np.ndarray, groups: Any, weights: Any, loss: Loss,
-        classes: tuple[Any, ...] | None = None,
+        self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, weights: ArrayLike | None, loss: Loss,
+        classes: tuple[Hashable, ...] | None = None,
     ) -> TaskData:  # fmt: skip
         """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
         column = self.intercept and not frees_intercept(self._by(loss), loss)
@@ -230,7 +235,7 @@ class Estimator(BaseEstimator):
             return None
         return usual(loss) if self.standardize == USUAL else self.standardize
 
-    def _weights(self, weights: Any, x: np.ndarray) -> np.ndarray:
+    def _weights(self, weights: ArrayLike | None, x: np.ndarray) -> np.ndarray:
         """The weight of every sample, none negative and not all 0."""
         if weights is None:
             return np.ones(len(x))
@@ -293,7 +298,7 @@ class Estimator(BaseEstimator):
         if solution.status != Status.CONVERGED:
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
 
-    def _keep(self, model: Any, relations: list[Relation], rounds: int, gap: float) -> None:
+    def _keep(self, model: LinearModel | MulticlassModel, relations: list[Relation], rounds: int, gap: float) -> None:
         """Keep the model and how the solve ended, but no samples."""
         self.model_, self.n_iter_, self.dual_gap_ = model, rounds, gap
         self._relations: list[Relation] = [jax.tree.map(np.asarray, relation) for relation in relations]
@@ -318,14 +323,14 @@ def room_for(rows: int) -> int:
     return next(size for size in (3 * power // 4, power) if size >= rows)
 
 
-def _array(X: Any) -> Any:
+def _array(X: object) -> np.ndarray:
     """An array with two axes, in which a column may hold what is no number."""
     if hasattr(X, "tocsr") or getattr(X, "ndim", 2) != 2:
         return check_array(X)  # which says what is wrong with it
     return np.asarray(X) if hasattr(X, "dtype") else np.asarray(X, object)  # of lists every entry keeps its type
 
 
-def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
+def _labels(owner: str, groups: ArrayLike, count: int) -> np.ndarray:
     """The group of every sample."""
     check_unmasked(owner, groups=groups)
     try:

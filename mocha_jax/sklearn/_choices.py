@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,9 @@ def regularizers(owner: str, regularizer: object, lam: object, data: TaskData) -
     return make(lam=float(strengths.item())), False
 
 
-def _maker(owner: str, regularizer: object, num_tasks: int) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def _maker(
+    owner: str, regularizer: object, num_tasks: int
+) -> tuple[Callable[..., Regularizer], Mapping[str, tuple[float, ...]]]:
     """A function of lam, and what cross-validation tries besides."""
     if isinstance(regularizer, str):
         check.one_of(owner, "regularizer", regularizer, tuple(NAMED))

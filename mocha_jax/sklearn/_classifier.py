@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
@@ -76,7 +77,9 @@ class MochaClassifier(ClassifierMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Train the models of all groups.
 
         Args:
@@ -126,17 +129,17 @@ class MochaClassifier(ClassifierMixin, Estimator):
         if caveat is not None:
             warn(f"{self._owner}: {caveat}", ConvergenceWarning)
 
-    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+    def decision_function(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """The predictions w'x + b of the second class ``[k]``; of more than two, of each ``[k, classes]``.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        x, groups = self._asked(X, groups)
-        return self.model_.decision_function(x, groups, unseen=self._unseen)
+        x, tasks = self._asked(X, groups)
+        return self.model_.decision_function(x, tasks, unseen=self._unseen)
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """Predict classes ``[k]``.
 
         Args:
@@ -147,7 +150,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
 
     @available_if(_has_probabilities)
-    def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """The probabilities of all classes ``[k, classes]``, of the logistic loss.
 
         Of more than two classes each has its own model, and what these say is divided by its sum.
@@ -156,10 +159,12 @@ class MochaClassifier(ClassifierMixin, Estimator):
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        x, groups = self._asked(X, groups)
-        return self.model_.predict_proba(x, groups, unseen=self._unseen)
+        x, tasks = self._asked(X, groups)
+        return self.model_.predict_proba(x, tasks, unseen=self._unseen)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+    def score(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> float:
         """The share of right classes, of all samples together.
 
         Args:
