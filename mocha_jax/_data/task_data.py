@@ -18,10 +18,9 @@ from mocha_jax._core.devices import NodeSharding, on_purpose
 from mocha_jax._data import reshape, split
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.node_arrays import NodeArrays, check_arrays
-from mocha_jax._data.placement import row_by_row
 from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.standardize import standardized
-from mocha_jax._data.storage import AsStored
+from mocha_jax._data.storage import AsStored, row_by_row
 from mocha_jax._numerics.math import safe_ratio
 
 SCALINGS = ("sum", "task_mean")

@@ -16,7 +16,7 @@ $$
 $$
 
 with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
-eliminated: `mocha_jax._numerics.minres` solves the system, and no matrix is formed. For smooth losses, a given
+eliminated: `mocha_jax._numerics.linear_systems` solves the system, and no matrix is formed. For smooth losses, a given
 relationship and few features `mocha_jax._driver.elimination` has its inverse.
 """
 
@@ -33,9 +33,8 @@ from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core.pytree import Relation, Tree
 from mocha_jax._driver.elimination import can_eliminate, eliminated
-from mocha_jax._numerics.iterative_refinement import refined
+from mocha_jax._numerics.linear_systems import LinearSolution, minres, refined
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.minres import LinearSolution, minres
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import OptimalityConditions
 from mocha_jax.regularizers._base import Proximal

@@ -21,9 +21,8 @@ from mocha_jax._selection import caveats
 from mocha_jax._selection.by_fold import Fitted, alone, fold_by_fold, room, several
 from mocha_jax._selection.candidates import SolveOptions, candidate, solve_options, with_first
 from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, Way, learner_of
-from mocha_jax._selection.preparation import Preparation, anonymous, preparation
+from mocha_jax._selection.preparation import Metric, Preparation, anonymous, preparation
 from mocha_jax._selection.results import CrossValidation, of_candidates
-from mocha_jax._selection.scoring import Metric
 from mocha_jax.regularizers import Regularizer
 
 

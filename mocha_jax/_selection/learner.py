@@ -30,9 +30,19 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.by_fold import Fitted
 from mocha_jax._selection.candidates import SolveOptions, candidate, scan_candidates, warm_started
-from mocha_jax._selection.preparation import Preparation, anonymous, of_residuals, prepared, to_score
+from mocha_jax._selection.preparation import (
+    METRICS,
+    Metric,
+    Preparation,
+    Scoring,
+    anonymous,
+    of_residuals,
+    prepared,
+    scored,
+    scoring,
+    to_score,
+)
 from mocha_jax._selection.results import Path
-from mocha_jax._selection.scoring import METRICS, Metric, Scoring, scored, scoring
 from mocha_jax.regularizers import Regularizer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import mocha_jax as mj
 from mocha_jax._data.standardize import Standardize
 from mocha_jax._selection.preparation import usual
 from mocha_jax.cli import _arguments, _picture, _table
-from mocha_jax.cli._samples import Samples, read
+from mocha_jax.cli._table import Samples, read_samples
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
 # Three that have names of their own on the command line; the others are called as they are in Python.
@@ -75,7 +75,7 @@ def fit_table(options: argparse.Namespace) -> int:
         _picture.check_form("--picture", options.picture)
         outputs["--picture"] = options.picture
     _arguments.check_outputs(outputs, [options.table], options.force)
-    samples = read(options)
+    samples = read_samples(options)
     data, binary = samples.data, samples.binary
     print(
         f"{options.table}: {int(data.sizes.sum())} rows, {data.num_tasks} groups, {data.num_slopes} features; "

@@ -11,7 +11,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
 from mocha_jax._numerics.cholesky import inverse_factor
-from mocha_jax._numerics.iterative_refinement import twice
+from mocha_jax._numerics.linear_systems import twice
 from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax.coupling._base import Coupling, Curvature, Parts
 

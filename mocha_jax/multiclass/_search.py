@@ -23,9 +23,8 @@ from mocha_jax._selection import cross_validation, path
 from mocha_jax._selection.by_fold import Fitted
 from mocha_jax._selection.candidates import SolveOptions, candidate, scan_candidates
 from mocha_jax._selection.learner import FoldTrainer, Labels, Learner, warn_of_candidates
-from mocha_jax._selection.preparation import Preparation, anonymous, prepared, prepared_within
+from mocha_jax._selection.preparation import Metric, Preparation, Scoring, anonymous, prepared, prepared_within, scoring
 from mocha_jax._selection.results import CrossValidation
-from mocha_jax._selection.scoring import Metric, Scoring, scoring
 from mocha_jax.multiclass import _scores
 from mocha_jax.multiclass._each_class import EachClass, Make, count_classes, each_class
 from mocha_jax.multiclass._one_vs_rest import OneVsRest, described, of_solution, warn_of_classes

@@ -12,8 +12,7 @@ from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
-from mocha_jax._numerics.graphical_lasso import graphical_lasso
-from mocha_jax._numerics.lasso import lasso
+from mocha_jax._numerics.lasso import graphical_lasso, lasso
 from mocha_jax._numerics.math import matmul
 from mocha_jax._numerics.twofold import additions
 from mocha_jax.coupling import Coupling, Dense

@@ -92,7 +92,7 @@ FAULTS = (
         "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else b, direct, through)", ("driver",),
     ),
     Fault(
-        "MINRES loses a rotation", "_numerics/minres.py",
+        "MINRES loses a rotation", "_numerics/linear_systems.py",
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)",
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("driver",),
     ),
