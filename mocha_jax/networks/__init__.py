@@ -24,7 +24,7 @@ and of haiku, ``net = hk.without_apply_rng(hk.transform(f))``,
 Weights multiply from the right, ``h @ w + b``, in all models here; a model that is written so can be trained with
 noise for every row (see `Virtual`).
 
-It may import `_core` and `_numerics`.
+It may import `_core`.
 """
 
 from mocha_jax.networks._base import Layer as Layer

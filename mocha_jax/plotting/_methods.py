@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax.metrics import Comparison, OverTasks
 from mocha_jax.metrics import compare as compared
-from mocha_jax.plotting._tasks import COLOURS
+from mocha_jax.plotting._solutions import COLOURS
 
 # Tasks up to which each has a line and its name.
 _NAMED = 30

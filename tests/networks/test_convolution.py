@@ -8,7 +8,7 @@ import pytest
 from jax.test_util import check_grads
 
 import mocha_jax as mj
-from mocha_jax._numerics.convolution import convolved, convolved_by_product, convolved_quickly, pooled
+from mocha_jax.networks._pictures import convolved, convolved_by_product, convolved_quickly, pooled
 
 WAYS = [convolved_by_product, convolved_quickly]
 SHAPES = [(5, 5, 2, 3), (4, 3, 1, 2), (1, 1, 3, 1)]
