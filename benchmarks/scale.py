@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._data.placement import collect
-from mocha_jax.regularizers._trace import mixed
+from mocha_jax._data.storage import collect
+from mocha_jax.regularizers._singular_values import mixed
 from mocha_jax.servers._dual import DualState
 
 SAMPLES, FEATURES, ROUNDS, PIECE = 16, 32, 200, 10_000

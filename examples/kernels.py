@@ -11,7 +11,7 @@ centres = rng.normal(scale=0.3, size=(4, 2))
 xs = [rng.uniform(-2, 2, size=(12, 2)).astype("float32") for _ in centres]
 ys = [np.where(np.linalg.norm(x - c, axis=1) < 1.3, 1.0, -1.0) for x, c in zip(xs, centres, strict=True)]
 data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
-phi = mj.features.Nystroem(mj.features.Gaussian(0.5), mj.features.landmarks(data))
+phi = mj.features.Nystroem(mj.features.GaussianKernel(0.5), mj.features.landmarks(data))
 mapped = mj.features.transform(data, phi, intercept=True)
 models = {
     "local": mj.regularizers.Independent(0.01),

@@ -146,7 +146,7 @@ def _features(
     key = jax.random.key(options.seed)
     if model.startswith("random"):
         return mj.features.RandomFourier(key, train.num_features, 2 * count, gamma)
-    return mj.features.Nystroem(mj.features.Gaussian(gamma), mj.features.landmarks(train, count, key))
+    return mj.features.Nystroem(mj.features.GaussianKernel(gamma), mj.features.landmarks(train, count, key))
 
 
 def _median(data: mj.TaskData) -> float:

@@ -1,17 +1,21 @@
+from mocha_jax import callbacks as callbacks
 from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets
 from mocha_jax import features as features
 from mocha_jax import federated as federated
 from mocha_jax import flower as flower
+from mocha_jax import likelihoods as likelihoods
 from mocha_jax import losses as losses
 from mocha_jax import metrics as metrics
 from mocha_jax import multiclass as multiclass
 from mocha_jax import networks as networks
+from mocha_jax import partition as partition
 from mocha_jax import plotting as plotting
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers
 from mocha_jax import sklearn as sklearn
+from mocha_jax import spectral as spectral
 from mocha_jax import systems as systems
 from mocha_jax import theory as theory
 from mocha_jax._algorithms.averaged import Averaged as Averaged
@@ -32,11 +36,9 @@ from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static
 from mocha_jax._core.warnings import NotConverged as NotConverged
-from mocha_jax._data import partition as partition
 from mocha_jax._data.names import Names as Names
 from mocha_jax._data.pack import pack_tasks as pack_tasks
 from mocha_jax._data.task_data import TaskData as TaskData
-from mocha_jax._driver import callbacks as callbacks
 from mocha_jax._driver.adjoint import Adjoint as Adjoint
 from mocha_jax._driver.adjoint import Hypergradient as Hypergradient
 from mocha_jax._driver.adjoint import Implicit as Implicit
@@ -50,7 +52,6 @@ from mocha_jax._driver.solution import Solution as Solution
 from mocha_jax._driver.solution import Status as Status
 from mocha_jax._driver.solve import solve as solve
 from mocha_jax._files.owned_file import CheckpointError as CheckpointError
-from mocha_jax._model import likelihoods as likelihoods
 from mocha_jax._model.linear import LinearModel as LinearModel
 from mocha_jax._model.load import load_model as load_model
 from mocha_jax._model.multiclass import MulticlassModel as MulticlassModel
@@ -61,9 +62,8 @@ from mocha_jax._neural.prediction import Evaluation as Evaluation
 from mocha_jax._neural.prediction import Prediction as Prediction
 from mocha_jax._neural.trainer import Trainer as Trainer
 from mocha_jax._neural.virtual import Virtual as Virtual
-from mocha_jax._numerics import spectral as spectral
-from mocha_jax._numerics.graphical_lasso import GraphicalLasso as GraphicalLasso
-from mocha_jax._numerics.graphical_lasso import graphical_lasso as graphical_lasso
+from mocha_jax._numerics.lasso import GraphicalLasso as GraphicalLasso
+from mocha_jax._numerics.lasso import graphical_lasso as graphical_lasso
 from mocha_jax._problem.certificate import Certificate as Certificate
 from mocha_jax._problem.certificate import objective as objective
 from mocha_jax._problem.problem import Federated as Federated
@@ -73,16 +73,16 @@ from mocha_jax._problem.process_local import from_process_local as from_process_
 from mocha_jax._problem.rigorous_certificate import certificate as certificate
 from mocha_jax._problem.rigorous_certificate import free_intercept as free_intercept
 from mocha_jax._problem.sharding import shard as shard
+from mocha_jax._selection.candidates import grid as grid
 from mocha_jax._selection.cross_validation import cross_validate as cross_validate
-from mocha_jax._selection.grid import grid as grid
 from mocha_jax._selection.path import lambda_path as lambda_path
-from mocha_jax._selection.records import CrossValidation as CrossValidation
-from mocha_jax._selection.records import Path as Path
+from mocha_jax._selection.results import CrossValidation as CrossValidation
+from mocha_jax._selection.results import Path as Path
 from mocha_jax._selection.tuning import Tuned as Tuned
 from mocha_jax._selection.tuning import tune as tune
 from mocha_jax.multiclass import OneVsRest as OneVsRest
 from mocha_jax.multiclass import one_vs_rest as one_vs_rest
 from mocha_jax.servers._base import NodeUpdate as NodeUpdate
-from mocha_jax.systems._work import Info as Info
+from mocha_jax.systems._base import Info as Info
 
 __version__: str

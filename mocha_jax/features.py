@@ -32,8 +32,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check, domains
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Pytree, tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData, size_of_intercept
 from mocha_jax._numerics.math import EXACT, matmul
 from mocha_jax.networks import Layer, Network
@@ -41,7 +41,7 @@ from mocha_jax.networks import Layer, Network
 __all__ = [
     "Body",
     "FeatureMap",
-    "Gaussian",
+    "GaussianKernel",
     "landmarks",
     "Nystroem",
     "RandomFourier",
@@ -63,7 +63,7 @@ class FeatureMap(Pytree):
         """Features of samples, ``[..., d]`` to ``[..., features]``."""
 
 
-class Gaussian(Pytree):
+class GaussianKernel(Pytree):
     r"""The kernel $k(x, x') = \exp(-\gamma\|x - x'\|^2)$.
 
     Args:
@@ -71,7 +71,7 @@ class Gaussian(Pytree):
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> [round(k, 3) for k in Gaussian(0.5)(jnp.array([[0.0], [2.0]]), jnp.array([[0.0]]))[:, 0].tolist()]
+      >>> [round(k, 3) for k in GaussianKernel(0.5)(jnp.array([[0.0], [2.0]]), jnp.array([[0.0]]))[:, 0].tolist()]
       [1.0, 0.135]
     """
 
@@ -158,15 +158,15 @@ class Nystroem(FeatureMap):
     in about 10 p^3 operations: apply it to many samples at once.
 
     Args:
-      kernel: ``kernel(a, b)`` of samples ``[p, d]`` and ``[q, d]``, ``[p, q]``: a record such as `Gaussian`, or a
+      kernel: ``kernel(a, b)`` of samples ``[p, d]`` and ``[q, d]``, ``[p, q]``: a record such as `GaussianKernel`, or a
         function of yours.
       landmarks: ``[p, d]``, see `landmarks`.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> x = jnp.array([[0.0], [1.0], [3.0]])
-      >>> phi = Nystroem(Gaussian(0.5), landmarks=x)
-      >>> bool(jnp.allclose(phi(x) @ phi(x).T, Gaussian(0.5)(x, x), atol=1e-5))
+      >>> phi = Nystroem(GaussianKernel(0.5), landmarks=x)
+      >>> bool(jnp.allclose(phi(x) @ phi(x).T, GaussianKernel(0.5)(x, x), atol=1e-5))
       True
     """
 
@@ -174,19 +174,19 @@ class Nystroem(FeatureMap):
     landmarks: Array
 
     def __post_init__(self) -> None:
-        check.function("Nystroem", "kernel", self.kernel, "features.Gaussian(0.5)")
+        check.function("Nystroem", "kernel", self.kernel, "features.GaussianKernel(0.5)")
         check.array("Nystroem", "landmarks", self.landmarks, ("p", "d"))
 
     def __call__(self, x: Array) -> Array:
-        at = jnp.asarray(self.landmarks)
-        x = _samples("Nystroem", x, at.shape[1])
-        at = at.astype(x.dtype)
-        values, vectors = jnp.linalg.eigh(self.kernel(at, at))
-        kept = values > len(at) * jnp.finfo(values.dtype).eps * values[-1]
+        landmarks = jnp.asarray(self.landmarks)
+        x = _samples("Nystroem", x, landmarks.shape[1])
+        landmarks = landmarks.astype(x.dtype)
+        values, vectors = jnp.linalg.eigh(self.kernel(landmarks, landmarks))
+        kept = values > len(landmarks) * jnp.finfo(values.dtype).eps * values[-1]
         roots = jnp.where(kept, 1.0 / jnp.sqrt(jnp.where(kept, values, 1.0)), 0.0)
-        flat = self.kernel(x.reshape(-1, x.shape[-1]), at)
+        flat = self.kernel(x.reshape(-1, x.shape[-1]), landmarks)
         root = matmul(vectors * roots[None], vectors.T)
-        return matmul(flat, root).reshape(*x.shape[:-1], len(at))
+        return matmul(flat, root).reshape(*x.shape[:-1], len(landmarks))
 
 
 class Body(FeatureMap):
@@ -225,8 +225,8 @@ class Body(FeatureMap):
         # Outputs are what the last layer makes of the activations: one that leaves them as they are shows them.
         shown = Layer(jnp.eye(width, dtype=last.w.dtype), jnp.zeros(width, last.w.dtype))
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # networks assume it
-            found = self.network.apply((*body, shown), x.reshape(-1, x.shape[-1]).astype(last.w.dtype))
-        return found.reshape(*x.shape[:-1], width)
+            hidden = self.network.apply((*body, shown), x.reshape(-1, x.shape[-1]).astype(last.w.dtype))
+        return hidden.reshape(*x.shape[:-1], width)
 
 
 def _samples(owner: str, x: Array, width: int) -> Array:
@@ -271,7 +271,7 @@ def transform(data: TaskData, feature_map: Callable[[Array], Array], *, intercep
       >>> import jax, numpy as np, mocha_jax as mj
       >>> x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype("f")
       >>> data = mj.pack_tasks(list(x), list(np.sign(x[..., 0] * x[..., 1])))  # no line tells these apart
-      >>> phi = mj.features.Nystroem(mj.features.Gaussian(1.0), mj.features.landmarks(data))
+      >>> phi = mj.features.Nystroem(mj.features.GaussianKernel(1.0), mj.features.landmarks(data))
       >>> problem = mj.Problem(mj.features.transform(data, phi), mj.losses.Hinge(), mj.regularizers.Independent(0.01))
       >>> solution = mj.solve(problem, tol=1e-2)
       >>> float(mj.metrics.error_rate(solution.weights, problem.data))

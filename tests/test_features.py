@@ -26,13 +26,13 @@ def gram(data, gamma=GAMMA):
 
 
 def in_features(data, gamma=GAMMA):
-    return features.transform(data, features.Nystroem(features.Gaussian(gamma), features.landmarks(data)))
+    return features.transform(data, features.Nystroem(features.GaussianKernel(gamma), features.landmarks(data)))
 
 
 def test_random_features_approximate_as_they_say():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(12, D)))
     exact = kernels.RBF((0.5 / GAMMA) ** 0.5)(np.asarray(x))
-    np.testing.assert_allclose(features.Gaussian(GAMMA)(x, x), exact, atol=1e-12)
+    np.testing.assert_allclose(features.GaussianKernel(GAMMA)(x, x), exact, atol=1e-12)
 
     def product(key, num_features=50):
         phi = features.RandomFourier(key, D, num_features, GAMMA)(x)
@@ -47,7 +47,7 @@ def test_random_features_approximate_as_they_say():
 @pytest.mark.slow
 def test_landmarks_reproduce_the_kernel_with_them_and_bound_it_elsewhere():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(30, D)))
-    kernel = features.Gaussian(GAMMA)
+    kernel = features.GaussianKernel(GAMMA)
     phi = features.Nystroem(kernel, x[:10])
     product, exact = phi(x) @ phi(x).T, kernel(x, x)
     np.testing.assert_allclose(product[:, :10], exact[:, :10], atol=1e-12)
@@ -99,7 +99,7 @@ def test_a_support_vector_machine_per_task_is_scikit_learns():
     lam, unpenalised = 0.3, 1e4  # scikit-learn's intercept is free: as good as, with a feature so large
 
     def kernel(a, b):
-        return features.Gaussian(GAMMA)(a, b) + unpenalised
+        return features.GaussianKernel(GAMMA)(a, b) + unpenalised
 
     mapped = features.transform(data, features.Nystroem(kernel, features.landmarks(data)))
     solution = mj.solve(mj.Problem(mapped, mj.losses.Hinge(), R.Independent(lam)), tol=1e-9, max_rounds=100_000)
@@ -118,12 +118,12 @@ def test_derivatives_of_a_kernels_width():
     target = np.random.default_rng(7).normal(size=(M, 6))
 
     def outer(gamma):
-        mapped = features.transform(data, features.Nystroem(features.Gaussian(gamma), at))
+        mapped = features.transform(data, features.Nystroem(features.GaussianKernel(gamma), at))
         problem = mj.Problem(mapped, mj.losses.Squared(), R.MeanRegularized(0.2, 0.05))
         return jnp.sum(mj.solve(problem, tol=1e-12, max_rounds=20_000).weights * target)
 
     def closed(gamma):
-        x = np.asarray(features.Nystroem(features.Gaussian(gamma), at)(data.x))
+        x = np.asarray(features.Nystroem(features.GaussianKernel(gamma), at)(data.x))
         y, c = np.asarray(data.y), np.asarray(data.weight)
         of_tasks = 0.4 * (np.eye(M) - np.full((M, M), 1 / M)) + 0.1 * np.eye(M)
         system = np.kron(of_tasks, np.eye(6))
@@ -163,12 +163,15 @@ def test_landmarks_are_real_samples():
 BAD = {
     "odd": (lambda: features.RandomFourier(jax.random.key(0), 3, 5, 1.0), "num_features must be even"),
     "width": (lambda: features.RandomFourier(jax.random.key(0), 3, 4, 1.0)(jnp.ones((2, 4))), "must have 3 features"),
-    "landmark width": (lambda: features.Nystroem(features.Gaussian(1.0), jnp.ones((2, 3)))(jnp.ones(4)), "3 features"),
+    "landmark width": (
+        lambda: features.Nystroem(features.GaussianKernel(1.0), jnp.ones((2, 3)))(jnp.ones(4)),
+        "3 features",
+    ),
     "kernel": (lambda: features.Nystroem(3.0, jnp.ones((2, 3))), "kernel must be"),
     "shape": (lambda: features.transform(zoo.data(m=M, d=D), lambda x: x[0]), "feature_map must make"),
     "params": (lambda: features.Body(mj.networks.MLP(3, 2), [1.0]), "tuple of layers"),
     "count": (lambda: features.landmarks(zoo.data(m=M, d=D), 10_000), "count must be"),
-    "gamma": (lambda: features.Gaussian(-1.0), "gamma must be"),
+    "gamma": (lambda: features.GaussianKernel(-1.0), "gamma must be"),
 }
 
 

@@ -17,7 +17,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._dual import alternating
 from mocha_jax.systems import System
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 
 class Wrapper(Algorithm[Problem]):

@@ -13,7 +13,7 @@ from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem, Quality
 from mocha_jax.systems import System
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 
 class State(Pytree):

@@ -14,7 +14,7 @@ from mocha_jax._node.local_accuracy import solve_to
 from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, part_way
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 
 class Cocoa(SubproblemMethod):

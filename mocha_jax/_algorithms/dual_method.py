@@ -20,15 +20,15 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, Drawn, State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Relation, static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server
 from mocha_jax.servers._schedule import Schedule, checked
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
 OMEGA_EVERY = 10

@@ -26,7 +26,7 @@ from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 # The share of the longest feasible step that is taken.
 _SHARE = 0.98

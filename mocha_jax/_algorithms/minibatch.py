@@ -20,7 +20,7 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate, Server, gain_of_updating, keep_relation
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._schedule import Schedule, checked, is_due
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 # Floating-point operations of a sample, per feature: its prediction (2) and the addition of its multiple (2).
 _SAMPLE_FLOPS = 4.0

@@ -26,7 +26,7 @@ from mocha_jax.servers._base import NodeUpdate, Server
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._proximal import ProximalServer
 from mocha_jax.servers._schedule import Schedule
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 SERVERS = ("proximal", "dual")
 

@@ -18,7 +18,7 @@ from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 # A step after which the objective is larger is tried again, so much shorter; the next one begins so much longer.
 _SHORTER = 0.25

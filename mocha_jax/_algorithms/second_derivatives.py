@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.cholesky import inverse_factor
+from mocha_jax._numerics.linear_systems import twice
 from mocha_jax._numerics.math import EXACT
-from mocha_jax._numerics.refinement import twice
 from mocha_jax.coupling import Curvature, OwnSystems
 
 

@@ -59,11 +59,11 @@ def _as_jax_takes_it(owner: str, name: str, value: Value, kinds: str) -> Value:
 
 def array(owner: str, name: str, value: object, shape: tuple[int | str, ...], kinds: str = "fiu") -> None:
     """An array of that shape; an axis of any length from 1 has a letter. Of numbers, or of other `kinds` of NumPy."""
-    found = shape_of(value)
-    fits = found is not None and len(found) == len(shape)
-    if not fits or any(k != n if isinstance(n, int) else k == 0 for n, k in zip(shape, found or (), strict=True)):
+    own_shape = shape_of(value)
+    fits = own_shape is not None and len(own_shape) == len(shape)
+    if not fits or any(k != n if isinstance(n, int) else k == 0 for n, k in zip(shape, own_shape or (), strict=True)):
         wanted = ", ".join(map(str, shape))
-        got = shown(value) if found is None else f"shape {found}"
+        got = shown(value) if own_shape is None else f"shape {own_shape}"
         raise ValueError(f"{owner}: {name} must be an array [{wanted}], got {got}.")
     _of_kinds(owner, name, value, kinds)
 
@@ -76,8 +76,8 @@ def _not_abstract(owner: str, name: str, value: object) -> None:
 def _of_kinds(owner: str, name: str, value: object, kinds: str) -> None:
     """The values of some kinds; of an array no more is looked at than its type."""
     plain = isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-    known = value if plain and not isinstance(value, np.ma.MaskedArray) else as_array(value)
-    dtype = getattr(known, "dtype", None)
+    known_array = value if plain and not isinstance(value, np.ma.MaskedArray) else as_array(value)
+    dtype = getattr(known_array, "dtype", None)
     if dtype is None or not (getattr(dtype, "kind", "?") in kinds or ("f" in kinds and is_real(dtype))):
         words = {"b": "booleans", "iu": "integers"}.get(kinds, "numbers")
         raise ValueError(f"{owner}: {name} must hold {words}, got {shown(value)}.")
@@ -85,11 +85,11 @@ def _of_kinds(owner: str, name: str, value: object, kinds: str) -> None:
 
 def arrays(owner: str, name: str, values: object) -> list[np.ndarray]:
     """A list of arrays, at least one, or anything that gives one array after the other."""
-    given = sequence(owner, name, values)
-    found = [array for value in given if (array := as_array(value)) is not None]
-    if not found or len(found) < len(given):
+    listed = sequence(owner, name, values)
+    as_arrays = [array for value in listed if (array := as_array(value)) is not None]
+    if not as_arrays or len(as_arrays) < len(listed):
         raise ValueError(f"{owner}: {name} must be a list of arrays, got {shown(values)}.")
-    return found
+    return as_arrays
 
 
 def sequence(owner: str, name: str, values: object) -> list[object]:
@@ -156,8 +156,13 @@ def seed(owner: str, value: object) -> None:
     abstract = isinstance(value, jax.ShapeDtypeStruct)
     if hidden(value) and not abstract:
         return
-    known = None if abstract else as_array(value)
-    if known is None or known.dtype.kind not in "iu" or not known.size or not 0 <= known.min() <= known.max() <= _MOST:
+    number = None if abstract else as_array(value)
+    if (
+        number is None
+        or number.dtype.kind not in "iu"
+        or not number.size
+        or not 0 <= number.min() <= number.max() <= _MOST
+    ):
         raise ValueError(f"{owner}: seed must be an integer from 0 to 2**31 - 1, got {shown(value)}.")
 
 
@@ -247,17 +252,17 @@ def floats(owner: str, name: str, value: ArrayLike, shape: tuple[int | str, ...]
     """An array of that shape, in JAX's default float where it was of integers or of 16 bits; nothing abstract."""
     _not_abstract(owner, name, value)
     array(owner, name, value, shape, kinds)
-    found = jnp.asarray(leaf(owner, name, value))
-    wide = jnp.issubdtype(found.dtype, jnp.floating) and found.dtype.itemsize > 2
-    return found if wide else found.astype(float)
+    as_jax = jnp.asarray(leaf(owner, name, value))
+    wide = jnp.issubdtype(as_jax.dtype, jnp.floating) and as_jax.dtype.itemsize > 2
+    return as_jax if wide else as_jax.astype(float)
 
 
 def square(owner: str, name: str, value: ArrayLike) -> jax.Array:
     """A square matrix, in a float type where it was of integers."""
-    found = floats(owner, name, value, ("m", "m"))
-    if found.shape[0] != found.shape[1]:
-        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {found.shape}.")
-    return found
+    matrix = floats(owner, name, value, ("m", "m"))
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"{owner}: {name} must be a square matrix [m, m], got shape {matrix.shape}.")
+    return matrix
 
 
 def positive_semidefinite(owner: str, name: str, matrix: object) -> None:

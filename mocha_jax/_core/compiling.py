@@ -1,4 +1,4 @@
-"""Programs that the host calls, compiled with as much effort as their work is worth.
+"""Programs that the host calls, compiled with as much effort as their work is worth, and branches by platform.
 
 XLA and LLVM take the same seconds to compile a program of some hundred small loops for a hundred numbers as for a
 hundred million. On a CPU most of that time goes into optimisations that only pay if there is much to compute; for
@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import jax
+from jax import lax
 
 from mocha_jax._core.values import is_traced
 
@@ -23,13 +24,15 @@ from mocha_jax._core.values import is_traced
 # longer: at 24,000 numbers the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is
 # worth it up to 60 of them.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
-_HURRIES: dict[float, dict[str, Any]] = {
+_HURRIES: dict[float, dict[str, int | bool]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
     1_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }
 
+Result = TypeVar("Result")
 
-class Program:
+
+class Program(Generic[Result]):
     """A function as ``jax.jit(function, **options)`` compiles it, with less optimisation if it has little to compute.
 
     Args:
@@ -40,7 +43,12 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], numbers: Callable[..., float], *, often: bool = False, **options: Any
+        self,
+        function: Callable[..., Result],
+        numbers: Callable[..., float],
+        *,
+        often: bool = False,
+        **options: Any,
     ) -> None:
         self._numbers, self._often = numbers, often
         self._function, self._options = function, options
@@ -50,11 +58,11 @@ class Program:
         """The function compiled for this many numbers."""
         most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
         if most not in self._by_most:
-            known = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
-            self._by_most[most] = jax.jit(self._function, compiler_options=known, **self._options)
+            compiler_options = {name: value for name, value in _HURRIES[most].items() if _is_known(name, value)}
+            self._by_most[most] = jax.jit(self._function, compiler_options=compiler_options, **self._options)
         return self._by_most[most]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Result:
         thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
@@ -90,3 +98,46 @@ def _is_known(option: str, value: object) -> bool:
 
 def _unchanged(x: jax.Array) -> jax.Array:
     return x
+
+
+_ACCELERATORS = ("cuda", "rocm", "tpu")
+PLATFORMS = (*_ACCELERATORS, "cpu")  # those that may have a branch of their own
+_GPUS = ("cuda", "rocm")  # devices of both call their platform "gpu"
+
+Trees = TypeVarTuple("Trees")
+
+
+def platform_dependent(
+    *operands: *Trees, default: Callable[[*Trees], Result], **branches: Callable[[*Trees], Result]
+) -> Result:
+    """``branch(*given)``, with the branch for the platform that the program is lowered for.
+
+    `lax.platform_dependent` lowers one branch and traces all of them. Kernels take longer to trace than the loops they
+    replace, and need modules of JAX that are slow to import. So only those platforms get their branch that a program of
+    this process can be lowered for: those of its devices, and that of the device which an abstract mesh names.
+
+    Args:
+      *operands: trees of arrays.
+      default: the branch of platforms that have none of their own.
+      **branches: functions by name of a platform, out of `PLATFORMS`.
+    """
+    if not any(map(_reachable, _ACCELERATORS)):
+        return branches.get("cpu", default)(*operands)
+    reachable = {name: branch for name, branch in branches.items() if branch is not default and _reachable(name)}
+    return lax.platform_dependent(*operands, default=default, **reachable) if reachable else default(*operands)
+
+
+def _reachable(platform: str) -> bool:
+    """Tell whether a program may be lowered for this platform."""
+    named = jax.sharding.get_abstract_mesh().abstract_device
+    if named is None:
+        return _has_devices(platform)
+    return named.platform in (platform, "gpu" if platform in _GPUS else platform) or _has_devices(platform)
+
+
+@lru_cache
+def _has_devices(platform: str) -> bool:
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:  # "Unknown backend"
+        return False

@@ -1,18 +1,20 @@
-"""Nodes spread over the devices of a mesh: their placement, and work on each device's own nodes."""
+"""Nodes spread over the devices of a mesh: their placement, work on each device's own nodes, and transfers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.processes import all_rows
@@ -54,11 +56,11 @@ class NodeSharding:
 
     def blocks_of_processes(self) -> dict[int, list[int]]:
         """The blocks that lie on the devices of each process, in order."""
-        found: dict[int, set[int]] = {}
-        where: Any = self.by_node.devices_indices_map((self.devices,))
-        for device, (rows,) in where.items():
-            found.setdefault(device.process_index, set()).add(rows.start or 0)
-        return {process: sorted(blocks) for process, blocks in found.items()}
+        blocks_of: dict[int, set[int]] = {}
+        indices: Any = self.by_node.devices_indices_map((self.devices,))
+        for device, (rows,) in indices.items():
+            blocks_of.setdefault(device.process_index, set()).add(rows.start or 0)
+        return {process: sorted(blocks) for process, blocks in blocks_of.items()}
 
     def numbers(self, num_nodes: int) -> np.ndarray:
         """Return which node of the problem is in each place ``[num_nodes]``; where none is, the last one before."""
@@ -212,8 +214,8 @@ def numbers(array: ArrayLike) -> ArrayLike:
 
 def own_rows(array: Array) -> list[tuple[int, np.ndarray]]:
     """The blocks of rows of a shared array that this process answers for, each with its first row."""
-    mine = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    blocks = {shard.index[0].start or 0: shard.data for shard in mine}
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    blocks = {shard.index[0].start or 0: shard.data for shard in shards}
     return [(start, np.asarray(blocks[start])) for start in sorted(blocks)]
 
 
@@ -241,3 +243,31 @@ def place_rows(shape: tuple[int, ...], sharding: Sharding, rows: Callable[[int, 
         return rows(start, stop)[(slice(None), *index[1:])]
 
     return jax.make_array_from_callback(shape, sharding, block)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_purpose(function: Function) -> Function:
+    """The function, with leave to bring to the device what it needs there, and to look at what comes of it.
+
+    With ``jax_transfer_guard="disallow"`` people look for arrays that travel to the device unnoticed; to JAX every
+    Python number in an expression is one of them. What a function of the library is given and the few numbers that it
+    adds are meant to be there.
+    """
+
+    @functools.wraps(function)
+    def with_leave(*args: Any, **kwargs: Any) -> Any:
+        with jax.transfer_guard("allow"):
+            return function(*args, **kwargs)
+
+    return cast(Function, with_leave)
+
+
+def on_device(value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
+    """The value as an array of JAX. What is on the host is made there: `jnp.asarray` would compile a program for it."""
+    if isinstance(value, jax.Array):
+        # In that dtype and not weakly so: programs are compiled for one or the other.
+        same = dtype is None or (value.dtype == dtype and not value.weak_type)
+        return value if same else jnp.asarray(value, dtype)
+    return jax.device_put(np.asarray(value, dtype))

@@ -40,5 +40,5 @@ def require(record: object, domains: Mapping[str, Domain]) -> None:
 
 def contain(record: object, domains: Mapping[str, Domain]) -> Array:
     """Tell whether all numbers are inside, traced or not, [] bool."""
-    found = [jnp.all(domain.contains(jnp.asarray(getattr(record, name)))) for name, domain in domains.items()]
-    return jnp.all(jnp.stack(found)) if found else jnp.asarray(True)
+    inside = [jnp.all(domain.contains(jnp.asarray(getattr(record, name)))) for name, domain in domains.items()]
+    return jnp.all(jnp.stack(inside)) if inside else jnp.asarray(True)

@@ -51,7 +51,7 @@ class _Written:
     def __reduce__(self) -> tuple[object, ...]:
         function, code = self._function, self._function.__code__
         module, outer = function.__globals__["__name__"], code.co_qualname.partition(_INNER)[0]
-        ways = [way for way, found in _within(_code_of(module, outer)) if found is code]
+        ways = [way for way, inner in _within(_code_of(module, outer)) if inner is code]
         if not ways:
             raise pickle.PicklingError(f"{module}.{code.co_qualname} is not written where its name says.")
 
@@ -79,8 +79,8 @@ def _made(
 
 def _code_of(module: str, name: str) -> types.CodeType:
     try:
-        found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-        code = inspect.unwrap(found).__code__  # type: ignore[arg-type]
+        function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        code = inspect.unwrap(function).__code__  # type: ignore[arg-type]
     except (ImportError, AttributeError) as error:
         raise pickle.PicklingError(f"there is no function {module}.{name} to be imported.") from error
     return code
@@ -92,9 +92,9 @@ def _within(code: types.CodeType, way: _Way = ()) -> Iterator[tuple[_Way, types.
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             seen[inner.co_name] = seen.get(inner.co_name, -1) + 1
-            here = (*way, (inner.co_name, seen[inner.co_name]))
-            yield here, inner
-            yield from _within(inner, here)
+            way_there = (*way, (inner.co_name, seen[inner.co_name]))
+            yield way_there, inner
+            yield from _within(inner, way_there)
 
 
 def _held(cell: types.CellType) -> tuple[object, ...]:

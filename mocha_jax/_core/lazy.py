@@ -33,9 +33,9 @@ def attach(package: str) -> tuple[Getter, list[str]]:
     def get(name: str) -> object:
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = _imported(package, *origins[name])
-        setattr(sys.modules[package], name, found)  # the next time it is there
-        return found
+        value = _imported(package, *origins[name])
+        setattr(sys.modules[package], name, value)  # the next time it is there
+        return value
 
     return get, list(origins)
 

@@ -74,11 +74,11 @@ def layout(lanes: int, vector: int, nodes: int = 0) -> Any:
     tiling = plgpu.Tiling(((nodes, width), (of_warp, lanes * vector), (vector,))).canonicalize()
     # Where these sizes are among the dimensions, from the last one on; some of size 1 are not.
     dimensions = list(tiling.tile_shape((nodes, width))[2:])
-    places, there = {}, dimensions.copy()
+    places, axes_left = {}, dimensions.copy()
     for k in reversed(range(len(sizes))):
-        if there and there[-1] == sizes[k]:
-            places[k] = len(there) - len(dimensions) - 1
-            there.pop()
+        if axes_left and axes_left[-1] == sizes[k]:
+            places[k] = len(axes_left) - len(dimensions) - 1
+            axes_left.pop()
 
     def over(threads: int, *which: int) -> tuple[Any, ...]:
         copies = threads // prod(sizes[k] for k in which)

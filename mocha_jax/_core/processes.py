@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+Report = TypeVar("Report")  # what JSON can write
+
 # Bytes of a message. All messages have this length, so that one exchange and one small program are enough.
 _LENGTH = 1024
 
 
-def together(owner: str, work: Callable[[], Any]) -> list[Any]:
+def together(owner: str, work: Callable[[], Report]) -> list[Report]:
     """Do ``work()`` in every process; return what came of it in each, in the order of processes.
 
     An error is raised in all processes: its own in the one where it happened, one that says where elsewhere, an
@@ -32,7 +34,7 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
         return [work()]
     error: Exception | None = None
     try:
-        own = {"found": work()}
+        own: dict[str, object] = {"found": work()}
     except Exception as found:  # the others have to learn of it, whatever it is
         error, own = found, {"error": str(found)[:300], "system": isinstance(found, OSError)}
     try:
@@ -49,10 +51,10 @@ def together(owner: str, work: Callable[[], Any]) -> list[Any]:
     return [report["found"] for report in reports]
 
 
-def agreed(owner: str, found: list[dict[str, Any]], *names: str) -> None:
+def agreed(owner: str, reports: list[dict[str, object]], *names: str) -> None:
     """Raise if processes disagree about the value of one of the names."""
     for name in names:
-        values = [one[name] for one in found]
+        values = [one[name] for one in reports]
         if any(value != values[0] for value in values):
             other = next(i for i, value in enumerate(values) if value != values[0])
             raise ValueError(

@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.inner_functions import portable
-from mocha_jax._core.transfers import on_purpose
 
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 
@@ -74,7 +74,7 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
                 object.__setattr__(node, name, value)
             return node
 
-        given, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
+        original, names = cls.__init__, tuple(f.name for f in fields if not f.kw_only)
         trees = {f.name for f in fields if f.metadata.get("tree")}
 
         def plain(name: str, value: object) -> object:
@@ -85,9 +85,9 @@ class Pytree(metaclass=abc.ABCMeta):  # noqa: B024  (its subclasses have abstrac
 
         def init(self: object, *args: object, **kwargs: object) -> None:
             first = (plain(name, value) for name, value in zip(names, args, strict=False))
-            given(self, *first, *args[len(names) :], **{name: plain(name, value) for name, value in kwargs.items()})
+            original(self, *first, *args[len(names) :], **{name: plain(name, value) for name, value in kwargs.items()})
 
-        functools.update_wrapper(init, given)
+        functools.update_wrapper(init, original)
         cls.__init__ = init  # type: ignore[method-assign]
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)  # type: ignore[arg-type]
 
@@ -149,11 +149,11 @@ def short(value: object) -> str:
     """A value in a few words; of arrays in a dictionary or a list how many there are."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         few = np.ndim(value) < 2 and np.size(value) <= _ENTRIES  # type: ignore[arg-type]
-        known = check.concrete(value) if few else None
-        if known is None or known.dtype.kind not in "fiub":
+        numbers = check.concrete(value) if few else None
+        if numbers is None or numbers.dtype.kind not in "fiub":
             return f"{value.dtype}{list(value.shape)}"
-        texts = [f"{one:.6g}" if known.dtype.kind == "f" else str(one) for one in known.ravel().tolist()]
-        return texts[0] if known.shape == () else f"[{', '.join(texts)}]"
+        texts = [f"{one:.6g}" if numbers.dtype.kind == "f" else str(one) for one in numbers.ravel().tolist()]
+        return texts[0] if numbers.shape == () else f"[{', '.join(texts)}]"
     if isinstance(value, Pytree):
         return repr(value)
     if isinstance(value, dict) and len(value) <= _ENTRIES:

@@ -86,19 +86,19 @@ def cut(text: str) -> str:
 
 def leaf(owner: str, name: str, value: Value) -> Value | np.ndarray | float:
     """A list, tuple or range of numbers as the array that it stands for, an array as JAX takes it; else as it is."""
-    given: object = value
-    if (type(given) is tuple or type(given) is range) and all(
-        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in given
+    raw: object = value
+    if (type(raw) is tuple or type(raw) is range) and all(
+        type(one) in (tuple, list, bool, int, float) or isinstance(one, np.number) for one in raw
     ):
-        found = as_array(value)
-        return found if found is not None and found.size else value
+        converted = as_array(value)
+        return converted if converted is not None and converted.size else value
     if isinstance(value, list) and as_array(value) is None:
         raise ValueError(f"{owner}: {name} must be an array, or a list that makes one, got {shown(value)}.")
     odd = isinstance(value, np.ndarray) and not (type(value) is np.ndarray and value.dtype.isnative)
-    wide = type(given) is int and given.bit_length() > 31
-    if not (isinstance(value, list) or odd or wide) or (found := as_array(value)) is None:
+    wide = type(raw) is int and raw.bit_length() > 31
+    if not (isinstance(value, list) or odd or wide) or (converted := as_array(value)) is None:
         return value
-    return float(found) if wide else found.astype(found.dtype.newbyteorder("="))
+    return float(converted) if wide else converted.astype(converted.dtype.newbyteorder("="))
 
 
 def fixed(value: Value) -> Value | float:

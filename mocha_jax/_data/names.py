@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from mocha_jax._core import check
 
@@ -48,15 +48,15 @@ class Names:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Names], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Names], tuple[object, ...]]:
         return Names, self._all  # hashes of strings differ between processes
 
     def __repr__(self) -> str:
-        known = zip(("tasks", "features", "classes"), self._all, strict=True)
-        return f"Names({', '.join(f'{what}: {listed(names)}' for what, names in known if names is not None)})"
+        kinds = zip(("tasks", "features", "classes"), self._all, strict=True)
+        return f"Names({', '.join(f'{what}: {listed(names)}' for what, names in kinds if names is not None)})"
 
     @property
-    def _all(self) -> tuple[Any, ...]:
+    def _all(self) -> tuple[tuple[Hashable, ...] | None, ...]:
         return self.tasks, self.features, self.classes
 
     def replace(self, **changes: object) -> Names:
@@ -79,7 +79,7 @@ class Named:
     def __init__(self, array: np.ndarray, columns: Sequence[str]) -> None:
         self.array, self.columns = array, list(columns)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return self.array if dtype is None else self.array.astype(dtype)
 
 
@@ -105,20 +105,20 @@ def columns_of(owner: str, table: object) -> tuple[str, ...] | None:
     return names
 
 
-def columns_in_order(owner: str, given: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+def columns_in_order(owner: str, names: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
     """The place of every feature that is wanted among those given."""
-    where = {name: j for j, name in enumerate(given)}
-    if missing := [name for name in wanted if name not in where]:
+    place_of = {name: j for j, name in enumerate(names)}
+    if missing := [name for name in wanted if name not in place_of]:
         raise ValueError(f"{owner} lacks {'feature' if len(missing) == 1 else 'features'} {listed(missing)}.")
-    return np.array([where[name] for name in wanted], int)
+    return np.array([place_of[name] for name in wanted], int)
 
 
 def places(owner: str, what: str, wanted: Sequence[Hashable], known: Sequence[Hashable]) -> np.ndarray:
     """The place of every name among those that are known; `what` says in one word what one of them is."""
-    where = {name: i for i, name in enumerate(known)}
-    if missing := [name for name in dict.fromkeys(wanted) if name not in where]:
+    place_of = {name: i for i, name in enumerate(known)}
+    if missing := [name for name in dict.fromkeys(wanted) if name not in place_of]:
         whats, verb = (what, "is") if len(missing) == 1 else (what + ("es" if what.endswith("s") else "s"), "are")
         raise ValueError(
             f"{owner}: {whats} {listed(missing)} {verb} not among the {len(known)} that are known: {listed(known)}."
         )
-    return np.array([where[name] for name in wanted], int)
+    return np.array([place_of[name] for name in wanted], int)

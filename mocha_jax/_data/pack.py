@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,11 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_device, on_purpose
+from mocha_jax._core.devices import on_device, on_purpose
 from mocha_jax._core.warnings import warn
-from mocha_jax._data.placement import collect
-from mocha_jax._data.samples import check_unmasked
-from mocha_jax._data.table import Tables, names_of_tasks, read
+from mocha_jax._data.frames import check_unmasked
+from mocha_jax._data.read import Ragged, Tables, names_of_tasks, read
+from mocha_jax._data.storage import collect
 from mocha_jax._data.task_data import SCALINGS, TaskData, size_of_intercept
 
 # Bytes of samples that are padded on the host at a time.
@@ -95,38 +95,38 @@ def pack_tasks(
             raise ValueError("pack_tasks: task must be left out where like says which tasks there are.")
         loss_scaling, intercept = like.loss_scaling, like.intercept
         dtype = like.x.dtype if dtype is None else dtype
-    xs, ys, names, places, named = read(xs, ys, groups, None if like is None else like.names)
-    storage, dtype = _dtypes(xs, dtype)
-    _check_tasks(xs, ys, names, places, absent=like is not None)
-    owner, tasks = names_of_tasks(task, len(xs))
-    if task is not None:  # of nodes, not of tasks
-        named = named.replace(tasks=tasks)
-    d = xs[0].shape[1]
+    ragged = read(xs, ys, groups, None if like is None else like.names)
+    storage, dtype = _dtypes(ragged.xs, dtype)
+    _check_tasks(ragged, absent=like is not None)
+    samples, labels, nodes = ragged.xs, ragged.ys, ragged.nodes
+    owner, tasks = names_of_tasks(task, len(samples))
+    names = ragged.names if task is None else ragged.names.replace(tasks=tasks)  # those read are of nodes
+    d = samples[0].shape[1]
     width = d + bool(intercept)
     if rows is None:
-        n = max(map(len, ys))
-        _warn_of_padding(np.array([len(y) for y in ys]), width * storage.itemsize)
+        n = max(map(len, labels))
+        _warn_of_padding(np.array([len(y) for y in labels]), width * storage.itemsize)
     else:
         check.integer("pack_tasks", 1, rows=rows)
         n = int(rows)
-        origin, xs, ys = _dealt(xs, ys, n)
-        owner, names = owner[origin], [names[t] for t in origin]
-    m = len(xs)
+        origin, samples, labels = _dealt(samples, labels, n)
+        owner, nodes = owner[origin], [nodes[t] for t in origin]
+    m = len(samples)
     if like is not None and d != like.num_slopes:
         raise ValueError(f"pack_tasks: xs has {d} features, where like has {like.num_slopes}.")
 
     def overflow(t: int) -> ValueError:
-        return ValueError(f"{names[t]}: a value overflows {storage.name}; rescale its features or labels.")
+        return ValueError(f"{nodes[t]}: a value overflows {storage.name}; rescale its features or labels.")
 
-    some = next(labels[0] for labels in ys if len(labels))
+    some_label = next(own[0] for own in labels if len(own))
     y = np.zeros((m, n), dtype)
     weight = np.zeros((m, n), dtype)
     with np.errstate(over="ignore"):  # reported by name
-        for t, labels in enumerate(ys):
-            y[t, : len(labels)] = labels
+        for t, own in enumerate(labels):
+            y[t, : len(own)] = own
             # Padding carries a real label, so every loss is finite on it.
-            y[t, len(labels) :] = labels[-1] if len(labels) else some
-            weight[t, : len(labels)] = 1.0
+            y[t, len(own) :] = own[-1] if len(own) else some_label
+            weight[t, : len(own)] = 1.0
     if not (fine := np.isfinite(y).all(1)).all():
         raise overflow(int(np.argmin(fine)))
 
@@ -135,16 +135,16 @@ def pack_tasks(
         for first in range(0, m, count):
             piece = np.zeros((min(count, m - first), n, width), storage)
             with np.errstate(over="ignore"):
-                for k, samples in enumerate(xs[first : first + count]):
-                    piece[k, : len(samples), :d] = samples
-                    piece[k, : len(samples), d:] = intercept
+                for k, own in enumerate(samples[first : first + count]):
+                    piece[k, : len(own), :d] = own
+                    piece[k, : len(own), d:] = intercept
             if not (fine := np.isfinite(piece).all((1, 2))).all():
                 raise overflow(first + int(np.argmin(fine)))
             yield piece
 
     data = TaskData(
         x=collect(pieces(), (m, n, width), storage), y=on_device(y), weight=on_device(weight),
-        task=on_device(owner, np.int32), loss_scaling=loss_scaling, names=named, intercept=intercept,
+        task=on_device(owner, np.int32), loss_scaling=loss_scaling, names=names, intercept=intercept,
     )  # fmt: skip
     if loss_scaling != "sum":  # which is what they are
         data = data.replace(weight=_base_weight(data.unnamed()))
@@ -207,10 +207,9 @@ def _dtypes(xs: list[np.ndarray], dtype: DTypeLike | None) -> tuple[np.dtype, np
     return default, default
 
 
-def _check_tasks(
-    xs: list[np.ndarray], ys: list[np.ndarray], names: Sequence[str], places: list[np.ndarray] | None, absent: bool
-) -> None:
+def _check_tasks(ragged: Ragged, absent: bool) -> None:
     """Samples and labels that fit together and are numbers; with `absent`, tasks may have none."""
+    xs, ys, names, _, _ = ragged
     if not xs:
         raise ValueError("pack_tasks: got no tasks; xs is empty.")
     if len(xs) != len(ys):
@@ -233,5 +232,5 @@ def _check_tasks(
                 raise ValueError(f"{name}: {what} must be numbers, got dtype {a.dtype}.")
             if not np.isfinite(a).all():
                 row = int(np.argmin(np.isfinite(a.reshape(len(a), -1)).all(1)))
-                where = f"row {row}" if places is None else f"row {places[t][row]} of the table"
-                raise ValueError(f"{name}: {what} is NaN or infinite in {where}; remove or impute it.")
+                place = f"row {row}" if ragged.rows is None else f"row {ragged.rows[t][row]} of the table"
+                raise ValueError(f"{name}: {what} is NaN or infinite in {place}; remove or impute it.")

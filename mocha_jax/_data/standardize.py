@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,10 +27,9 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._data.names import places
+from mocha_jax._data.node_arrays import Data, NodeArrays
+from mocha_jax._data.scaling import Moments, Scaling
 from mocha_jax._numerics.math import safe_ratio
-
-if TYPE_CHECKING:
-    from mocha_jax._data.task_data import TaskData
 
 # Whose means and standard deviations: of all samples; of each task; means of each task, deviations from them of all;
 # means of each task alone.
@@ -47,81 +45,6 @@ _LOOKED_AT = 2**22
 _CONSTANT = 1e-5
 
 
-class Moments(NamedTuple):
-    """Arrays of a scaling, each with a row for all tasks or one for every task; features without the intercept."""
-
-    mean: Array  # [1 or num_tasks, d]
-    scale: Array  # [1 or num_tasks, d]
-    level: Array  # [1 or num_tasks] what is taken from labels
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)  # so that no hash is part of a fingerprint
-class Scaling:
-    """Means and deviations that were taken from the samples of a data set; compared by value."""
-
-    by: str
-    mean: np.ndarray  # as in `Moments`
-    scale: np.ndarray
-    level: np.ndarray
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Scaling) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __repr__(self) -> str:
-        return f"Scaling({self.by})"
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        return self.by, *(a.tobytes() for a in self.moments)
-
-    @property
-    def moments(self) -> Moments:
-        """The arrays alone."""
-        return Moments(self.mean, self.scale, self.level)  # type: ignore[arg-type]
-
-    def of(self, order: np.ndarray) -> Scaling:
-        """The scaling of some tasks, in that order."""
-        return Scaling(self.by, *(np.asarray(a) for a in self.rows(order)))
-
-    def rows(self, order: np.ndarray) -> Moments:
-        """The rows of some tasks, in that order; the one row of all tasks as it is."""
-        return Moments(*(a if len(a) == 1 else a[order] for a in self.moments))
-
-    def regrouped(self) -> Scaling:
-        """Keep what holds where tasks are other ones than they were: a scaling of all samples, or nothing."""
-        return self if len(self.mean) == 1 else Scaling(self.by, *(a[:0] for a in self.moments))  # type: ignore[arg-type]
-
-    def raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]`` of scaled samples, as of the samples."""
-        if len(self.mean) not in (1, weights.shape[-2]):
-            raise self.lost()
-        w = np.asarray(weights, np.float64) / self.scale
-        return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level
-
-    def of_raw(self, weights: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights and intercepts of samples as those of scaled ones, the inverse of `raw`.
-
-        An intercept that is no more than rounding of what it is the difference of is 0.
-        """
-        if not len(self.mean):
-            raise self.lost()
-        weights = np.asarray(weights, np.float64)
-        moved = weights * self.mean
-        b = np.asarray(intercept, np.float64) + np.sum(moved, axis=-1) - self.level
-        size = np.abs(intercept) + np.sum(np.abs(moved), axis=-1) + np.abs(self.level)
-        return weights * self.scale, np.where(np.abs(b) <= 1e-5 * size, 0.0, b)
-
-    def lost(self) -> ValueError:
-        """The error of a scaling that is not known any more."""
-        return ValueError(
-            "model: tasks were standardised each in its own way and then put together, so that there are no "
-            'weights in the units of the samples; standardise with by="pooled", or after that.'
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class Standardize:
     """A rule by which samples are standardised: fitted to those for training, it is applied to any."""
@@ -129,11 +52,11 @@ class Standardize:
     by: str
     labels: bool = False
 
-    def __call__(self, training: TaskData) -> Callable[[TaskData], TaskData]:
+    def __call__(self, training: NodeArrays) -> Callable[[Data], Data]:
         """Fit, and return what is then done with any samples; within compiled programs too."""
         return partial(scaled, moments=self.fit(training))
 
-    def fit(self, data: TaskData) -> Moments:
+    def fit(self, data: NodeArrays) -> Moments:
         """Means and standard deviations of a data set; a pure function of its arrays."""
         x = data.x[..., : data.num_slopes].astype(data.dtype)
         real = (data.weight > 0).astype(data.dtype)
@@ -152,7 +75,7 @@ class Standardize:
         return Moments(mean, scale, level if self.labels else jnp.zeros_like(level))
 
 
-def _means(data: TaskData, x: Array, real: Array, by: str) -> tuple[Array, Array]:
+def _means(data: NodeArrays, x: Array, real: Array, by: str) -> tuple[Array, Array]:
     """Means of features and labels: over all samples, or over each task's with their weights."""
     weight = real if by == "pooled" else data.weight
 
@@ -175,11 +98,11 @@ def _means(data: TaskData, x: Array, real: Array, by: str) -> tuple[Array, Array
     return mean, level + over(data.y - _of_nodes(data, level)[:, None])
 
 
-def _of_nodes(data: TaskData, rows: Array) -> Array:
+def _of_nodes(data: NodeArrays, rows: Array) -> Array:
     return jnp.broadcast_to(rows, (data.num_nodes, *rows.shape[1:])) if len(rows) == 1 else data.to_nodes(rows)
 
 
-def scaled(data: TaskData, moments: Moments) -> TaskData:
+def scaled(data: Data, moments: Moments) -> Data:
     """Scale the samples and labels of a data set; padding stays what it is. A pure function of arrays."""
     mean, scale, level = (_of_nodes(data, jnp.asarray(a, data.dtype)) for a in moments)
     scale = jnp.where(scale > 0, scale, 1.0)  # of inert nodes
@@ -190,8 +113,8 @@ def scaled(data: TaskData, moments: Moments) -> TaskData:
     return data.replace(x=jnp.concatenate([x, data.x[..., d:]], axis=2), y=y)
 
 
-def standardized(data: TaskData, by: str, labels: bool, like: TaskData | None) -> TaskData:
-    """See `TaskData.standardized`."""
+def standardized(data: Data, by: str, labels: bool, like: NodeArrays | None) -> Data:
+    """Scale samples and labels by their own moments or those of other data, and record these with them."""
     owner = "TaskData.standardized"
     check.one_of(owner, "by", by, WAYS)
     check.flag(owner, labels=labels)
@@ -203,27 +126,29 @@ def standardized(data: TaskData, by: str, labels: bool, like: TaskData | None) -
     check.instance(owner, "like", like, type(data), "the training data, standardised")
     if like.scaling is None:
         raise ValueError(f"{owner}: like is not standardised; call train.standardized() first.")
-    if (known := like.scaling).mean.shape[1] != data.num_slopes:
-        raise ValueError(f"{owner}: the samples have {data.num_slopes} features, those of like {known.mean.shape[1]}.")
-    moments = known.rows(_order(owner, data, like))
+    if (scaling := like.scaling).mean.shape[1] != data.num_slopes:
+        raise ValueError(
+            f"{owner}: the samples have {data.num_slopes} features, those of like {scaling.mean.shape[1]}."
+        )
+    moments = scaling.rows(_order(owner, data, like))
     if len(moments.mean) not in (1, data.num_tasks):
         raise ValueError(f"{owner}: the data has {data.num_tasks} tasks, and like {like.num_tasks}.")
-    return recorded(scaled(data, moments), known.by, moments)
+    return recorded(scaled(data, moments), scaling.by, moments)
 
 
-def _order(owner: str, data: TaskData, like: TaskData) -> np.ndarray:
+def _order(owner: str, data: NodeArrays, like: NodeArrays) -> np.ndarray:
     """The tasks of `like` that those of the data are."""
     if data.names.tasks is None or like.names.tasks is None:
         return np.arange(like.num_tasks)
     return places(owner, "task", data.names.tasks, like.names.tasks)
 
 
-def recorded(data: TaskData, by: str, moments: Moments) -> TaskData:
+def recorded(data: Data, by: str, moments: Moments) -> Data:
     """Keep what was taken from the samples with them."""
     return data.exchange(scaling=Scaling(by, *(np.asarray(a) for a in moments)))
 
 
-def appended(data: TaskData, other: TaskData) -> Scaling | None:
+def appended(data: NodeArrays, other: NodeArrays) -> Scaling | None:
     """The scaling of the tasks of two data sets."""
     one, two = data.scaling, other.scaling
     if one is None and two is None:
@@ -239,7 +164,7 @@ def appended(data: TaskData, other: TaskData) -> Scaling | None:
     return Scaling(one.by, *(np.concatenate(pair) for pair in zip(*both, strict=True)))
 
 
-def unevenness(data: TaskData) -> float:
+def unevenness(data: NodeArrays) -> float:
     """The ratio of the largest to the smallest standard deviation of features, over some of the tasks."""
     if check.hidden(data.x):  # other processes would have to look too
         return 1.0
@@ -254,7 +179,7 @@ def unevenness(data: TaskData) -> float:
     return float(varies.max() / varies.min()) if len(varies) else 1.0
 
 
-def advice(data: TaskData) -> str:
+def advice(data: NodeArrays) -> str:
     """A sentence where features differ so much in size that solves are slow; else nothing."""
     ratio = unevenness(data)
     if not UNEVEN < ratio < np.inf:

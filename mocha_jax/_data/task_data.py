@@ -14,15 +14,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.transfers import on_purpose
-from mocha_jax._data import reshape, selection
+from mocha_jax._core.devices import NodeSharding, on_purpose
+from mocha_jax._data import reshape, split
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.node_arrays import NodeArrays
-from mocha_jax._data.placement import row_by_row
-from mocha_jax._data.samples import check_arrays
-from mocha_jax._data.standardize import Scaling, standardized
-from mocha_jax._data.storage import AsStored
+from mocha_jax._data.node_arrays import NodeArrays, check_arrays
+from mocha_jax._data.scaling import Scaling
+from mocha_jax._data.standardize import standardized
+from mocha_jax._data.storage import AsStored, row_by_row
 from mocha_jax._numerics.math import safe_ratio
 
 SCALINGS = ("sum", "task_mean")
@@ -105,9 +103,9 @@ class TaskData(NodeArrays):
     def _check_names(self) -> None:
         counts = {"tasks": self.num_tasks, "features": self.num_slopes}
         for what, count in counts.items():
-            known = getattr(self.names, what)
-            if known is not None and len(known) != count:
-                raise ValueError(f"TaskData: names has {len(known)} {what}, but there are {count}.")
+            names = getattr(self.names, what)
+            if names is not None and len(names) != count:
+                raise ValueError(f"TaskData: names has {len(names)} {what}, but there are {count}.")
 
     def unnamed(self) -> Self:
         """Leave out the names, which are no part of a program: of other ones nothing is compiled anew."""
@@ -137,7 +135,7 @@ class TaskData(NodeArrays):
           >>> sorted(train.y[0].tolist()), sorted(test.y[0].tolist())
           ([-1.0, 1.0], [-1.0, 1.0])
         """
-        return selection.split(self, key, fraction, stratify)
+        return split.split(self, key, fraction, stratify)
 
     @on_purpose
     def pooled(self) -> TaskData:
@@ -244,12 +242,12 @@ class TaskData(NodeArrays):
           >>> [sorted(data.y[part == f].tolist()) for f in range(3)]
           [[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]]
         """
-        return selection.folds(self, key, count, groups)
+        return split.folds(self, key, count, groups)
 
     @on_purpose
     def keep(self, rows: Array) -> TaskData:
         """Keep the rows that are marked ``[m, n]`` as samples; the weights follow `loss_scaling`."""
-        return selection.keep(self, rows)
+        return split.keep(self, rows)
 
 
 def size_of_intercept(owner: str, intercept: bool | float) -> float:

@@ -18,7 +18,7 @@ from jax import Array, lax
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, read, unknown_at
-from mocha_jax._numerics.minres import LinearSolution
+from mocha_jax._numerics.linear_systems import LinearSolution
 from mocha_jax._problem.certificate import objective
 from mocha_jax._problem.problem import Problem
 

@@ -1,7 +1,7 @@
 r"""Implicit differentiation: how the optimum moves with every number of the problem.
 
 The optimum is where two conditions hold: the regularizer's, for its unknown Q, the weights W(Q) and the dual vectors V
-(`mocha_jax.regularizers._optimality`), and for every sample that a coordinate step leaves its dual variable alone,
+(`mocha_jax.regularizers._base`), and for every sample that a coordinate step leaves its dual variable alone,
 
 $$
 r(Q, V(\beta)) = 0, \qquad \beta_i = \mathrm{step}(\beta_i, x_i^\top w_t(Q)).
@@ -16,7 +16,7 @@ $$
 $$
 
 with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
-eliminated: `mocha_jax._numerics.minres` solves the system, and no matrix is formed. For smooth losses, a given
+eliminated: `mocha_jax._numerics.linear_systems` solves the system, and no matrix is formed. For smooth losses, a given
 relationship and few features `mocha_jax._derivatives.elimination` has its inverse.
 """
 
@@ -33,12 +33,11 @@ from jax.flatten_util import ravel_pytree
 
 from mocha_jax._core.pytree import Relation, Tree
 from mocha_jax._derivatives.elimination import can_eliminate, eliminated
+from mocha_jax._numerics.linear_systems import LinearSolution, minres, refined
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.minres import LinearSolution, minres
-from mocha_jax._numerics.refinement import refined
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import OptimalityConditions
-from mocha_jax.regularizers._optimality import Proximal
+from mocha_jax.regularizers._base import Proximal
 
 # A step that answers to less than this share of a change of its prediction is clipped, or as good as.
 _CLIPPED = 1e-12

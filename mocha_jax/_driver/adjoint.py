@@ -18,8 +18,8 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, fields_of, static, summary, tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
 from mocha_jax._derivatives.optimum import optimum, pulled_back, refine

@@ -17,12 +17,11 @@ from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.devices import on_device
 from mocha_jax._core.pytree import Pytree, fields_of, static
-from mocha_jax._core.transfers import on_device
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
-from mocha_jax._data.placement import row_by_row, seen_by_rows
-from mocha_jax._data.storage import AsStored, Layout
+from mocha_jax._data.storage import AsStored, Layout, row_by_row, seen_by_rows
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
 from mocha_jax._node.buckets import BucketSizes, bucket_sizes

@@ -11,12 +11,12 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of, summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds without a gain before a reason is looked for.
 _PATIENCE = 25

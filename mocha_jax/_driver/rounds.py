@@ -22,14 +22,14 @@ from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, Tree, tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, program, run_by
 from mocha_jax._driver.history import History, Progress, Watch, count, record
 from mocha_jax._problem.problem import Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
-from mocha_jax.systems._work import Work
+from mocha_jax.systems._base import Work
 
 # Folded into the run's key for what lasts longer than a round; rounds are counted below it.
 NO_ROUND = np.uint32(2**32 - 1)

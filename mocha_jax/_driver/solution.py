@@ -11,13 +11,13 @@ from jax import Array
 
 from mocha_jax import networks
 from mocha_jax._algorithms.base import Kind
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary, tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._data.standardize import advice
 from mocha_jax._driver.history import History
+from mocha_jax._model.file import described
 from mocha_jax._model.network import NetworkModel
-from mocha_jax._model.record import described
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem, Quality
 from mocha_jax._problem.to_model import linear_model

@@ -13,9 +13,8 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import beside, fetched
+from mocha_jax._core.devices import beside, fetched, on_device, on_purpose
 from mocha_jax._core.pytree import Tree
-from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled

@@ -1,4 +1,4 @@
 """Trained models: they predict by name and contain no samples.
 
-It may import `_core`, `_files`, `_data` and `networks`.
+It may import `_core`, `_files`, `_data`, `likelihoods` and `networks`.
 """

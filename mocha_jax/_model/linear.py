@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
+from mocha_jax._model.base import WeightsModel, check_names, finite, numbers
 from mocha_jax._model.file import write
-from mocha_jax._model.named import check_names, finite, numbers
-from mocha_jax._model.weights import WeightsModel
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
 DECISIONS = ("value", "sign", "level")
@@ -70,8 +69,8 @@ class LinearModel(WeightsModel):
             )
         check.flag("LinearModel", logistic=self.logistic)
         check.instance("LinearModel", "trained", self.trained, Mapping, "{}")
-        known = isinstance(self.decides, list | tuple)
-        decides = (tuple(self.decides) or ("value",) * m) if known else ()
+        listed = isinstance(self.decides, list | tuple)
+        decides = (tuple(self.decides) or ("value",) * m) if listed else ()
         if len(decides) != m or not all(isinstance(each, str) and each in DECISIONS for each in decides):
             raise ValueError(
                 f"LinearModel: decides must name one of {', '.join(DECISIONS)} for each of the {m} tasks, got "
@@ -92,17 +91,17 @@ class LinearModel(WeightsModel):
             tasks' weights. That is the Bayesian estimate under a learned covariance C, if the new task is related to
             the others as the average task is: $c^\top C^{-1}W = 1^\top W/m$ for $c = C1/m$.
         """
-        z, where = self._scored(x, task, unseen)
-        if len(set(self.decides)) > 1 and (where < 0).any():
+        z, tasks = self._scored(x, task, unseen)
+        if len(set(self.decides)) > 1 and (tasks < 0).any():
             raise ValueError(
                 "predict: tasks decide in different ways here, so that a new one has no label; see decision_function."
             )
-        kind, labels = np.asarray(self.decides)[where], z.astype(float if self.names.classes is None else object)
+        kind, labels = np.asarray(self.decides)[tasks], z.astype(float if self.names.classes is None else object)
         if (signs := kind == "sign").any():
             labels[signs] = self._classes((z[signs] > 0).astype(int), (-1.0, 1.0))
         if (levels := kind == "level").any():
             assert self.thresholds is not None
-            begins = np.concatenate([self.thresholds, self.thresholds.mean(axis=0, keepdims=True)])[where[levels]]
+            begins = np.concatenate([self.thresholds, self.thresholds.mean(axis=0, keepdims=True)])[tasks[levels]]
             level = np.sum(z[levels, None] > begins, axis=1)
             labels[levels] = self._classes(level, range(self.thresholds.shape[1] + 1))
         return labels if labels.dtype != object or (kind == "value").any() else np.array(labels.tolist())

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mocha_jax import networks
+from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
 from mocha_jax._data.names import Names
-from mocha_jax._data.standardize import Moments, Scaling
-from mocha_jax._model import likelihoods
-from mocha_jax._model.file import read
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax._data.scaling import Moments, Scaling
+from mocha_jax._model.file import read, rebuilt
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import of_paths
-from mocha_jax._model.record import rebuilt
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network
 
 Arrays = dict[str, np.ndarray]
@@ -41,19 +40,19 @@ def load_model(
       >>> mj.load_model(path).predict([[3.0, 4.0]], task=1).tolist()
       [4.0]
     """
-    for name, given, kind, example in (
+    for name, own_record, kind, example in (
         ("network", network, Network, "networks.MLP(784, 10, (200, 200))"),
         ("likelihood", likelihood, Likelihood, "likelihoods.Categorical()"),
     ):
-        if given is not None:
-            check.instance("load_model", name, given, kind, example)
+        if own_record is not None:
+            check.instance("load_model", name, own_record, kind, example)
     arrays, about = read(path)
     try:
         names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
         kind = about["kind"]
         if kind == "network":
             own = {"network": network, "likelihood": likelihood}
-            made = {name: _record(path, name, about[name], given) for name, given in own.items()}
+            made = {name: _record(path, name, about[name], own_record) for name, own_record in own.items()}
             return _network_model(arrays, about, names, **made)
         if network is not None or likelihood is not None:
             raise ValueError("it is a linear model, which has no network and no likelihood")
@@ -101,10 +100,10 @@ class _Missing(Exception):
     """The file needs something that a person wrote."""
 
 
-def _record(path: object, name: str, about: dict[str, Any], given: Any) -> Any:
+def _record(path: object, name: str, about: Mapping[str, object], own_record: Network | Likelihood | None) -> Any:
     """The network or likelihood that a file describes, or the one that a person gives."""
-    if given is not None:
-        return given
+    if own_record is not None:
+        return own_record
     if about.get("own"):
         raise _Missing(
             f"load_model: {path} has a {name} of your own, {about['class']}, and a file holds no functions; pass it, "

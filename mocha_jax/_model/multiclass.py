@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
+from mocha_jax._model.base import WeightsModel, check_names, finite
 from mocha_jax._model.file import write
-from mocha_jax._model.named import check_names, finite
-from mocha_jax._model.weights import WeightsModel
 
 # Ways to train it, which are the kinds of its files: a model for each class, or one for all pairs of classes.
 METHODS = ("one_vs_rest", "by_pair")

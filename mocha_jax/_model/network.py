@@ -14,17 +14,15 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from mocha_jax import networks
+from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.standardize import Scaling
-from mocha_jax._model import likelihoods
-from mocha_jax._model.file import write
-from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
-from mocha_jax._model.named import NamedModel
+from mocha_jax._data.scaling import Scaling
+from mocha_jax._model.base import NamedModel
+from mocha_jax._model.file import described, write
 from mocha_jax._model.parameters import by_path, checked, owned, rows
-from mocha_jax._model.record import described
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
 
@@ -97,11 +95,11 @@ class NetworkModel(NamedModel):
             if not len(self.scaling.mean):
                 raise self.scaling.lost()
             counts["scaling"] = len(self.scaling.mean) if len(self.scaling.mean) > 1 else None
-        known = {name: count for name, count in counts.items() if count is not None}
-        if len(set(known.values())) > 1:
-            said = ", ".join(f"{name} {count}" for name, count in known.items())
-            raise ValueError(f"{owner}: all must be of the same tasks, but there are of {said}.")
-        object.__setattr__(self, "_tasks", next(iter(known.values()), 1))
+        known_counts = {name: count for name, count in counts.items() if count is not None}
+        if len(set(known_counts.values())) > 1:
+            shown = ", ".join(f"{name} {count}" for name, count in known_counts.items())
+            raise ValueError(f"{owner}: all must be of the same tasks, but there are of {shown}.")
+        object.__setattr__(self, "_tasks", next(iter(known_counts.values()), 1))
         features = self.names.features
         if features is not None and len(features) != self.num_features:
             raise ValueError(f"{owner}: names has {len(features)} features, and a sample {self.num_features}.")
@@ -118,15 +116,15 @@ class NetworkModel(NamedModel):
         x = jax.ShapeDtypeStruct((2, self.num_features + bool(self.appended)), self.dtype)
         try:
             with jax.enable_x64(self.dtype == np.float64):
-                found = jax.eval_shape(lambda p, x: outputs(self.network, p, x, self._labels(x)), one, x)
+                shape = jax.eval_shape(lambda p, x: outputs(self.network, p, x, self._labels(x)), one, x)
         except (TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"{owner}: the network {type(self.network).__name__} cannot predict samples of "
                 f"{x.shape[1]} features, as num_features and appended have it: {reason}"
             ) from error
-        self.likelihood.check_outputs(f"{owner}: likelihood", found.shape[-1], None)
-        return int(found.shape[-1])
+        self.likelihood.check_outputs(f"{owner}: likelihood", shape.shape[-1], None)
+        return int(shape.shape[-1])
 
     @cached_property
     def _own(self) -> tuple[bool, ...]:
@@ -163,11 +161,11 @@ class NetworkModel(NamedModel):
           unseen: what to do for a task that was not there in training: ``"error"``, or ``"mean"``, the mean of what the
             networks of all tasks predict: numbers, or probabilities. One network for all predicts samples of any task.
         """
-        found = self._predictive(x, task, unseen)
+        predicted = self._predictive(x, task, unseen)
         if self.likelihood.classes:
-            best = np.argmax(found, axis=-1)
+            best = np.argmax(predicted, axis=-1)
             return best if self.names.classes is None else np.asarray(self.names.classes)[best]
-        return found[..., 0] if found.shape[-1] == 1 else found
+        return predicted[..., 0] if predicted.shape[-1] == 1 else predicted
 
     def predict_proba(self, x: ArrayLike, task: object = None, *, unseen: str = "error") -> np.ndarray:
         """The probabilities of all classes ``[k, classes]``; arguments as `predict`."""
@@ -199,20 +197,20 @@ class NetworkModel(NamedModel):
     @on_purpose
     def _predictive(self, x: ArrayLike, task: object, unseen: str) -> np.ndarray:
         """Probabilities, or means of labels, ``[k, ..., c]``."""
-        samples, where = self._asked(x, task, unseen)
-        if not len(where):
+        samples, tasks = self._asked(x, task, unseen)
+        if not len(tasks):
             return self._of_task(0, np.zeros((1, self.num_features)))[:0]
         if not self.personal:
             return self._of_task(0, samples)
-        found: np.ndarray | None = None
-        for t in np.unique(where):
-            some = samples[where == t]
+        predicted: np.ndarray | None = None
+        for t in np.unique(tasks):
+            some = samples[tasks == t]
             whose = range(self.num_tasks) if t < 0 else [int(t)]
             part = np.asarray(sum(self._of_task(i, some) for i in whose) / len(whose))
-            found = np.empty((len(where), *part.shape[1:]), part.dtype) if found is None else found
-            found[where == t] = part
-        assert found is not None
-        return found
+            predicted = np.empty((len(tasks), *part.shape[1:]), part.dtype) if predicted is None else predicted
+            predicted[tasks == t] = part
+        assert predicted is not None
+        return predicted
 
     def _of_task(self, task: int, samples: np.ndarray) -> np.ndarray:
         """Predict samples by the network of a task."""
@@ -224,17 +222,17 @@ class NetworkModel(NamedModel):
             samples = np.concatenate([samples, np.full((len(samples), 1), self.appended, self.dtype)], axis=1)
         params = rows(self.parameters, self._own, task)
         parts = [self._of_rows(params, samples[i : i + _ROWS]) for i in range(0, len(samples), _ROWS)]
-        found = np.concatenate(parts)
-        return found if moments is None else found + moments.level[0].astype(self.dtype)
+        predicted = np.concatenate(parts)
+        return predicted if moments is None else predicted + moments.level[0].astype(self.dtype)
 
     def _of_rows(self, params: Params, samples: np.ndarray) -> np.ndarray:
         # Padded to a power of two: of tasks with all sorts of sizes a few programs are compiled.
         padded = np.pad(samples, [(0, (1 << (len(samples) - 1).bit_length()) - len(samples)), (0, 0)])
         with jax.enable_x64(self.dtype == np.float64):  # else a new process rounds to single precision
-            found = _predicted(self.network, self.likelihood, params, jnp.asarray(padded), self._labels(padded))
-            return np.asarray(found)[: len(samples)]
+            predicted = _predicted(self.network, self.likelihood, params, jnp.asarray(padded), self._labels(padded))
+            return np.asarray(predicted)[: len(samples)]
 
-    def _labels(self, x: Any) -> tuple[int, ...]:
+    def _labels(self, x: Array | np.ndarray | jax.ShapeDtypeStruct) -> tuple[int, ...]:
         """The shape of the labels of samples."""
         return tuple(x.shape) if isinstance(self.likelihood, Positions) else (len(x),)
 

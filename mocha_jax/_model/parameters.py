@@ -10,7 +10,7 @@ import numpy as np
 
 from mocha_jax import networks
 from mocha_jax._core import check
-from mocha_jax._model.record import described
+from mocha_jax._model.file import described
 from mocha_jax.networks import Network, Params
 
 
@@ -21,13 +21,13 @@ def named(network: Network) -> str:
 
 def by_path(params: Params) -> dict[str, Any]:
     """The leaves of a tree by the way there, such as ``"0/w"``: names of fields and keys, and places in lists."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         name = "/".join(_step(key) for key in path)
-        if name in found:
+        if name in leaves:
             raise ValueError(f"two arrays of these parameters have the same path, {name!r}")
-        found[name] = leaf
-    return found
+        leaves[name] = leaf
+    return leaves
 
 
 def shapes(network: Network) -> Params:
@@ -56,13 +56,13 @@ def checked(owner: str, network: Network, params: Params) -> tuple[Params, int |
       params: its tree, every array of the network's shape, or with a leading axis of tasks before it.
     """
     tree = shapes(network)
-    given, wanted = (cast(Any, jax.tree.structure(each)) for each in (params, tree))
-    if given != wanted:
+    structure, wanted = (cast(Any, jax.tree.structure(each)) for each in (params, tree))
+    if structure != wanted:
         raise ValueError(
             f"{owner}: parameters must be a tree of arrays as network.init makes it, of a {type(network).__name__} "
             f"{wanted}; got {check.shown(params)}."
         )
-    found, counts = [], set()
+    arrays, counts = [], set()
     for (path, leaf), want in zip(by_path(params).items(), jax.tree.leaves(tree), strict=True):
         array = check.concrete(leaf)
         if array is None or array.dtype.kind not in "fiub":
@@ -73,11 +73,11 @@ def checked(owner: str, network: Network, params: Params) -> tuple[Params, int |
                 f"tasks before that; got {list(array.shape)}."
             )
         counts |= {len(array)} if array.ndim > want.ndim else set()
-        found.append(array)
+        arrays.append(array)
     if len(counts) > 1 or 0 in counts:
         raise ValueError(f"{owner}: parameters must be of the same number of tasks, one or more; got {sorted(counts)}.")
-    dtype = np.result_type(np.float32, *found)
-    params = jax.tree.unflatten(wanted, [array.astype(dtype) for array in found])
+    dtype = np.result_type(np.float32, *arrays)
+    params = jax.tree.unflatten(wanted, [array.astype(dtype) for array in arrays])
     return params, counts.pop() if counts else None
 
 
@@ -91,10 +91,10 @@ def rows(params: Params, own: tuple[bool, ...], which: int | slice) -> Params:
     """Take rows of the arrays that have one for each task, and keep the other arrays."""
     leaves, structure = jax.tree.flatten(params)
     pairs = zip(leaves, own, strict=True)
-    return jax.tree.unflatten(structure, [leaf[which] if mine else leaf for leaf, mine in pairs])
+    return jax.tree.unflatten(structure, [leaf[which] if of_task else leaf for leaf, of_task in pairs])
 
 
-def _step(key: Any) -> str:
+def _step(key: object) -> str:
     for name in ("name", "key", "idx"):
         if hasattr(key, name):
             return str(getattr(key, name))

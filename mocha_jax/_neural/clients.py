@@ -1,19 +1,159 @@
-"""Clients that train networks: one after the other, some at once, on one device or on many."""
+"""Training of clients: batches and steps of one, and rounds in which all or some of them train."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
 from mocha_jax._core.devices import each_device
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.training import in_random_order
+from mocha_jax._numerics.math import safe_ratio, uniform_bits
+
+
+class Batch(NamedTuple):
+    """Some samples of a client."""
+
+    x: Array  # [b, d]
+    y: Array  # [b]
+    weight: Array  # [b] 0 where the client has no more samples
+
+
+class Schedule(NamedTuple):
+    """The schedule of a client's epochs; static."""
+
+    epochs: int
+    batch: int | None  # None: all at once
+
+    def room(self, data: TaskData) -> int:
+        """Rows of a batch."""
+        rows = data.y.shape[1]
+        return rows if self.batch is None else min(self.batch, rows)
+
+    def per_epoch(self, data: TaskData) -> Array:
+        """Steps of an epoch of each client, ``[m]`` int32."""
+        return -(-data.sizes // self.room(data))
+
+    def steps(self, data: TaskData) -> Array:
+        """Steps of a full round of each client, ``[m]`` int32."""
+        return self.epochs * self.per_epoch(data)
+
+
+Params = TypeVar("Params")  # a tree of arrays
+
+
+class Trained(NamedTuple, Generic[Params]):
+    """The outcome of a client's training."""
+
+    params: Params
+    optimizer: optax.OptState  # its state
+    loss: Array  # [] mean over the steps done, each before it was done
+    steps: Array  # [] int32
+
+
+def train(
+    key: Array, data: TaskData, client: Array, budget: Array, schedule: Schedule,
+    optimizer: optax.GradientTransformation, loss: Callable[[Params, Batch, Array], Array], params: Params,
+    state: optax.OptState, rate: Array,
+) -> Trained[Params]:  # fmt: skip
+    """Train on one client's samples; an epoch goes through all of them in random order, the last batch may be short.
+
+    What is missing in a batch are samples of the client again, with weight 0: a model that divides by the norm of a
+    sample, or takes statistics of a batch, never sees rows of zeros.
+
+    Args:
+      key: of this client in this round.
+      data: of all clients; only the rows asked for are read.
+      client: [] int32 which one.
+      budget: [] int32 steps to do.
+      schedule: epochs and size of a batch.
+      optimizer: any.
+      loss: ``loss(params, batch, key)``, differentiated.
+      params: where to begin.
+      state: of the optimizer; it draws anew, by this key.
+      rate: [] factor of every update.
+    """
+    room, n = schedule.room(data), data.y.shape[1]
+    weight = data.weight[client]
+    size = jnp.sum(weight > 0, dtype=jnp.int32)
+    per_epoch = jnp.maximum(-(-size // room), 1)
+    optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
+    state = with_own_draws(state, key)
+
+    def epoch(e: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
+        epoch_key = jax.random.fold_in(key, e)
+        every = jnp.arange(n, dtype=jnp.int32)
+        order = (
+            in_random_order(epoch_key, weight > 0)
+            if room < n
+            else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
+        )
+
+        def step(i: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
+            params, state, total = carry
+            places = i * room + jnp.arange(room, dtype=jnp.int32)
+            rows = order[places % jnp.maximum(size, 1)] if room < n else order
+            real = places < size if room < n else weight > 0
+            batch = Batch(
+                data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
+            )
+            fold = jax.random.fold_in(epoch_key, i)
+            value, gradient = jax.value_and_grad(loss)(params, batch, fold)
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
+                updates, state = optimizer.update(
+                    gradient, state, params, value=value, grad=gradient, value_fn=lambda p: loss(p, batch, fold)
+                )
+                params = jax.tree.map(lambda p, u: p + (rate * u).astype(p.dtype), params, updates)
+            return params, state, total + value
+
+        return lax.fori_loop(0, jnp.clip(budget - e * per_epoch, 0, per_epoch), step, carry)
+
+    start = params, state, jnp.zeros((), data.dtype)
+    params, state, total = lax.fori_loop(0, -(-budget // per_epoch), epoch, start)
+    return Trained(params, state, safe_ratio(total, budget.astype(total.dtype)), budget)
+
+
+def with_own_draws(state: optax.OptState, key: Array) -> optax.OptState:
+    """An optimizer's state whose random keys are those of one client in one round.
+
+    Optimizers that draw, as `optax.add_noise` does, keep a key in their state, and begin with the same one at every
+    client. Raw keys look like other integers: they are known by the name of their field.
+
+    Args:
+      state: of the optimizer.
+      key: of this client in this round.
+    """
+    form = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+    def folded(old: Array) -> Array:
+        for word in jax.random.key_data(key):
+            old = jax.random.fold_in(old, word)
+        return old
+
+    def own(path: tuple[object, ...], leaf: Array) -> Array:
+        name = jax.tree_util.keystr(path[-1:], simple=True).lower()
+        dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
+        typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        raw = ("key" in name or "rng" in name) and dtype == form.dtype and shape[-1:] == form.shape
+        fold = folded
+        for _ in range(len(shape) - raw):
+            fold = jax.vmap(fold)
+        return fold(leaf) if typed or raw else leaf
+
+    return jax.tree_util.tree_map_with_path(own, state)
+
+
+def in_random_order(key: Array, real: Array) -> Array:
+    """The real rows in random order, then padding, ``[n]`` int32; the draw of a row depends on key and row only."""
+    draws = uniform_bits(key, len(real)) >> 1
+    return jnp.argsort(jnp.where(real, draws, ~jnp.zeros_like(draws))).astype(jnp.int32)
+
 
 # Clients trained together where it is not said: a CPU's caches suit one best, an accelerator wants more.
 _AT_ONCE = 16
@@ -47,8 +187,8 @@ def whose_turn(real: Array, round: Array, order: tuple[int, ...] | str | None, s
     """
     nodes = jnp.arange(len(real), dtype=jnp.int32)
     if isinstance(order, tuple):
-        given = jnp.asarray(order, jnp.int32)
-        return nodes == given[round % len(order)]
+        order_of_nodes = jnp.asarray(order, jnp.int32)
+        return nodes == order_of_nodes[round % len(order)]
     count = jnp.maximum(jnp.sum(real, dtype=jnp.int32), 1)
     if order is None:
         return real & (jnp.cumsum(real, dtype=jnp.int32) - 1 == round % count)
@@ -59,7 +199,7 @@ def whose_turn(real: Array, round: Array, order: tuple[int, ...] | str | None, s
 def over_clients(
     data: TaskData, budget: Array, together: int,
     work: Callable[[Given, TaskData, Array, Array, Array, Own], tuple[Own, Part]],
-    given: Given, own: Own, zero: Part,
+    inputs: Given, own: Own, zero: Part,
 ) -> tuple[Own, Part]:  # fmt: skip
     """Map over the clients with a budget and sum their contributions; other clients cost nothing.
 
@@ -69,7 +209,7 @@ def over_clients(
       together: how many to map over at once; the rest in turn.
       work: ``work(given, data, place, node, budget, own)``, a client's new `own` and its contribution; its samples
         are those at `place` of the data it is given, and `node` is its number among all.
-      given: what all clients need.
+      inputs: what all clients need.
       own: a tree of arrays ``[m, ...]``, each client's own.
       zero: a tree like a contribution, of zeros.
 
@@ -78,7 +218,7 @@ def over_clients(
     """
     sharding, nodes = data.sharding, jnp.arange(data.num_nodes, dtype=jnp.int32)
 
-    def some(given: Given, data: TaskData, budget: Array, nodes: Array, own: Own) -> tuple[Own, Part]:
+    def some(inputs: Given, data: TaskData, budget: Array, nodes: Array, own: Own) -> tuple[Own, Part]:
         m = len(nodes)
         order = jnp.argsort(budget <= 0, stable=True).astype(jnp.int32)
         count = jnp.sum(budget > 0, dtype=jnp.int32)
@@ -91,7 +231,7 @@ def over_clients(
 
             def one(live: Array, place: Array) -> tuple[Own, Part]:
                 steps = jnp.where(live, budget[place], 0)
-                return work(given, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
+                return work(inputs, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
 
             if size == 1:
                 new, more = jax.tree.map(lambda a: a[None], one(live[0], place[0]))
@@ -105,7 +245,7 @@ def over_clients(
         return own, jax.tree.map(lambda t: t[None], total)  # one row for each device
 
     local = data.replace(sharding=None) if sharding is not None else data
-    own, totals = each_device(sharding, some, given, local, budget, nodes, own)
+    own, totals = each_device(sharding, some, inputs, local, budget, nodes, own)
     return own, jax.tree.map(lambda t: jnp.sum(t, axis=0, dtype=t.dtype), totals)
 
 

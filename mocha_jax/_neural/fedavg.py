@@ -16,15 +16,14 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import Batch, at_once, over_clients, train
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, of_optax, resumed
-from mocha_jax._neural.training import Batch, train
 from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems import Sampled, System
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 
 class FedAvgState(State):
@@ -37,29 +36,29 @@ class FedAvgState(State):
     failed: Array  # [] int32 of them in a row, up to now
 
 
-class Given(NamedTuple):
+class FedAvgInputs(NamedTuple):
     """The inputs of the clients in a round."""
 
     key: Array
-    params: Any  # of the model
+    params: Params  # of the model
     likelihood: Likelihood
     proximal: Hyperparameter | None
     rate: Array
 
 
-class Answer(NamedTuple):
+class FedAvgAnswer(NamedTuple):
     """A client's answer; the server needs only the sum over clients."""
 
-    change: Any  # of the parameters, from where they end to where they began, times the weight
+    change: Params  # of the parameters, from where they end to where they began, times the weight
     weight: Array  # [] of the client's samples; 0 where the training was not finite
     loss: Array  # [] mean over the training, times the weight
     diverged: Array  # [] int32 1 where it was not finite
 
 
-def no_answer(params: Params, dtype: DTypeLike) -> Answer:
+def no_answer(params: Params, dtype: DTypeLike) -> FedAvgAnswer:
     """The sum of none."""
     zero = jnp.zeros((), dtype)
-    return Answer(jax.tree.map(jnp.zeros_like, params), zero, zero, jnp.zeros((), jnp.int32))
+    return FedAvgAnswer(jax.tree.map(jnp.zeros_like, params), zero, zero, jnp.zeros((), jnp.int32))
 
 
 class FedAvg(Trainer):
@@ -155,47 +154,47 @@ class FedAvg(Trainer):
         budget = work.budget(self.full_work(problem))
 
         def client(
-            given: Given, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
-        ) -> tuple[tuple[()], Answer]:
-            return (), self.answer(given, data, place, node, budget)
+            inputs: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array, _: tuple[()]
+        ) -> tuple[tuple[()], FedAvgAnswer]:
+            return (), self.answer(inputs, data, place, node, budget)
 
-        given = self.given(key, state.params, problem)
+        inputs = self.inputs(key, state.params, problem)
         zero = no_answer(state.params, problem.data.dtype)
-        _, total = over_clients(problem.data, budget, at_once(self.at_once), client, given, (), zero)
+        _, total = over_clients(problem.data, budget, at_once(self.at_once), client, inputs, (), zero)
         return self.heard(state, total), info(self, problem, budget)
 
-    def given(self, key: Array, params: Params, problem: Prediction) -> Given:
+    def inputs(self, key: Array, params: Params, problem: Prediction) -> FedAvgInputs:
         """The inputs of the clients in a round with that key."""
-        return Given(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
+        return FedAvgInputs(key, params, problem.likelihood, self.proximal, jnp.asarray(self.rate, problem.data.dtype))
 
-    def answer(self, given: Given, data: TaskData, place: Array, node: Array, budget: Array) -> Answer:
+    def answer(self, inputs: FedAvgInputs, data: TaskData, place: Array, node: Array, budget: Array) -> FedAvgAnswer:
         """One client's training.
 
         Args:
-          given: for this round.
+          inputs: for this round.
           data: has the client's samples.
           place: [] int32 where.
           node: [] int32 the client's number among all.
           budget: [] int32 steps to do.
         """
-        params, proximal = given.params, given.proximal
+        params, proximal = inputs.params, inputs.proximal
 
         def loss(p: Params, batch: Batch, key: Array) -> Array:
-            value = mean_loss(self.model, given.likelihood, p, batch, key)
+            value = mean_loss(self.model, inputs.likelihood, p, batch, key)
             if proximal is None:
                 return value
             squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), p, params)
             return value + 0.5 * proximal * sum(jax.tree.leaves(squares))
 
         start = self.client_optimizer.init(params)
-        done = train(jax.random.fold_in(given.key, node), data, place, budget, self.schedule, self.client_optimizer,
-                     loss, params, start, given.rate)  # fmt: skip
+        done = train(jax.random.fold_in(inputs.key, node), data, place, budget, self.schedule, self.client_optimizer,
+                     loss, params, start, inputs.rate)  # fmt: skip
         finite = all_finite((done.params, done.loss))
         weight = jnp.where(finite, jnp.sum(data.weight[place]), 0.0)
         change = jax.tree.map(lambda a, b: jnp.where(finite, weight * (a - b), 0.0), params, done.params)
-        return Answer(change, weight, jnp.where(finite, weight * done.loss, 0.0), (~finite).astype(jnp.int32))
+        return FedAvgAnswer(change, weight, jnp.where(finite, weight * done.loss, 0.0), (~finite).astype(jnp.int32))
 
-    def heard(self, state: FedAvgState, total: Answer) -> FedAvgState:
+    def heard(self, state: FedAvgState, total: FedAvgAnswer) -> FedAvgState:
         """The server's part of a round: the state after it, from the sum of the answers."""
         weight = total.weight
         gradient = jax.tree.map(lambda a: safe_ratio(a, weight), total.change)

@@ -15,19 +15,19 @@ from mocha_jax._core.pytree import Pytree
 Params = TypeVar("Params")  # a tree of arrays
 
 
-class Gaussian(Pytree):
+class DiagonalGaussian(Pytree):
     r"""$\prod_d \exp(-\tfrac12 \tau_d \theta_d^2 + \eta_d \theta_d)$: a density where all $\tau_d > 0$."""
 
     precision: Array  # [..., p] tau
     shift: Array  # [..., p] eta = tau times the mean
 
     @classmethod
-    def of(cls, mean: Array, precision: Array) -> Gaussian:
+    def of(cls, mean: Array, precision: Array) -> DiagonalGaussian:
         """Make a Gaussian of the given mean and precision."""
         return cls(precision, precision * mean)
 
     @classmethod
-    def around_zero(cls, scale: ArrayLike, like: Array) -> Gaussian:
+    def around_zero(cls, scale: ArrayLike, like: Array) -> DiagonalGaussian:
         """Make a Gaussian around zero with one standard deviation for all parameters."""
         precision = jnp.full_like(like, jnp.asarray(scale, like.dtype) ** -2)
         return cls(precision, jnp.zeros_like(like))
@@ -55,23 +55,23 @@ class Gaussian(Pytree):
         last = jnp.take(order, jnp.maximum(gone - 1, 0), axis=-1)
         return (ratio > last[..., None]) | (gone == 0)
 
-    def where(self, kept: Array) -> Gaussian:
+    def where(self, kept: Array) -> DiagonalGaussian:
         """The kept parameters; the others are 0 for certain."""
-        return Gaussian(jnp.where(kept, self.precision, jnp.inf), jnp.where(kept, self.shift, 0.0))
+        return DiagonalGaussian(jnp.where(kept, self.precision, jnp.inf), jnp.where(kept, self.shift, 0.0))
 
-    def __mul__(self, other: Gaussian) -> Gaussian:
+    def __mul__(self, other: DiagonalGaussian) -> DiagonalGaussian:
         """The product of two densities, not normalised."""
-        return Gaussian(self.precision + other.precision, self.shift + other.shift)
+        return DiagonalGaussian(self.precision + other.precision, self.shift + other.shift)
 
-    def __truediv__(self, other: Gaussian) -> Gaussian:
+    def __truediv__(self, other: DiagonalGaussian) -> DiagonalGaussian:
         """The quotient; a density only where the difference of precisions is positive."""
-        return Gaussian(self.precision - other.precision, self.shift - other.shift)
+        return DiagonalGaussian(self.precision - other.precision, self.shift - other.shift)
 
-    def __pow__(self, power: Array | float) -> Gaussian:
-        return Gaussian(power * self.precision, power * self.shift)
+    def __pow__(self, power: Array | float) -> DiagonalGaussian:
+        return DiagonalGaussian(power * self.precision, power * self.shift)
 
 
-def divergence(q: Gaussian, p: Gaussian) -> Array:
+def divergence(q: DiagonalGaussian, p: DiagonalGaussian) -> Array:
     r"""The Kullback-Leibler divergence of q from p.
 
     $$

@@ -13,13 +13,12 @@ from jax import Array
 from mocha_jax._algorithms.base import State
 from mocha_jax._core.pytree import tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import at_once, over_clients, train
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, mean_of_known, resumed
-from mocha_jax._neural.training import train
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 Own = tuple[Params, optax.OptState, Array]  # a client's parameters, optimizer and mean loss
 
@@ -88,9 +87,9 @@ class Local(Trainer):
         budget = work.budget(self.full_work(problem))
 
         def client(
-            given: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
+            inputs: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
         ) -> tuple[Own, tuple[Array, Array]]:
-            key, likelihood, rate = given
+            key, likelihood, rate = inputs
             params, optimizer, before = own
             done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
                          partial(mean_loss, self.model, likelihood), params, optimizer, rate)  # fmt: skip
@@ -98,9 +97,9 @@ class Local(Trainer):
             new = jax.tree.map(partial(jnp.where, finite), (done.params, done.optimizer, done.loss), own)
             return new, (finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
-        given = key, problem.likelihood, jnp.asarray(self.rate, data.dtype)
+        inputs = key, problem.likelihood, jnp.asarray(self.rate, data.dtype)
         (params, optimizer, losses), (good, bad) = over_clients(
-            data, budget, at_once(self.at_once), client, given, (state.params, state.optimizer, state.losses),
+            data, budget, at_once(self.at_once), client, inputs, (state.params, state.optimizer, state.losses),
             (jnp.zeros((), jnp.int32),) * 2,
         )  # fmt: skip
         failed = failures(state.failed, good, bad)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +10,17 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax._problem.to_model import how_trained
-from mocha_jax.networks import Params
+from mocha_jax.likelihoods import Categorical, Likelihood, Positions
+from mocha_jax.networks import Network, Params
 
 # Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.
 _ROWS, _AT_ONCE = 512, 2048
@@ -87,7 +86,7 @@ class Prediction(Federated):
         rows = jax.ShapeDtypeStruct((int(samples), d), dtype), jax.ShapeDtypeStruct((int(samples),), dtype)
         return jax.eval_shape(self.likelihood.parts, *rows)
 
-    def network_model(self, network: Any, parameters: Params, trained: Mapping[str, Any]) -> NetworkModel:
+    def network_model(self, network: Network, parameters: Params, trained: Mapping[str, object]) -> NetworkModel:
         """The model of trained parameters, with the names of the data.
 
         Args:
@@ -173,8 +172,8 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
     rows = min(n, _ROWS)
     more = -n % rows
 
-    def one(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
-        client, x, y, weight = given
+    def one(samples: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
+        client, x, y, weight = samples
 
         def some(part: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             x, y, weight = part
@@ -183,10 +182,10 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
             if whose is None:
                 everyone = lax.map(lambda c: judge(c, x, y), jnp.arange(len(clients), dtype=jnp.int32))
                 share = clients.astype(y.dtype) / jnp.maximum(jnp.sum(clients, dtype=y.dtype), 1.0)
-                found = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
+                predictions = tuple(jnp.einsum("k,kb->b", share, jnp.where(clients[:, None], a, 0.0)) for a in everyone)
             else:
-                found = judge(client, x, y)
-            loss, error = (jnp.sum(jnp.where(count > 0, count.astype(a.dtype) * a, 0.0)) for a in found)
+                predictions = judge(client, x, y)
+            loss, error = (jnp.sum(jnp.where(count > 0, count.astype(a.dtype) * a, 0.0)) for a in predictions)
             return loss, error, jnp.sum(count, dtype=jnp.int32)
 
         parts = tuple(
@@ -196,10 +195,10 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
         return jnp.sum(loss), jnp.sum(error), jnp.sum(count, dtype=jnp.int32)
 
     client = jnp.zeros(m, jnp.int32) if whose is None else whose
-    given = client, data.x, data.y, data.weight
+    samples = client, data.x, data.y, data.weight
 
-    def nodes(first: Array | int, width: int) -> Any:
-        return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), given))
+    def nodes(first: Array | int, width: int) -> tuple[Array, Array, Array]:
+        return jax.vmap(one)(jax.tree.map(lambda a: nodes_of(a, first, width), samples))
 
     loss, error, count = in_blocks(nodes, m, rows, _AT_ONCE)
     loss, error, number = (data.to_tasks(a) for a in (loss, error, count.astype(data.dtype)))
@@ -240,3 +239,28 @@ def real_labels(data: TaskData, likelihood: Likelihood) -> np.ndarray | None:
     """Return the labels of all samples; None where they are traced."""
     y, weight = check.concrete(likelihood.parts(data.x, data.y)[1]), check.concrete(data.weight)
     return None if y is None or weight is None else y[weight > 0]
+
+
+class Predicted(Pytree):
+    """An average over draws of the networks, and how far they disagree."""
+
+    mean: Array  # [b, c] probabilities of classes, or means of real labels
+    std: Array  # [b, c] their standard deviation over draws: what more data would settle
+    entropy: Array  # [b] of the averaged probabilities: the total uncertainty; NaN for real labels
+    mutual_information: Array  # [b] the part of it that the networks' disagreement makes, >= 0; NaN for real labels
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, values: Array) -> Predicted:
+        """Summarise what every draw predicts, ``[draws, b, c]``."""
+        mean, std = jnp.mean(values, axis=0), jnp.std(values, axis=0)
+        if not likelihood.classes:
+            nothing = jnp.full(mean.shape[:-1], jnp.nan, mean.dtype)
+            return cls(mean, std, nothing, nothing)
+        entropy = _entropy(mean)
+        return cls(mean, std, entropy, jnp.maximum(entropy - jnp.mean(_entropy(values), axis=0), 0.0))
+
+
+def _entropy(probabilities: Array) -> Array:
+    return -jnp.sum(
+        jnp.where(probabilities > 0, probabilities * jnp.log(jnp.maximum(probabilities, 1e-30)), 0.0), axis=-1
+    )

@@ -16,13 +16,14 @@ from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm, State
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Tree, static
-from mocha_jax._core.transfers import on_purpose
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax._neural.clients import Batch, Schedule
 from mocha_jax._neural.flops import flops
 from mocha_jax._neural.prediction import (
     Evaluation,
     Judge,
+    Predicted,
     Prediction,
     Scores,
     evaluation,
@@ -30,13 +31,12 @@ from mocha_jax._neural.prediction import (
     real_labels,
     score,
 )
-from mocha_jax._neural.training import Batch, Schedule
-from mocha_jax._neural.uncertainty import Predicted
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
-from mocha_jax.systems._work import Info, Request
+from mocha_jax.systems._base import Info, Request
 
 Carried = TypeVar("Carried", bound=State)
 
@@ -132,13 +132,13 @@ class Trainer(Algorithm[Prediction]):
 
     def check(self, problem: Prediction) -> None:
         """Raise if the model cannot predict the problem's labels."""
-        said = self.tried(problem, self.start, "")
+        shape = self.tried(problem, self.start, "")
         labels = [
             y for data in (problem.data, problem.test)
             if data is not None and (y := real_labels(data, problem.likelihood)) is not None
         ]  # fmt: skip
-        known = np.concatenate(labels) if labels else None
-        problem.likelihood.check_outputs(type(self).__name__, said.shape[-1], known)
+        known_labels = np.concatenate(labels) if labels else None
+        problem.likelihood.check_outputs(type(self).__name__, shape.shape[-1], known_labels)
 
     def tried(self, problem: Prediction, make: Callable[[Prediction], Params], how: str) -> jax.ShapeDtypeStruct:
         """Try the model with such parameters on two samples; raise an error that names both where it cannot."""
@@ -173,15 +173,15 @@ class Trainer(Algorithm[Prediction]):
         """
         self.expect_both(state, problem)
         node, x = known_client(self, problem, node), samples(self, problem, x)
-        said = outputs(self.model, self.parameters(state, problem, node), x, problem.seen(len(x))[1].shape)
-        return Predicted.of(problem.likelihood, problem.likelihood.predictive(said)[None])
+        predicted = outputs(self.model, self.parameters(state, problem, node), x, problem.seen(len(x))[1].shape)
+        return Predicted.of(problem.likelihood, problem.likelihood.predictive(predicted)[None])
 
     def judge(self, state: Any, problem: Prediction) -> Judge:
         """Losses and errors of samples, by a client's network."""
 
         def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            said = outputs(self.model, self.parameters(state, problem, client), x, y.shape)
-            return problem.likelihood.loss(said, y), problem.likelihood.error(said, y)
+            predicted = outputs(self.model, self.parameters(state, problem, client), x, y.shape)
+            return problem.likelihood.loss(predicted, y), problem.likelihood.error(predicted, y)
 
         return judged
 
@@ -209,27 +209,27 @@ def failures(before: Array, good: Array, bad: Array) -> Array:
 
 def mean_of_known(losses: Array) -> Array:
     """Mean over the clients that have trained; infinite, as the loss of one that has not, where none has."""
-    known = jnp.isfinite(losses)
-    count = jnp.sum(known, dtype=losses.dtype)
-    return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(known, losses, 0.0)), count), jnp.inf)
+    has_loss = jnp.isfinite(losses)
+    count = jnp.sum(has_loss, dtype=losses.dtype)
+    return jnp.where(count > 0, safe_ratio(jnp.sum(jnp.where(has_loss, losses, 0.0)), count), jnp.inf)
 
 
 def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
     """A client's number, where it is one."""
     check.scalar(type(owner).__name__, node=node)
     check.integers(type(owner).__name__, 0, node=node)
-    known = check.concrete(node)
-    if known is not None and not known < problem.data.num_nodes:
+    number = check.concrete(node)
+    if number is not None and not number < problem.data.num_nodes:
         raise ValueError(
-            f"{type(owner).__name__}: there is no client {known}; they are 0 to {problem.data.num_nodes - 1}."
+            f"{type(owner).__name__}: there is no client {number}; they are 0 to {problem.data.num_nodes - 1}."
         )
     return jnp.asarray(node, jnp.int32)
 
 
 def samples(owner: Trainer, problem: Prediction, x: ArrayLike) -> Array:
     """Samples ``[b, d]`` in the data's precision."""
-    found = check.floats(type(owner).__name__, "x", x, ("b", problem.seen(1)[0].shape[1]), "fiub")
-    return found.astype(problem.data.dtype)
+    as_floats = check.floats(type(owner).__name__, "x", x, ("b", problem.seen(1)[0].shape[1]), "fiub")
+    return as_floats.astype(problem.data.dtype)
 
 
 def of_optax(owner: str, name: str, value: object, example: str) -> None:

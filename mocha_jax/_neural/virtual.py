@@ -13,16 +13,15 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
-from mocha_jax._neural.bayesian import BayesianTrainer
+from mocha_jax._neural.bayesian import BayesianTrainer, VirtualState, each_of, product
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
-from mocha_jax._neural.gaussian import NOISES, Gaussian, draw
-from mocha_jax._neural.posterior import VirtualState, each_of, product
+from mocha_jax._neural.gaussian import NOISES, DiagonalGaussian, draw
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.refinement import Answer, Given, How, Own, no_answer, refine
+from mocha_jax._neural.refinement import How, Own, RefinementAnswer, RefinementInputs, no_answer, refine
 from mocha_jax._neural.trainer import info, resumed
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
-from mocha_jax.systems._work import Info, Request, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 
 class Virtual(BayesianTrainer):
@@ -66,7 +65,8 @@ class Virtual(BayesianTrainer):
     then suit all clients from the first refinement.
 
     Args:
-      model: `networks.Lateral`, or any other with `networks.Parts` for parameters; where they are not, all are shared.
+      model: `networks.Lateral`, or any other with `networks.SplitParameters` for parameters; where they are not, all
+        are shared.
       client_optimizer: of means and logarithms of precisions, from optax; it begins anew in every refinement.
       prior_scale: standard deviation of the prior of every parameter.
       first_scale: standard deviation at which training begins: of private parameters, and of shared ones when all
@@ -216,20 +216,20 @@ class Virtual(BayesianTrainer):
         """
         (m,), dtype = real.shape, first.dtype
         factor = self.whole(first) ** each_of(real, dtype)
-        there = real.astype(dtype)[:, None]
-        factors = Gaussian(there * factor.precision[None, :], there * factor.shift[None, :])
+        has_data = real.astype(dtype)[:, None]
+        factors = DiagonalGaussian(has_data * factor.precision[None, :], has_data * factor.shift[None, :])
         private = jnp.broadcast_to(own, (m, own.size))
         precision = jnp.full_like(private, jnp.asarray(self.first_scale, dtype) ** -2)
         return VirtualState(
-            jnp.zeros((), jnp.int32), product(factors), factors, Gaussian.of(private, precision), first,
+            jnp.zeros((), jnp.int32), product(factors), factors, DiagonalGaussian.of(private, precision), first,
             jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
 
-    def whole(self, first: Array) -> Gaussian:
+    def whole(self, first: Array) -> DiagonalGaussian:
         """Return the density that the first factors multiply to, ``[p]``."""
         if self.factors == "start":
-            return Gaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, first.dtype) ** -2))
-        return Gaussian.around_zero(self.prior_scale, first)
+            return DiagonalGaussian.of(first, jnp.full_like(first, jnp.asarray(self.first_scale, first.dtype) ** -2))
+        return DiagonalGaussian.around_zero(self.prior_scale, first)
 
     def resume(self, state: VirtualState, problem: Prediction) -> VirtualState:
         return resumed("Virtual", state, self.init, problem)
@@ -260,19 +260,19 @@ class Virtual(BayesianTrainer):
         budget = work.budget(self.request(problem, state.round).steps)
 
         def client(
-            given: Given, data: TaskData, place: Array, node: Array, budget: Array, own: Own
-        ) -> tuple[Own, Answer]:
-            return self.refine(given, data, place, node, budget, own, own.factor)
+            inputs: RefinementInputs, data: TaskData, place: Array, node: Array, budget: Array, own: Own
+        ) -> tuple[Own, RefinementAnswer]:
+            return self.refine(inputs, data, place, node, budget, own, own.factor)
 
         each = each_of(data.sizes > 0, data.dtype)
-        given = self.given(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
+        inputs = self.inputs(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
         own = Own(state.factors, state.private, state.losses)
-        own, total = over_clients(data, budget, at_once(self.at_once), client, given, own, no_answer(state.first))
+        own, total = over_clients(data, budget, at_once(self.at_once), client, inputs, own, no_answer(state.first))
         return state.heard(own, total), info(self, problem, budget)
 
-    def given(
-        self, key: Array, posterior: Gaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
-    ) -> Given:
+    def inputs(
+        self, key: Array, posterior: DiagonalGaussian, begin: Array, own: Array, likelihood: Likelihood, each: Array
+    ) -> RefinementInputs:
         """The inputs of a client in a round.
 
         Args:
@@ -285,19 +285,26 @@ class Virtual(BayesianTrainer):
         """
         dtype = begin.dtype
         share = each if self.prior == "once" else jnp.ones((), dtype)
-        shared_prior = Gaussian.around_zero(self.prior_scale, begin) ** share
-        private_prior = Gaussian.around_zero(self.prior_scale, own)
+        shared_prior = DiagonalGaussian.around_zero(self.prior_scale, begin) ** share
+        private_prior = DiagonalGaussian.around_zero(self.prior_scale, own)
         first = each * jnp.asarray(self.first_scale, dtype) ** -2
         damping = self.damping
         if damping is None:
             damping = each if self.parallel else 1.0
         numbers = (jnp.asarray(a, dtype) for a in (damping, first, self.temperature, self.rate))
-        return Given(key, posterior, begin, likelihood, shared_prior, private_prior, *numbers)
+        return RefinementInputs(key, posterior, begin, likelihood, shared_prior, private_prior, *numbers)
 
     def refine(
-        self, given: Given, data: TaskData, place: Array, node: Array, budget: Array, own: Own, latest: Gaussian
-    ) -> tuple[Own, Answer]:
+        self,
+        inputs: RefinementInputs,
+        data: TaskData,
+        place: Array,
+        node: Array,
+        budget: Array,
+        own: Own,
+        latest: DiagonalGaussian,
+    ) -> tuple[Own, RefinementAnswer]:
         """One client's refinement, see `refinement.refine`."""
         how = How(self.model, self.apart(data.dtype), self.noise, self.samples, self.sent, self.schedule,
                   self.client_optimizer)  # fmt: skip
-        return refine(how, given, data, place, node, budget, own, latest)
+        return refine(how, inputs, data, place, node, budget, own, latest)

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.devices import each_device
-from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import TimeMajor

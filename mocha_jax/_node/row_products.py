@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import EXACT, matmul
 

@@ -1,4 +1,4 @@
-"""Numerical methods that know of no federation: spectral functions, lasso, graphical lasso, MINRES, convolutions.
+"""Numerical methods that know of no federation: tall matrices, lasso, graphical lasso, MINRES.
 
 It may import `_core`.
 """

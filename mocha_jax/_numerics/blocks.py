@@ -28,7 +28,7 @@ def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, each: int,
         return work(0, count)
     width = -(-count // blocks)
     firsts = jnp.minimum(jnp.arange(blocks) * width, count - width)
-    found = lax.map(lambda first: work(first, width), firsts)
+    parts_of = lax.map(lambda first: work(first, width), firsts)
     before = (blocks - 1) * width
 
     def together(parts: Array) -> Array:
@@ -36,7 +36,7 @@ def in_blocks(work: Callable[[Array | int, int], Blocks], count: int, each: int,
         twice = blocks * width - count
         return jnp.concatenate([flat[:before], flat[before + twice :]]) if twice else flat
 
-    return jax.tree.map(together, found)
+    return jax.tree.map(together, parts_of)
 
 
 def part_of(count: int, part: Array, parts: int) -> tuple[Array, int]:

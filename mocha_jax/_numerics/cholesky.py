@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.lax.linalg import cholesky, triangular_solve
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._numerics.math import EXACT
 
 # Rows of the blocks that are factorised by themselves. Of larger ones a product is 10 to 50 times as fast; with smaller
@@ -69,13 +69,13 @@ def _by_rows(a: Array) -> Array:
     n = a.shape[1]
     unit, columns = jnp.eye(n, dtype=a.dtype), jnp.arange(n)
 
-    def add(i: Array, found: Array) -> Array:
+    def add(i: Array, rows: Array) -> Array:
         one = lax.dynamic_index_in_dim(unit, i)  # [1, n]
         row = jnp.where(columns[None] <= i, lax.dynamic_index_in_dim(a, i, 1, keepdims=False), 0.0)
-        below = _product("kij,kj->ki", found, row)  # of L, left of the diagonal
+        below = _product("kij,kj->ki", rows, row)  # of L, left of the diagonal
         pivot = jnp.sum(one * row, axis=1) - jnp.sum(below**2, axis=1)
-        new = (one - _product("ki,kij->kj", below, found)) / jnp.sqrt(pivot)[:, None]
-        return lax.dynamic_update_index_in_dim(found, new, i, 1)
+        new = (one - _product("ki,kij->kj", below, rows)) / jnp.sqrt(pivot)[:, None]
+        return lax.dynamic_update_index_in_dim(rows, new, i, 1)
 
     return lax.fori_loop(0, n, add, jnp.zeros_like(a))
 

@@ -1,14 +1,17 @@
-"""Small numerical helpers shared by the modules."""
+"""Products in full precision, ratios that stay finite, and random bits: small helpers that all modules share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from mocha_jax._core.pytree import Tree
 
 # Accelerators multiply float32 matrices in lower precision unless told otherwise, and a
 # certificate computed so would not certify anything.
@@ -56,3 +59,27 @@ def zero_tangent(a: Array) -> Array | np.ndarray:
     if jnp.issubdtype(jnp.result_type(a), jnp.inexact):
         return jnp.zeros_like(a)
     return np.zeros(jnp.shape(a), jax.dtypes.float0)
+
+
+Terms = TypeVar("Terms")  # an array, or a tree of some
+
+
+def times(x: Array, weights: Array) -> Array:
+    """``[..., n, d]`` times ``[..., d]``, in the precision of the latter, ``[..., n]``."""
+    return jnp.einsum("...nd,...d->...n", x.astype(weights.dtype), weights, precision=EXACT)
+
+
+def combine(x: Array, factors: Array) -> Array:
+    """``[..., n, d]`` combined by ``[..., n]``, in the precision of the latter, ``[..., d]``."""
+    return jnp.einsum("...n,...nd->...d", factors, x.astype(factors.dtype), precision=EXACT)
+
+
+def totals(terms: Callable[..., Terms], setting: Tree, z: Array, y: Array, weight: Array, *rows: Array) -> Terms:
+    """See `TaskData.sum_over_rows`; padding is cut off rather than multiplied: 0 times infinity is not 0."""
+    per_row = terms(setting, z, y, *rows)
+    return jax.tree.map(lambda term: jnp.sum(jnp.where(weight > 0, weight * term, 0.0), axis=-1), per_row)
+
+
+def lengths(squared: Array) -> Array:
+    """Lengths from their squares; none so small that its square was lost."""
+    return jnp.sqrt(jnp.maximum(squared, jnp.finfo(squared.dtype).tiny))

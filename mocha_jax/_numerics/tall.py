@@ -31,7 +31,7 @@ import jax.scipy.linalg as jsl
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import matmul, safe_ratio
 
@@ -102,10 +102,10 @@ def factors(w: Array) -> Factors:
     w = w / size
     basis = Basis(_vectors(w), jnp.ones_like(w[0]), one)
     along = _along(w, basis)
-    found = _right(_gram(along), basis)
-    root, q = found.inner
-    s = jnp.where(nothing(found.s, one), 0.0, size * found.s)
-    return Factors(along, jsl.solve_triangular(root.T, q, lower=False), s, found.vt)
+    right = _right(_gram(along), basis)
+    root, q = right.inner
+    s = jnp.where(nothing(right.s, one), 0.0, size * right.s)
+    return Factors(along, jsl.solve_triangular(root.T, q, lower=False), s, right.vt)
 
 
 def basis_of(w: Array, usual: Array) -> Basis:

@@ -73,37 +73,37 @@ def small_work(
     # As one array, which XLA makes where it adds up the Gram matrix: a basis that the kernel itself read, and the next
     # one it writes, would have to lie in two places, and be copied in a loop.
     size = jnp.full((1, n), basis.sizes[0])
-    given = jnp.concatenate([gram.reshape(half, 2, n).swapaxes(0, 1).reshape(n, n), vectors, size])
+    operand = jnp.concatenate([gram.reshape(half, 2, n).swapaxes(0, 1).reshape(n, n), vectors, size])
     numbers, structure = jax.tree.flatten((basis.usual, params))
     results = [(half, 2), (half, 2, n), (half, 2)] + ([(half, 2), (n, n)] if rule else [])
     scratch = [(half + 1, wide)] * 2 + [(n, wide)] * 2 + [(THREADS,)] * 2
     options: dict[str, Any] = {"interpret": interpret} if interpret else {}
-    found = plgpu.kernel(
+    kernel_outputs = plgpu.kernel(
         partial(_kernel, d, rule, structure, least, least_share(d, dtype)),
         out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in results],
         scratch_types=[plgpu.SMEM(shape, dtype) for shape in scratch],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name="small_work_on_gpu",
         **options,
-    )(given, *(jnp.asarray(a, dtype).reshape(1) for a in numbers))
+    )(operand, *(jnp.asarray(a, dtype).reshape(1) for a in numbers))
     shapes = [(n,), (n, n), (n,), (n,), (n, n)]
-    return [a.reshape(shape)[(slice(d),) * len(shape)] for a, shape in zip(found, shapes, strict=False)]
+    return [a.reshape(shape)[(slice(d),) * len(shape)] for a, shape in zip(kernel_outputs, shapes, strict=False)]
 
 
 def _kernel(
-    d: int, rule: Rule | None, structure: jax.tree_util.PyTreeDef, least: float, least_share: float, given: Ref,
+    d: int, rule: Rule | None, structure: jax.tree_util.PyTreeDef, least: float, least_share: float, operand: Ref,
     *refs: Ref,
 ) -> None:  # fmt: skip
     """Decompose the matrix in one program."""
     *numbers, moving_m, moving_j, left, right, line, ratios = refs
     numbers, (s_out, vt_out, sizes_out, *more_out) = numbers[: structure.num_leaves], numbers[structure.num_leaves :]
     usual, params = jax.tree.unflatten(structure, [ref[0] for ref in numbers])
-    n = given.shape[1]
+    n = operand.shape[1]
     half = n // 2
     lanes = THREADS // half  # of the latter layout columns need not be side by side in memory
     pairs, layout = (mosaic.layout(lanes, min(n // lanes, most)) for most in (_VECTOR, 1))
     flat = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
-    eps, one, zero = float(jnp.finfo(given.dtype).eps), jnp.ones((), given.dtype), jnp.zeros((), given.dtype)
+    eps, one, zero = float(jnp.finfo(operand.dtype).eps), jnp.ones((), operand.dtype), jnp.zeros((), operand.dtype)
     parts, whole = (pl.ds(0, half), pl.ds(half, half)), pl.ds(0, n)
     last = plgpu.broadcasted_iota(jnp.int32, (half,), 0, layout=pairs.reduce(1)) == half - 1
 
@@ -171,7 +171,7 @@ def _kernel(
             wide = along(of_columns(k), 1, layout)
             return tuple(part + along(some, 0, layout) * wide for part, some in zip(halves, of_rows(k), strict=True))
 
-        nothing = plgpu.layout_cast(jnp.zeros((half, n), given.dtype), layout)
+        nothing = plgpu.layout_cast(jnp.zeros((half, n), operand.dtype), layout)
         return lax.fori_loop(0, n, add, (nothing, nothing))
 
     def column_of(ref: Ref) -> Callable[[Array], Two]:
@@ -182,18 +182,18 @@ def _kernel(
             store(ref.at[part, whole], some)
 
     for ref in (line, ratios):
-        store(ref, plgpu.layout_cast(jnp.zeros((THREADS,), given.dtype), flat))
+        store(ref, plgpu.layout_cast(jnp.zeros((THREADS,), operand.dtype), flat))
     for ref in (moving_m, moving_j):  # the last pair's place, where there is no next pair, and no number to be mixed
-        store(ref.at[pl.ds(1, half), whole], plgpu.layout_cast(jnp.zeros((half, n), given.dtype), pairs))
+        store(ref.at[pl.ds(1, half), whole], plgpu.layout_cast(jnp.zeros((half, n), operand.dtype), pairs))
     first: Two
     second: Two
-    first, second = ((load(given.at[part], pairs), eye(k, 2, pairs)) for k, part in enumerate(parts))
+    first, second = ((load(operand.at[part], pairs), eye(k, 2, pairs)) for k, part in enumerate(parts))
     longest = over_all(jnp.maximum(dot(*first), dot(*second)))
     if n > d:  # columns that were added are last in the end, as no noise is so far below 0
         first, second = ((m - longest * eye(k, 2, pairs, d), j) for k, (m, j) in enumerate((first, second)))
     # Of columns of noise nothing has to be orthogonal: a rounding of the largest length, squared.
     floor = jnp.maximum(longest * eps**2, least)
-    nothing = plgpu.layout_cast(jnp.zeros((half,), given.dtype), pairs.reduce(1))
+    nothing = plgpu.layout_cast(jnp.zeros((half,), operand.dtype), pairs.reduce(1))
 
     def sweeps(carry: tuple[Two, Two, Array, Array]) -> tuple[Two, Two, Array, Array]:
         def steps(k: Array, carry: tuple[Two, Two, Array]) -> tuple[Two, Two, Array]:
@@ -214,19 +214,19 @@ def _kernel(
     unsorted: tuple[Two, Two, Array] = first, second, one
     first, second, _ = lax.while_loop(lambda c: c[2] > 0, sorting, unsorted)
     squares = [jnp.maximum(dot(*columns), least) for columns in (first, second)]
-    s = [given[2 * n, 0] * square * lax.rsqrt(square) for square in squares]
+    s = [operand[2 * n, 0] * square * lax.rsqrt(square) for square in squares]
 
     # V' = J'R', and orthogonal but for the last rounding after a step of Newton's method.
     keep(left, (first[1], second[1]))
-    keep(right, tuple(load(given.at[pl.ds(n + begin, half)], layout) for begin in (0, half)))
+    keep(right, tuple(load(operand.at[pl.ds(n + begin, half)], layout) for begin in (0, half)))
     turned = product(column_of(left), lambda k: load(right.at[k, whole], layout.reduce(0)))
     keep(right, turned)
     squared = product(column_of(right), lambda k: load(right.at[:, k], layout.reduce(0)))
     keep(left, tuple(1.5 * eye(begin, 1, layout) - 0.5 * a for begin, a in zip((0, half), squared, strict=True)))
-    found = product(column_of(left), lambda k: load(right.at[k, whole], layout.reduce(0)))
-    keep(right, found)
+    products = product(column_of(left), lambda k: load(right.at[k, whole], layout.reduce(0)))
+    keep(right, products)
     for k, part in enumerate(parts):
-        store(vt_out.at[:, k], found[k])
+        store(vt_out.at[:, k], products[k])
         store(s_out.at[:, k], s[k])
         store(line.at[part], s[k])
     empty = line[0] <= least_share * usual  # the first is the largest
@@ -251,7 +251,7 @@ def _kernel(
 def _power_of_two(size: Array) -> Array:
     """The power of two that `mocha_jax._numerics.tall` takes, of float32."""
     exponent = lax.bitcast_convert_type(size, jnp.int32) & _EXPONENT
-    found = 2.0 * lax.bitcast_convert_type(exponent, jnp.float32)
+    power = 2.0 * lax.bitcast_convert_type(exponent, jnp.float32)
     info = jnp.finfo(jnp.float32)
     smallest, largest = (2.0 ** (bound * 4 // 5) for bound in (info.minexp, info.maxexp))
-    return jnp.where(exponent == _EXPONENT, 1.0, jnp.clip(found, smallest, largest))
+    return jnp.where(exponent == _EXPONENT, 1.0, jnp.clip(power, smallest, largest))

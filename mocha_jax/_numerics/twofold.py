@@ -25,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics import products
+from mocha_jax._numerics.math import combine as rounded_combine
+from mocha_jax._numerics.math import times as rounded_times
 
 Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
 
@@ -95,8 +96,8 @@ def _times_in_pairs(x: Array, weights: Array) -> Pair:
 
     def some(start: Array | int, count: int) -> Inner:
         features = lax.dynamic_slice_in_dim(x, start, count, axis=2).astype(weights.dtype)
-        at = jnp.moveaxis(features, 2, 0), lax.dynamic_slice_in_dim(weights, start, count, axis=1).T[:, :, None]
-        return lax.scan(lambda sums, ab: (sums.add(*ab), None), Inner(like, like, like), at)[0]
+        terms = jnp.moveaxis(features, 2, 0), lax.dynamic_slice_in_dim(weights, start, count, axis=1).T[:, :, None]
+        return lax.scan(lambda sums, ab: (sums.add(*ab), None), Inner(like, like, like), terms)[0]
 
     return _in_blocks(some, Inner(like, like, like), d)
 
@@ -165,8 +166,8 @@ def added(a: Array, to_tasks: Callable[[Array], Array], to_nodes: Callable[[Arra
     2008); the rest is small.
     """
     eps = jnp.finfo(a.dtype).eps
-    at = _power_of_two(4.0 * to_nodes(to_tasks(jnp.abs(a))))  # above every partial sum
-    high = (at + a) - at
+    unit = _power_of_two(4.0 * to_nodes(to_tasks(jnp.abs(a))))  # above every partial sum
+    high = (unit + a) - unit
     low = a - high
     total, rest = two_sum(to_tasks(high), to_tasks(low))
     return total, jnp.abs(rest) + eps * len(a) * to_tasks(jnp.abs(low))
@@ -181,12 +182,12 @@ def product(a: Array, b: Array) -> Pair:
 
 @times.defjvp
 def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(times, products.times, primals, tangents)
+    return _as_rounded(times, rounded_times, primals, tangents)
 
 
 @combine.defjvp
 def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(combine, products.combine, primals, tangents)
+    return _as_rounded(combine, rounded_combine, primals, tangents)
 
 
 @product.defjvp
@@ -201,8 +202,8 @@ def _as_rounded(
     tangents: tuple[Array, Array],
 ) -> tuple[Pair, Pair]:
     """Halves of digits have no derivative; the product has that of the same one in floats, its error none."""
-    found = exact(*primals)
-    return found, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(found[1]))
+    rounded = exact(*primals)
+    return rounded, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(rounded[1]))
 
 
 def total(a: Array) -> Array:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem, Quality
 from mocha_jax.coupling import Coupling

@@ -15,9 +15,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding
+from mocha_jax._core.devices import NodeSharding, on_device, on_purpose
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._core.transfers import on_device, on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.losses import Loss

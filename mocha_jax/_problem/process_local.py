@@ -12,10 +12,9 @@ from jax.sharding import AxisType, Mesh
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.devices import NodeSharding, node_sharding, place, place_rows
+from mocha_jax._core.devices import NodeSharding, node_sharding, on_purpose, place, place_rows
 from mocha_jax._core.processes import agreed, gathered, together
-from mocha_jax._core.transfers import on_purpose
-from mocha_jax._data.placement import row_by_row
+from mocha_jax._data.storage import row_by_row
 from mocha_jax._data.task_data import TaskData
 
 _OWNER = "from_process_local"

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics import twofold
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.twofold import Pair, additions

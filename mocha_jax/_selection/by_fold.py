@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, each_device
-from mocha_jax._data.splits import class_sizes
+from mocha_jax._data.split import class_sizes
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.progress import Bar
 
@@ -55,27 +55,31 @@ def fold_by_fold(
       size: fits at a time.
       progress: whether to show a bar.
     """
-    found = []
+    fitted = []
     with Bar(progress, total=trials * folds, done=0, unit="training") as bar:
         for trial, fold in _chunks(trials * folds, folds, size):
-            found.append(jax.tree.map(np.asarray, fit(trial, fold)))
-            bar.show(min(len(found) * len(fold), trials * folds), float(np.nanmean(found[-1][1])))
-    all_of_them = (np.concatenate(a)[: trials * folds] for a in zip(*found, strict=True))
+            fitted.append(jax.tree.map(np.asarray, fit(trial, fold)))
+            bar.show(min(len(fitted) * len(fold), trials * folds), float(np.nanmean(fitted[-1][1])))
+    all_of_them = (np.concatenate(a)[: trials * folds] for a in zip(*fitted, strict=True))
     scores, residuals, rounds = (a.reshape(trials, folds, *a.shape[1:]) for a in all_of_them)
     return scores, residuals, rounds
 
 
 def several(
-    one: Callable[[Given, Array, Array], Fitted], given: Given, parts: Array, fold: Array, sharding: NodeSharding | None
+    one: Callable[[Given, Array, Array], Fitted],
+    shared: Given,
+    parts: Array,
+    fold: Array,
+    sharding: NodeSharding | None,
 ) -> Fitted:
     """Fit some folds at once, ``one(given, part, fold)`` each."""
 
-    def some(given: Given, parts: Array, fold: Array) -> Fitted:
+    def some(shared: Given, parts: Array, fold: Array) -> Fitted:
         if len(fold) == 1:  # without the cost of mapping
-            return jax.tree.map(lambda a: a[None], one(given, parts[0], fold[0]))
-        return jax.vmap(partial(one, given))(parts, fold)
+            return jax.tree.map(lambda a: a[None], one(shared, parts[0], fold[0]))
+        return jax.vmap(partial(one, shared))(parts, fold)
 
-    return each_device(sharding, some, given, parts, fold)
+    return each_device(sharding, some, shared, parts, fold)
 
 
 def _over(devices: int) -> NodeSharding | None:

@@ -11,8 +11,7 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
-from mocha_jax._core.devices import NodeSharding, on_all
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import NodeSharding, on_all, on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.standardize import advice
 from mocha_jax._data.task_data import TaskData
@@ -20,12 +19,10 @@ from mocha_jax._driver.config import or_by_loops
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.by_fold import Fitted, alone, fold_by_fold, room, several
-from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, Way
-from mocha_jax._selection.one_problem import learner_of
-from mocha_jax._selection.preparation import Preparation, anonymous, preparation
-from mocha_jax._selection.records import CrossValidation, of_candidates
-from mocha_jax._selection.scoring import Metric
-from mocha_jax._selection.solves import SolveOptions, candidate, solve_options, with_first
+from mocha_jax._selection.candidates import SolveOptions, candidate, solve_options, with_first
+from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, Way, learner_of
+from mocha_jax._selection.preparation import Metric, Preparation, anonymous, preparation
+from mocha_jax._selection.results import CrossValidation, of_candidates
 from mocha_jax.regularizers import Regularizer
 
 
@@ -107,7 +104,7 @@ def cross_validate(
     name, learner = "cross_validate", learner_of("cross_validate", problem)
     prepare = preparation(name, standardize, learner.centres_labels)
     first = with_first(name, learner.problem, candidates)
-    budget = solve_options(name, first, algorithm, tol, max_rounds, record_every)
+    options = solve_options(name, first, algorithm, tol, max_rounds, record_every)
     check.integer(name, 1, trials=trials)
     key, data = jax.random.key(0) if key is None else key, learner.data
     check.key(name, key)
@@ -119,11 +116,11 @@ def cross_validate(
     more_is_better = score.more_is_better if maximise is None else maximise
     seen_as = _seen_as(name, learner, scored_as)
     trainer = learner.trainer(name, prepare)
-    said = jax.eval_shape(lambda w: trainer.score(score.metric, w, seen_as), learner.weights)
-    if getattr(said, "shape", None) != (seen_as.num_tasks,):
+    returned = jax.eval_shape(lambda w: trainer.score(score.metric, w, seen_as), learner.weights)
+    if getattr(returned, "shape", None) != (seen_as.num_tasks,):
         raise ValueError(
             f"{name}: metric(weights, data, per_task=True) must return a score for each task, an array "
-            f"[{seen_as.num_tasks}]; got {said}."
+            f"[{seen_as.num_tasks}]; got {returned}."
         )
     size, sharding = room(name, data, trials, folds, chunk)
     parts = jnp.stack([data.folds(jax.random.fold_in(key, t), folds, groups) for t in range(trials)])
@@ -133,21 +130,21 @@ def cross_validate(
         sizes, single = alone(seen_as, labels.number, len(labels.names), groups)
         stays = single & keep_rare & (groups is None)
         rare = caveats.rare_classes(sizes, folds, int(stays.sum()), labels.names)
-    given = on_all(sharding, (key, trainer, candidates, budget, jnp.asarray(stays), anonymous(seen_as, prepare)))
+    inputs = on_all(sharding, (key, trainer, candidates, options, jnp.asarray(stays), anonymous(seen_as, prepare)))
     parts = on_all(sharding, parts)
 
     def fit(trial: Array, fold: Array) -> Fitted:
         def work(by: Algorithm[Problem]) -> Fitted:
-            fitted_by = (*given[:3], given[3].replace(algorithm=by), *given[4:])
+            fitted_by = (*inputs[:3], inputs[3].replace(algorithm=by), *inputs[4:])
             return _fitted(fitted_by, parts[trial], fold, metric=score.metric, sharding=sharding, prepare=prepare)
 
-        return or_by_loops(learner.problem, budget.algorithm, work)
+        return or_by_loops(learner.problem, options.algorithm, work)
 
     scores, residuals, rounds = fold_by_fold(fit, trials, folds, size, progress)
     hint = "" if prepare else advice(data)
-    best = _chosen(name, candidates, scores, residuals, rounds, budget, more_is_better, rare, hint)
+    best = _chosen(name, candidates, scores, residuals, rounds, options, more_is_better, rare, hint)
     way = jax.tree.map(lambda leaf: leaf[: best + 1], candidates)
-    answer = learner.answer(key, way, budget, prepare) if refit else None
+    answer = learner.answer(key, way, options, prepare) if refit else None
     return CrossValidation(candidates, scores, residuals, rounds, best, candidate(candidates, best), answer, score.name)
 
 
@@ -166,7 +163,7 @@ def _seen_as(name: str, learner: Learner[Answer, Way], scored_as: TaskData | Non
 
 def _chosen(
     name: str, candidates: Regularizer, scores: np.ndarray, residuals: np.ndarray, rounds: np.ndarray,
-    budget: SolveOptions, more_is_better: bool, rare: str | None, hint: str = "",
+    options: SolveOptions, more_is_better: bool, rare: str | None, hint: str = "",
 ) -> int:  # fmt: skip
     """Choose the best candidate, and warn about reasons against it."""
     mean = of_candidates(scores)
@@ -176,7 +173,7 @@ def _chosen(
         without = np.flatnonzero(np.isnan(mean)).tolist()
         warn(f"{name}: candidates {without} lack scores that others have and are passed over.")
     best = int(np.nanargmax(mean) if more_is_better else np.nanargmin(mean))
-    if (caveat := caveats.unfinished(residuals, rounds, budget.tol, budget.max_rounds, hint)) is not None:
+    if (caveat := caveats.unfinished(residuals, rounds, options.tol, options.max_rounds, hint)) is not None:
         warn(f"{name}: {caveat}", NotConverged)
     for caveat in (
         caveats.at_the_edge(candidates, mean, best, more_is_better),
@@ -192,22 +189,22 @@ Given = tuple[Array, FoldTrainer, Regularizer, SolveOptions, Array, TaskData]
 
 
 def _fit_folds(
-    given: Given, parts: Array, fold: Array, *, metric: Metric, sharding: NodeSharding | None,
+    inputs: Given, parts: Array, fold: Array, *, metric: Metric, sharding: NodeSharding | None,
     prepare: Preparation | None,
 ) -> Fitted:  # fmt: skip
     """Fit some folds at once: scores of tasks, residuals and rounds of all candidates."""
 
-    def one(given: Given, part: Array, fold: Array) -> Fitted:
-        key, trainer, candidates, budget, stays, seen_as = given
+    def one(inputs: Given, part: Array, fold: Array) -> Fitted:
+        key, trainer, candidates, options, stays, seen_as = inputs
         rows, held_out = (part != fold) | stays, seen_as.keep(part == fold)
-        return trainer.fit(key, candidates, budget, rows, held_out, prepare, metric)
+        return trainer.fit(key, candidates, options, rows, held_out, prepare, metric)
 
-    return several(one, given, parts, fold, sharding)
+    return several(one, inputs, parts, fold, sharding)
 
 
 _fitted = Program(
     _fit_folds,
-    lambda given, parts, fold, **_: max(fold.size, 1) * given[-1].x.size,
+    lambda inputs, parts, fold, **_: max(fold.size, 1) * inputs[-1].x.size,
     often=True,
     static_argnames=("metric", "sharding", "prepare"),
 )

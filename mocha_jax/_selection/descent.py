@@ -18,14 +18,14 @@ from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.candidates import SolveOptions, warm_started
 from mocha_jax._selection.preparation import Preparation, to_score
-from mocha_jax._selection.solves import SolveOptions, warm_started
 
-Make = Callable[[Problem, Any], Problem]
+Make = Callable[[Problem, Any], Problem]  # of hyperparameters in a form of the user's
 Score = Callable[[Problem, Solution[Problem], Any], Array]
 
 
-class Trace(Pytree):
+class TuningTrace(Pytree):
     """The steps of `tune`; every field has a leading axis, one entry per step."""
 
     value: Array  # mean loss of the folds that stop
@@ -44,8 +44,8 @@ class OfFold(Pytree):
     """A training for one fold, and how its loss changes with the hyperparameters."""
 
     loss: Array
-    gradient: Any
-    error: Any
+    gradient: Tree
+    error: Tree
     distance: Array
     residual: Array
     gap: Array
@@ -53,17 +53,17 @@ class OfFold(Pytree):
     state: State
 
 
-def mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Any) -> Array:
+def mean_loss(problem: Problem, solution: Solution[Problem], hyperparameters: Tree) -> Array:
     """The usual score."""
     return metrics.mean_loss(solution.weights, problem.data, problem.loss)
 
 
 def _fold_by_fold(
-    given: tuple[Array, Problem, Array, SolveOptions, Implicit], logs: Tree, states: Tree, *, count: int, make: Make,
+    inputs: tuple[Array, Problem, Array, SolveOptions, Implicit], logs: Tree, states: Tree, *, count: int, make: Make,
     score: Score, prepare: Preparation | None,
 ) -> OfFold:  # fmt: skip
     """Train without each fold, from the states of the last time, and differentiate its loss."""
-    key, problem, parts, budget, adjoint = given
+    key, problem, parts, options, adjoint = inputs
 
     def with_hyperparameters(problem: Problem, logs: Tree) -> Problem:
         return make(problem, jax.tree.map(jnp.exp, logs))
@@ -71,46 +71,48 @@ def _fold_by_fold(
     def one(fold: Array, state: Any) -> OfFold:
         rows = parts != fold
         training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
-        there, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
-        solution = budget.solve(key, there, warm_started(budget.algorithm, state, there))
+        own_problem, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
+        solution = options.solve(key, own_problem, warm_started(options.algorithm, state, own_problem))
         asked = problem.exchange(data=held_out)  # which may have one more feature, see `to_score`
 
         def loss(weights: Array, logs: Tree) -> Array:
             return score(asked, solution.exchange(weights=for_those(weights)), jax.tree.map(jnp.exp, logs))
 
-        found: Hypergradient = hypergradient(lambda w: loss(w, logs), solution, adjoint=adjoint)
-        gradient, error = (pull(g)[0] for g in (found.gradient, found.error))
+        slope: Hypergradient = hypergradient(lambda w: loss(w, logs), solution, adjoint=adjoint)
+        gradient, error = (pull(g)[0] for g in (slope.gradient, slope.error))
         gradient = jax.tree.map(jnp.add, gradient, jax.grad(loss, 1)(solution.weights, logs))
         return OfFold(
-            found.value, gradient, jax.tree.map(jnp.abs, error), found.distance, found.residual,
+            slope.value, gradient, jax.tree.map(jnp.abs, error), slope.distance, slope.residual,
             solution.history.residual, jnp.asarray(solution.rounds), solution.state,
         )  # fmt: skip
 
     # On a CPU one training keeps a core busy, see `room`.
     every = jnp.arange(count, dtype=parts.dtype), states
-    return lax.map(lambda given: one(*given), every) if jax.default_backend() == "cpu" else jax.vmap(one)(*every)
+    return lax.map(lambda inputs: one(*inputs), every) if jax.default_backend() == "cpu" else jax.vmap(one)(*every)
 
 
 trained = Program(
-    _fold_by_fold, lambda given, *_, **__: given[1].data.x.size, often=True,
+    _fold_by_fold, lambda inputs, *_, **__: inputs[1].data.x.size, often=True,
     static_argnames=("count", "make", "score", "prepare"),
 )  # fmt: skip
 
 
 def summed(
-    found: OfFold, logs: Tree, stopping: int, unit: float | None, samples: int, prior: float
-) -> tuple[Trace, Tree]:
+    of_folds: OfFold, logs: Tree, stopping: int, unit: float | None, samples: int, prior: float
+) -> tuple[TuningTrace, Tree]:
     """Put the folds together: the record of a step, and the gradient of what descent is on."""
-    found, logs = jax.tree.map(np.asarray, (found, logs))
-    kept = len(found.loss) - stopping
-    mean = float(found.loss[:kept].mean())
+    of_folds, logs = jax.tree.map(np.asarray, (of_folds, logs))
+    kept = len(of_folds.loss) - stopping
+    mean = float(of_folds.loss[:kept].mean())
     weight = (mean if unit is None else unit) / (samples * prior**2)
     aside = jax.tree.map(lambda a: a - a.mean(), logs)
     total = mean + 0.5 * weight * sum(float((a**2).sum()) for a in jax.tree.leaves(aside))
-    gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), found.gradient, aside)
-    error = jax.tree.map(lambda e: e[:kept].mean(0), found.error)
-    value = float(found.loss[kept:].mean()) if stopping else total
-    largest: tuple[Any, Any, Any] = found.distance.max(), found.residual.max(), found.gap.max()
-    at: tuple[Any, Any] = np.asarray(value), np.asarray(total)
-    trace = Trace(*at, found.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, found.rounds.sum())
+    gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), of_folds.gradient, aside)
+    error = jax.tree.map(lambda e: e[:kept].mean(0), of_folds.error)
+    value = float(of_folds.loss[kept:].mean()) if stopping else total
+    largest: tuple[Any, Any, Any] = of_folds.distance.max(), of_folds.residual.max(), of_folds.gap.max()
+    values: tuple[Any, Any] = np.asarray(value), np.asarray(total)
+    trace = TuningTrace(
+        *values, of_folds.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, of_folds.rounds.sum()
+    )
     return trace, gradient

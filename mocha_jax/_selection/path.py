@@ -7,12 +7,11 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.learner import Answer, Learner, Way
-from mocha_jax._selection.one_problem import learner_of
+from mocha_jax._selection.candidates import solve_options, with_first
+from mocha_jax._selection.learner import Answer, Learner, Way, learner_of
 from mocha_jax._selection.preparation import Preparation, preparation
-from mocha_jax._selection.solves import solve_options, with_first
 from mocha_jax.regularizers import Regularizer
 
 
@@ -55,8 +54,8 @@ def lambda_path(
     """
     owner, learner = "lambda_path", learner_of("lambda_path", problem)
     first = with_first(owner, learner.problem, candidates)
-    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
+    options = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     prepare = preparation(owner, standardize, learner.centres_labels)
-    return learner.path(owner, key, candidates, budget, prepare)
+    return learner.path(owner, key, candidates, options, prepare)

@@ -16,20 +16,18 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import beside
+from mocha_jax._core.devices import beside, on_purpose
 from mocha_jax._core.pytree import Tree, fields_of, short
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Implicit
 from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.descent import Make, Score, Trace, mean_loss, summed, trained
-from mocha_jax._selection.learner import Learner
-from mocha_jax._selection.one_problem import learner_of
+from mocha_jax._selection.candidates import solve_options
+from mocha_jax._selection.descent import Make, Score, TuningTrace, mean_loss, summed, trained
+from mocha_jax._selection.learner import Learner, learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared
-from mocha_jax._selection.solves import solve_options
 from mocha_jax.regularizers import Regularizer
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
@@ -48,7 +46,7 @@ class Tuned:
     solution: Solution[Problem]  # of that problem
     value: float  # the loss of the folds that stop, at the best step
     best: int  # the step at which it is least
-    history: Trace
+    history: TuningTrace
 
     def __repr__(self) -> str:
         best = short(self.hyperparameters)
@@ -165,7 +163,7 @@ def tune(
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
     learner: Learner[Any, Any] = learner_of(name, problem)
     prepare = preparation(name, standardize, learner.centres_labels)
-    budget = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
+    options = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
     parts, count = _parts(problem.data, key, folds)
     if stopping >= count:
         raise ValueError(f"tune: stopping must leave a fold to descend on, of {count} folds at most {count - 1}.")
@@ -174,19 +172,19 @@ def tune(
     fixed = dict(count=count, make=make, score=mean_loss if score is None else score, prepare=prepare)
     samples = int(((_np(parts) >= 0) & (_np(parts) < count - stopping) & (_np(problem.data.weight) > 0)).sum())
 
-    seen: list[Trace] = []
+    seen: list[TuningTrace] = []
     logs, unit = jax.tree.map(jnp.log, start), None
     # What is not finite is begun anew.
-    like = jax.eval_shape(lambda start: budget.algorithm.init(make(slim, start)), start)
+    like = jax.eval_shape(lambda start: options.algorithm.init(make(slim, start)), start)
     states = jax.tree.map(lambda a: jnp.full((count, *a.shape), jnp.inf if a.dtype.kind == "f" else 0, a.dtype), like)
     logs, progress, states = beside(slim.data.x, (logs, optimizer.init(logs), states))
     for i in range(steps):
-        found = or_by_loops(
-            problem, budget.algorithm,
-            lambda by: trained((key, slim, parts, budget.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
+        of_folds = or_by_loops(
+            problem, options.algorithm,
+            lambda by: trained((key, slim, parts, options.replace(algorithm=by), adjoint), logs, states, **fixed),  # noqa: B023
         )  # fmt: skip
-        states = found.state
-        now, gradient = summed(found.exchange(state=None), logs, stopping, unit, samples, prior)
+        states = of_folds.state
+        now, gradient = summed(of_folds.exchange(state=None), logs, stopping, unit, samples, prior)
         unit = float(now.losses[: count - stopping].mean()) if unit is None else unit
         if not all(np.isfinite(a).all() for a in (now.value, *jax.tree.leaves(now.gradient))):
             if not seen:
@@ -215,7 +213,7 @@ def tune(
     best = int(np.argmin(history.value))
     chosen = jax.tree.map(lambda a: jnp.asarray(a[best]), history.hyperparameters)
     final = make(problem.replace(data=prepared(prepare, problem.data)), chosen)
-    return Tuned(chosen, final, budget.solve(key, final, None), float(history.value[best]), best, history)
+    return Tuned(chosen, final, options.solve(key, final, None), float(history.value[best]), best, history)
 
 
 @lru_cache
@@ -252,13 +250,13 @@ def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, i
 
 def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
     """All positive numbers of a regularizer and its parts, by name, except those that it marks as fixed."""
-    found: dict[str, Any] = {}
+    positive: dict[str, Any] = {}
     for name, value in fields_of(regularizer).items():
         if isinstance(value, Regularizer):
-            found[name] = _positive_numbers(value)
+            positive[name] = _positive_numbers(value)
         elif name not in regularizer.frozen_fields and np.isfinite(_np(value)).all() and (_np(value) > 0).all():
-            found[name] = value
-    return found
+            positive[name] = value
+    return positive
 
 
 def _with_numbers(problem: Problem, values: dict[str, Any]) -> Problem:

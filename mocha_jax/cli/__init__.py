@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part.add_to(commands)
     options = parser.parse_args(arguments)
     try:
-        found = int(options.run(options))
+        code = int(options.run(options))
         sys.stdout.flush()
-        return found
+        return code
     except ValueError as error:
         parser.error(str(error))
     except BrokenPipeError:  # the reader of the output has ended

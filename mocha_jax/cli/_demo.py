@@ -13,27 +13,27 @@ from jax import Array
 
 import mocha_jax as mj
 from mocha_jax._files import atomic
-from mocha_jax.cli import _options, _picture
+from mocha_jax.cli import _arguments, _picture
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its options."""
     show = commands.add_parser("demo", help="train on a synthetic federation with stragglers and drops")
-    show.add_argument("--tasks", type=_options.integer(4), default=24, help="number of devices (default %(default)s)")
+    show.add_argument("--tasks", type=_arguments.integer(4), default=24, help="number of devices (default %(default)s)")
     show.add_argument(
-        "--features", type=_options.integer(1), default=30, help="features of a sample (default %(default)s)"
+        "--features", type=_arguments.integer(1), default=30, help="features of a sample (default %(default)s)"
     )
     show.add_argument(
-        "--drop", type=_options.probability, default=0.2, help="probability of missing a round (default %(default)s)"
+        "--drop", type=_arguments.probability, default=0.2, help="probability of missing a round (default %(default)s)"
     )
     show.add_argument(
-        "--tol", type=_options.number, default=1e-3, help="relative gap at which to stop (default %(default)s)"
+        "--tol", type=_arguments.number, default=1e-3, help="relative gap at which to stop (default %(default)s)"
     )
     show.add_argument(
-        "--max-rounds", type=_options.integer(1), default=2000, help="rounds at most (default %(default)s)"
+        "--max-rounds", type=_arguments.integer(1), default=2000, help="rounds at most (default %(default)s)"
     )
     show.add_argument(
-        "--seed", type=_options.integer(0), default=0, help="seed of everything random (default %(default)s)"
+        "--seed", type=_arguments.integer(0), default=0, help="seed of everything random (default %(default)s)"
     )
     show.add_argument("--out", type=Path, default=Path("mocha_demo.png"), help="picture (default %(default)s)")
     show.add_argument("--quiet", action="store_true", help="no progress bars")

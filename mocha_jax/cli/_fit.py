@@ -18,8 +18,8 @@ import numpy as np
 import mocha_jax as mj
 from mocha_jax._data.standardize import Standardize
 from mocha_jax._selection.preparation import usual
-from mocha_jax.cli import _options, _picture, _table
-from mocha_jax.cli._samples import Samples, read
+from mocha_jax.cli import _arguments, _picture, _table
+from mocha_jax.cli._table import Samples, read_samples
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
 # Three that have names of their own on the command line; the others are called as they are in Python.
@@ -49,10 +49,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     fit.add_argument("--standardize", choices=("pooled", "task", "within", "none"),
                      help="of features (default: within for numbers, which leaves levels of groups free; pooled for "
                           "classes)")  # fmt: skip
-    fit.add_argument("--lambdas", nargs="+", type=_options.number, default=STRENGTHS, metavar="NUMBER",
+    fit.add_argument("--lambdas", nargs="+", type=_arguments.number, default=STRENGTHS, metavar="NUMBER",
                      help="strengths to try (default: 10 1 0.1 0.01 0.001 0.0001)")  # fmt: skip
-    fit.add_argument("--folds", type=_options.integer(2), default=5, help="of cross-validation (default: %(default)s)")
-    fit.add_argument("--seed", type=_options.integer(0), default=0, help="of the folds (default: %(default)s)")
+    fit.add_argument(
+        "--folds", type=_arguments.integer(2), default=5, help="of cross-validation (default: %(default)s)"
+    )
+    fit.add_argument("--seed", type=_arguments.integer(0), default=0, help="of the folds (default: %(default)s)")
     fit.add_argument("--model", type=Path, default=Path("model.npz"), help="file of the model (default: %(default)s)")
     fit.add_argument("--save", choices=("best", *_MODELS), default="best", metavar="MODEL",
                      help="which model to save (default: %(default)s)")  # fmt: skip
@@ -67,13 +69,13 @@ def fit_table(options: argparse.Namespace) -> int:
     names = tuple(dict.fromkeys(options.models))
     if options.save not in ("best", *names):
         raise ValueError(f"--save: {options.save} is not among the --models {' '.join(names)}.")
-    _options.check_inputs(options.table)
+    _arguments.check_inputs(options.table)
     outputs = {"--model": options.model}
     if _picture.installed():
         _picture.check_form("--picture", options.picture)
         outputs["--picture"] = options.picture
-    _options.check_outputs(outputs, [options.table], options.force)
-    samples = read(options)
+    _arguments.check_outputs(outputs, [options.table], options.force)
+    samples = read_samples(options)
     data, binary = samples.data, samples.binary
     print(
         f"{options.table}: {int(data.sizes.sum())} rows, {data.num_tasks} groups, {data.num_slopes} features; "
@@ -144,8 +146,8 @@ class _Preparation:
         if self.absent is None:
             return data
         d = training.num_slopes
-        known = (training.weight > 0)[..., None] & ~self.absent
-        medians = jnp.nanmedian(jnp.where(known, training.x[..., :d], jnp.nan), axis=(0, 1), keepdims=True)
+        has_value = (training.weight > 0)[..., None] & ~self.absent
+        medians = jnp.nanmedian(jnp.where(has_value, training.x[..., :d], jnp.nan), axis=(0, 1), keepdims=True)
         medians = jnp.where(jnp.isnan(medians), 0.0, medians)  # where no sample for training has a value
         x = jnp.where(self.absent & (data.weight > 0)[..., None], medians, data.x[..., :d])
         return data.replace(x=jnp.concatenate([x, data.x[..., d:]], axis=2))
@@ -158,12 +160,12 @@ def _searched(name: str, samples: Samples, prepare: _Preparation, options: argpa
     make, tried = maker(_ALIASES.get(name, name), data.num_tasks)
     axes = {"lam": sorted(options.lambdas, reverse=True), **tried}
     named = None if prepare.by == "none" else prepare.by
-    found = mj.cross_validate(
+    validation = mj.cross_validate(
         mj.Problem(data, loss, make(lam=axes["lam"][0])), mj.grid(make, **axes), key=jax.random.key(options.seed),
         folds=options.folds, scored_as=samples.data, max_rounds=_ROUNDS, tol=_TOL, refit=False,
         standardize=named if samples.absent is None else prepare, progress=not options.quiet,
     )  # fmt: skip
-    return _Search(data, loss, axes, found)
+    return _Search(data, loss, axes, validation)
 
 
 def _refitted(search: _Search, prepare: _Preparation, seed: int) -> Any:
@@ -204,8 +206,8 @@ def _save(name: str, search: _Search, model: Any, medians: dict[str, float], opt
     if medians:
         about["medians"] = medians
     dataclasses.replace(model, trained={**model.trained, **about}).save(options.model)
-    said = ", ".join(f"{key} = {value:g}" for key, value in numbers.items())
-    print(f"Model: {options.model} ({name}, {said}; {model.trained['message']})")
+    settings = ", ".join(f"{key} = {value:g}" for key, value in numbers.items())
+    print(f"Model: {options.model} ({name}, {settings}; {model.trained['message']})")
 
 
 def _draw(compared: mj.metrics.Comparison, score: str, path: Path) -> None:

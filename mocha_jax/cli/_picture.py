@@ -19,9 +19,9 @@ def check_form(option: str, path: Path) -> None:
     """Refuse a name that says no form of picture."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if path.suffix and path.suffix[1:].lower() not in known:
-        raise ValueError(f"{option}: must end in one of {', '.join(f'.{form}' for form in known)}, got {path}.")
+    forms = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix and path.suffix[1:].lower() not in forms:
+        raise ValueError(f"{option}: must end in one of {', '.join(f'.{form}' for form in forms)}, got {path}.")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 import mocha_jax as mj
 from mocha_jax._files import atomic
-from mocha_jax.cli import _options, _table
+from mocha_jax.cli import _arguments, _table
 from mocha_jax.datasets import Table
-from mocha_jax.datasets._kinds import decimal_commas, no_categories
+from mocha_jax.datasets._fields import decimal_commas, no_categories
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,16 +43,19 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def predict_table(options: argparse.Namespace) -> int:
     """Write the group and the prediction of every row."""
     if options.out is not None:
-        _options.check_outputs({"--out": options.out}, [options.model, options.table], force=True)
+        _arguments.check_outputs({"--out": options.out}, [options.model, options.table], force=True)
     model = _load(options.model)
     table, x, groups = _rows(model, options, None if options.unseen == "mean" else model.names.tasks)
     task = None if model.names.tasks is None else groups
     if options.probabilities:
         if not model.logistic:
             raise ValueError(f"--probabilities: needs a model of two classes, and {options.model} is none.")
-        found = model.predict_proba(x, task, unseen=options.unseen)
+        probabilities = model.predict_proba(x, task, unseen=options.unseen)
         classes = model.names.classes or (-1, 1)
-        heads, columns = [f"probability of {name}" for name in classes], [found[:, k] for k in range(found.shape[1])]
+        heads, columns = (
+            [f"probability of {name}" for name in classes],
+            [probabilities[:, k] for k in range(probabilities.shape[1])],
+        )
     else:
         heads, columns = ["prediction"], [model.predict(x, task, unseen=options.unseen)]
     group = options.group or model.trained.get("group", "group")
@@ -82,9 +85,9 @@ def compare_models(options: argparse.Namespace) -> int:
         kinds.add(kind := "error rate" if set(model.decides) == {"sign"} else "root mean squared error")
         predicted = model.predict(x, None if model.names.tasks is None else groups)
         truth = np.asarray(table.texts(label)) if named else table.numbers([label])[:, 0]
-        tasks, where, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        tasks, task_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         wrong = (predicted != truth) if kind == "error rate" else (predicted - truth) ** 2
-        means = np.bincount(where, weights=wrong.astype(float)) / sizes
+        means = np.bincount(task_of_row, weights=wrong.astype(float)) / sizes
         scores[str(path)] = means if kind == "error rate" else np.sqrt(means)
     if len(kinds) > 1:
         raise ValueError("compare: some of these models predict classes and some numbers.")
@@ -118,7 +121,7 @@ def inspect_model(options: argparse.Namespace) -> int:
 
 
 def _load(path: Path) -> mj.LinearModel:
-    _options.check_inputs(path)
+    _arguments.check_inputs(path)
     model = mj.load_model(path)
     if not isinstance(model, mj.LinearModel):
         raise ValueError(f"{path}: this command knows models of numbers and of two classes, no {type(model).__name__}.")
@@ -128,7 +131,7 @@ def _load(path: Path) -> mj.LinearModel:
 def _rows(
     model: mj.LinearModel,
     options: argparse.Namespace,
-    known: tuple[object, ...] | None,
+    known_groups: tuple[object, ...] | None,
     label: Sequence[str] = (),
     texts: tuple[str, ...] = (),
 ) -> tuple[Table, np.ndarray, np.ndarray]:
@@ -141,7 +144,7 @@ def _rows(
         raise ValueError("this model has no names of features, so that columns cannot be found.")
     encoded = tuple(name for name in features if "=" in name)
     table = _table.opened(options, (group, *texts, *encoded))
-    _options.check_columns(table, group=[group], label=label)
+    _arguments.check_columns(table, group=[group], label=label)
     medians = model.trained.get("medians", {})
     table = _table.with_columns(table, {
         name: np.where(np.isnan(column), medians[name], column)
@@ -157,13 +160,15 @@ def _rows(
             raise ValueError(
                 f"{table.path}, column {name!r}: {no_categories(table.texts(name))}; --decimal-comma reads them."
             )
-    return table, table.numbers(features), _groups(table, group, known, options)
+    return table, table.numbers(features), _groups(table, group, known_groups, options)
 
 
-def _groups(table: Table, group: str, known: tuple[object, ...] | None, options: argparse.Namespace) -> np.ndarray:
+def _groups(
+    table: Table, group: str, known_groups: tuple[object, ...] | None, options: argparse.Namespace
+) -> np.ndarray:
     """The group of every row."""
     try:
-        return table.names(group, known)
+        return table.names(group, known_groups)
     except ValueError as error:
         if not hasattr(options, "unseen"):
             raise

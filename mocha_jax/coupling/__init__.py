@@ -5,24 +5,24 @@ $R(W) = \tfrac12 \mathrm{tr}(W^\top A W)$ with the task axis first, W ``[m, d]``
 $R^*(V) = \tfrac12\langle V, \bar M V\rangle$ with $\bar M = A^{-1}$ and
 $W = \nabla R^*(V) = \bar M V$. A solver needs no more of a regularizer than this operator.
 
-It may import `_core` and `_numerics`.
+It may import `_core`, `_numerics` and `spectral`.
 """
 
-from mocha_jax.coupling._about_mean import AboutMean as AboutMean
 from mocha_jax.coupling._base import SIGMA_PRIME_RULES as SIGMA_PRIME_RULES
 from mocha_jax.coupling._base import Coupling as Coupling
+from mocha_jax.coupling._base import Curvature as Curvature
 from mocha_jax.coupling._base import Operator as Operator
+from mocha_jax.coupling._base import OwnSystems as OwnSystems
 from mocha_jax.coupling._base import Parts as Parts
 from mocha_jax.coupling._base import as_matrix as as_matrix
 from mocha_jax.coupling._base import correlation as correlation
-from mocha_jax.coupling._curvature import Curvature as Curvature
-from mocha_jax.coupling._curvature import OwnSystems as OwnSystems
 from mocha_jax.coupling._dense import Dense as Dense
+from mocha_jax.coupling._low_rank import AboutMean as AboutMean
 from mocha_jax.coupling._low_rank import LowRank as LowRank
-from mocha_jax.coupling._scaled import Scaled as Scaled
 from mocha_jax.coupling._simple import Diagonal as Diagonal
 from mocha_jax.coupling._simple import Exchangeable as Exchangeable
-from mocha_jax.coupling._simple import PerFeature as PerFeature
+from mocha_jax.coupling._simple import FeatureDiagonal as FeatureDiagonal
+from mocha_jax.coupling._simple import Scaled as Scaled
 
 __all__ = [
     "AboutMean",
@@ -37,7 +37,7 @@ __all__ = [
     "Operator",
     "OwnSystems",
     "Parts",
-    "PerFeature",
+    "FeatureDiagonal",
     "SIGMA_PRIME_RULES",
     "Scaled",
 ]

@@ -10,8 +10,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax.coupling._base import Coupling, Parts, by_conjugate_gradients
-from mocha_jax.coupling._curvature import Curvature
+from mocha_jax.coupling._base import Coupling, Curvature, Parts, by_conjugate_gradients
 
 
 class Dense(Coupling):

@@ -1,19 +1,19 @@
-"""Couplings of a few numbers: none, by features, and of tasks that are all alike."""
+"""Couplings of a few numbers: none, by features, of tasks that are all alike, and of scaled features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
 from mocha_jax._numerics.cholesky import inverse_factor
+from mocha_jax._numerics.linear_systems import twice
 from mocha_jax._numerics.math import matmul, safe_ratio
-from mocha_jax._numerics.refinement import twice
-from mocha_jax.coupling._base import Coupling, Parts
-from mocha_jax.coupling._curvature import Curvature
+from mocha_jax.coupling._base import Coupling, Curvature, Parts
 
 
 class Diagonal(Coupling):
@@ -53,15 +53,15 @@ class Diagonal(Coupling):
         return jnp.max(nodes)
 
 
-class PerFeature(Coupling):
+class FeatureDiagonal(Coupling):
     r"""Tasks that share no weights but the scale of every feature: one number per column of V. O(m d)."""
 
     scale: Array  # [d], or [1] for all
     num_tasks: int = static()
 
     def __post_init__(self) -> None:
-        check.array("PerFeature", "scale", self.scale, ("d",))
-        check.integer("PerFeature", 1, num_tasks=self.num_tasks)
+        check.array("FeatureDiagonal", "scale", self.scale, ("d",))
+        check.integer("FeatureDiagonal", 1, num_tasks=self.num_tasks)
 
     def apply(self, v: Array) -> Array:
         return self.scale[None, :] * v
@@ -85,9 +85,9 @@ class PerFeature(Coupling):
     def prox(self, y: Array, rho: Array) -> Array:
         return self.resolvent(rho).apply(y)
 
-    def resolvent(self, rho: Array) -> PerFeature:
+    def resolvent(self, rho: Array) -> FeatureDiagonal:
         pull = rho * self.scale
-        return PerFeature(pull / (1.0 + pull), self.num_tasks)
+        return FeatureDiagonal(pull / (1.0 + pull), self.num_tasks)
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * jnp.max(self.scale)
@@ -138,12 +138,12 @@ class Exchangeable(Coupling):
         def step(right: Array, slopes: Array) -> tuple[Array, Array]:
             # Rounding of the products makes the common system inexact; a second solution makes up for it.
             def corrected(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-                found, left, slopes = carry
-                rest, sums = right + self.apply(curvature.sums(left)) - found, curvature.sums(slopes)
+                solution, left, slopes = carry
+                rest, sums = right + self.apply(curvature.sums(left)) - solution, curvature.sums(slopes)
                 aside = jnp.sum(sums, axis=0) - applied(rest + self.within * sums)
                 common = matmul(factor.T, matmul(factor, self._off * aside))
                 more, less = own.solve(rest + common[None], slopes)
-                return found + more, left + less, jnp.zeros_like(slopes)
+                return solution + more, left + less, jnp.zeros_like(slopes)
 
             nothing = jnp.zeros_like(right), jnp.zeros_like(slopes), slopes
             return twice(corrected, nothing)[:2]
@@ -154,8 +154,8 @@ class Exchangeable(Coupling):
         return self.resolvent(rho).apply(y)
 
     def resolvent(self, rho: Array) -> Exchangeable:
-        within, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
-        return Exchangeable(within, common, self.num_tasks)
+        of_deviations, common = (rho * scale / (1.0 + rho * scale) for scale in (self.within, self.common))
+        return Exchangeable(of_deviations, common, self.num_tasks)
 
     def row_sums(self, nodes: Array) -> Array:
         return nodes * self.within + jnp.sum(nodes) * self._off
@@ -163,3 +163,58 @@ class Exchangeable(Coupling):
     def spectral_bound(self, nodes: Array) -> Array:
         # Exact with equally many nodes per task, an upper bound otherwise.
         return (jnp.max(nodes) * self.within + jnp.sum(nodes) * self._off) / (self.within + self._off)
+
+
+class Scaled(Coupling):
+    r"""$V \mapsto \bar M(V S) S$ of another coupling $\bar M$ and $S = \mathrm{diag}(s)$."""
+
+    of: Coupling
+    scale: Array  # [d] s
+
+    def __post_init__(self) -> None:
+        check.instance("Scaled", "of", self.of, Coupling, "coupling.Dense(matrix)")
+        check.array("Scaled", "scale", self.scale, ("d",))
+
+    @property
+    def dense(self) -> bool:  # type: ignore[override]
+        return self.of.dense
+
+    @property
+    def _most(self) -> Array:
+        """The largest number for any feature: that one is safe for all."""
+        return jnp.max(self.scale**2)
+
+    def apply(self, v: Array) -> Array:
+        return self.scale[None, :] * self.of.apply(self.scale[None, :] * v)
+
+    def diagonal(self) -> Array:
+        return self._most * self.of.diagonal()
+
+    def row_sums(self, nodes: Array) -> Array:
+        return self._most * self.of.row_sums(nodes)
+
+    def spectral_bound(self, nodes: Array) -> Array:
+        return self.of.spectral_bound(nodes)
+
+    def gradient(self, w: Array) -> Array:
+        return self.of.gradient(w / self.scale[None, :]) / self.scale[None, :]
+
+    def project_to_range(self, w: Array) -> Array:
+        return self.scale[None, :] * self.of.project_to_range(w / self.scale[None, :])
+
+    def prox(self, y: Array, rho: Array) -> Array:
+        # Of u = w / s the minimiser of R(u) + rho s^2 |u - y / s|^2 / 2, each feature by itself.
+        def one(column: Array, s: Array) -> Array:
+            return s * self.of.prox(column[:, None] / s, rho * s**2)[:, 0]
+
+        return jax.vmap(one, (1, 0), 1)(y, self.scale)
+
+    def newton_system(self, curvature: Curvature) -> Callable[[Array, Array], tuple[Array, Array]]:
+        # (I + M S H S) D / s = C / s + M S X' rho: the system of scaled features.
+        system = self.of.newton_system(curvature.scaled(self.scale))
+
+        def step(right: Array, slopes: Array) -> tuple[Array, Array]:
+            solution, left = system(right / self.scale[None, :], slopes)
+            return self.scale[None, :] * solution, left
+
+        return step

@@ -28,7 +28,7 @@ data = mj.pack_tasks(rows, [np.full(len(y), 80) for y in train.ys])
 problem = mj.Prediction(data, mj.likelihoods.NextSymbol())
 ```
 
-It may import `_core`, `_numerics` and `_data`.
+It may import `_core`, `_numerics`, `spectral` and `_data`.
 """
 
 from mocha_jax.datasets._csv import csv as csv

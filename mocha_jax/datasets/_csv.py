@@ -11,11 +11,11 @@ from jax.dtypes import canonicalize_dtype
 from jax.typing import DTypeLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import Named, Names, duplicates, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.datasets._kinds import decimal_commas, no_categories
+from mocha_jax.datasets._fields import decimal_commas, no_categories
 from mocha_jax.datasets._tables import Table, columns_asked_for, read
 
 _CATEGORIES = ("refuse", "encode")
@@ -72,13 +72,13 @@ def csv(
         raise ValueError(f"csv: label and group must be two columns, got {label!r} for both.")
     wanted = None if features is None else columns_asked_for("csv", "features", features)
     encoded = _encoded(categories)
-    known = Names()
+    names = Names()
     if like is not None:
         check.instance("csv", "like", like, TaskData, "the training data")
-        known = like.names
-        wanted = known.features if wanted is None else wanted
+        names = like.names
+        wanted = names.features if wanted is None else wanted
     texts = [group, *encoded, *(name for name in wanted or () if "=" in name)]
-    if known.classes is not None:
+    if names.classes is not None:
         texts.append(label)
     table = read("csv", path, delimiter, list(dict.fromkeys(texts)))
     if like is None and dtype is None:
@@ -93,15 +93,15 @@ def packed(
     like: TaskData | None = None, **options: Any,
 ) -> TaskData:  # fmt: skip
     """The rows of a table as samples of the tasks that a column names; arguments as `csv`."""
-    known, encoded = Names() if like is None else like.names, _encoded(categories)
+    like_names, encoded = Names() if like is None else like.names, _encoded(categories)
     places(table.path, "column", [label, group, *encoded], table.columns)
     columns = [name for name in table.columns if name not in (label, group)] if features is None else list(features)
     if taken := [name for name in columns if name in (label, group)]:
         raise ValueError(f"csv: features must not hold the label or the group, but {listed(taken)} is one of them.")
     names = columns if like is not None else _spelled(table, columns, categories, encoded)
     samples: Any = Named(table.numbers(names), names)
-    y = _labels(table, label, known)
-    return pack_tasks(samples, y, table.names(group, known.tasks), like=like, **options)
+    y = _labels(table, label, like_names)
+    return pack_tasks(samples, y, table.names(group, like_names.tasks), like=like, **options)
 
 
 def _encoded(categories: object) -> tuple[str, ...]:
@@ -115,14 +115,14 @@ def _encoded(categories: object) -> tuple[str, ...]:
 def _spelled(table: Table, columns: list[str], categories: str | Sequence[str], encoded: Sequence[str]) -> list[str]:
     """The names of features, with one for every value of a column to encode."""
     names: list[str] = []
-    every, known = isinstance(categories, str) and categories == "encode", set(table.columns)
+    every, table_columns = isinstance(categories, str) and categories == "encode", set(table.columns)
     for name in columns:
         if not name:
             raise ValueError(
                 f"{table.path}, line 1: column {table.columns.index(name) + 1} has no name, as row numbers that pandas "
                 f"writes have none; pass features=[...], or write the file with index=False."
             )
-        if name in encoded or (every and name in known and table.holds_texts(name)):
+        if name in encoded or (every and name in table_columns and table.holds_texts(name)):
             texts = table.texts(name)
             if name not in encoded and (what := no_categories(texts)) is not None:
                 raise ValueError(
@@ -139,10 +139,10 @@ def _spelled(table: Table, columns: list[str], categories: str | Sequence[str], 
     return names
 
 
-def _labels(table: Table, label: str, known: Names) -> np.ndarray:
+def _labels(table: Table, label: str, names: Names) -> np.ndarray:
     """Numbers, or names of classes."""
-    if known.classes is not None:
-        return table.names(label, known.classes)
+    if names.classes is not None:
+        return table.names(label, names.classes)
     if table.holds_texts(label):
         texts = table.texts(label)
         if decimal_commas(texts):

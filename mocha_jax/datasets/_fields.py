@@ -1,4 +1,4 @@
-"""Fields of text files: rows split at a delimiter, and columns of numbers or texts made of them."""
+"""Fields of text files: rows split at a delimiter, and columns of numbers, categories or texts made of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -15,6 +16,42 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import duplicates, listed
+
+# Texts are names or ids rather than categories where there are more of them, and fewer rows for each.
+_HANDFUL, _ROWS_EACH = 10, 5
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_TIME = r"(?:[T ]\d{1,2}:\d{2}.*)?"
+_DATE = re.compile(
+    rf"(?:\d{{4}}([-/.])\d{{1,2}}\1\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\2(?:\d{{4}}|\d{{2}})"
+    rf"|{_MONTH}[-/. ]\d{{1,2}}[-/., ]+\d{{2,4}}|\d{{1,2}}[-/. ]+{_MONTH}[-/. ]\d{{2,4}}){_TIME}",
+    re.IGNORECASE,
+)
+_COMMA = re.compile(r"[-+]?(?:\d+(?:,\d*)?|,\d+)(?:[eE][-+]?\d+)?")
+
+
+def decimal_commas(texts: Sequence[str]) -> bool:
+    """Tell whether texts are numbers with a decimal comma; whole ones may lack it."""
+    several = set(texts)
+    return any("," in text for text in several) and all(_COMMA.fullmatch(text.strip()) for text in several)
+
+
+def no_categories(texts: Sequence[str]) -> str | None:
+    """Say what a column holds that should not become a feature for every value; of categories None.
+
+    Args:
+      texts: of all rows, none of them empty.
+    """
+    several = dict.fromkeys(texts)
+    first = next(iter(several), "")
+    if decimal_commas(texts):
+        return f"holds numbers with decimal commas such as {first!r}"
+    if several and all(_DATE.fullmatch(text.strip()) for text in several):
+        return f"holds dates such as {first!r}"
+    if len(several) > max(_HANDFUL, len(texts) / _ROWS_EACH):
+        return f"holds {len(several)} different texts in {len(texts)} rows, as names or ids do, such as {first!r}"
+    return None
+
 
 # Delimiters that are looked for in the header.
 _DELIMITERS = ",;\t|"
@@ -56,8 +93,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 def columns_in(path: Path, delimiter: str | None, texts: Sequence[str]) -> Columns:
     """The columns of a file: float64 where all of one is numbers, else texts; those asked for as texts remain so."""
     try:
-        found, late = _read(path, delimiter, texts)
-        return found if not late else _read(path, delimiter, (*texts, *late))[0]
+        columns, late = _read(path, delimiter, texts)
+        return columns if not late else _read(path, delimiter, (*texts, *late))[0]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line {_undecodable(path)}: is no UTF-8; save the file as UTF-8.") from error
     except (OSError, EOFError) as error:
@@ -81,9 +118,9 @@ def is_number(text: str) -> bool:
 
 def readings(name: str) -> Iterator[tuple[str, str]]:
     """The columns and values that a name such as ``town=Oslo`` may mean, the longest name of a column first."""
-    at = len(name)
-    while (at := name.rfind("=", 0, at)) >= 0:
-        yield name[:at], name[at + 1 :]
+    place = len(name)
+    while (place := name.rfind("=", 0, place)) >= 0:
+        yield name[:place], name[place + 1 :]
 
 
 def _undecodable(path: Path) -> int:
@@ -127,15 +164,15 @@ class _Columns:
         if not breaks or '"' in "".join(lines) or any(line.count(delimiter) != breaks for line in lines):
             return None
         numbers = sorted({*range(len(self.names))} - self.texts - self.late)
-        found: dict[int, np.ndarray] = {}
+        numbers_of: dict[int, np.ndarray] = {}
         if numbers:
             try:
                 table = np.loadtxt(lines, delimiter=delimiter, comments=None, usecols=numbers, ndmin=2)
             except ValueError:
                 return None
-            found = {j: table[:, k].copy() for k, j in enumerate(numbers)}
+            numbers_of = {j: table[:, k].copy() for k, j in enumerate(numbers)}
         return [
-            found[j] if j in found else [line.split(delimiter, j + 1)[j].strip() for line in lines]
+            numbers_of[j] if j in numbers_of else [line.split(delimiter, j + 1)[j].strip() for line in lines]
             for j in range(len(self.names))
         ]  # fmt: skip
 
@@ -155,7 +192,7 @@ def _read(path: Path, delimiter: str | None, texts: Sequence[str]) -> tuple[Colu
         reader = _reader(file, delimiter)
         records = _records(path, reader, 0)
         line, header = next(records, (1, []))
-        found = _Columns(_names(path, line, header), texts)
+        collected = _Columns(_names(path, line, header), texts)
 
         def one_by_one(chunk: list[tuple[int, list[str]]]) -> None:
             for line, row in chunk:
@@ -164,23 +201,23 @@ def _read(path: Path, delimiter: str | None, texts: Sequence[str]) -> tuple[Colu
                         f"{path}, line {line}: has {len(row)} fields, where the header has {len(header)}; quote what "
                         f"holds a delimiter, which is {delimiter!r}."
                     )
-            found.add(np.array([line for line, _ in chunk]), zip(*(row for _, row in chunk), strict=True))
+            collected.add(np.array([line for line, _ in chunk]), zip(*(row for _, row in chunk), strict=True))
 
         if not (chunk := list(itertools.islice(records, _FIRST))):
             raise ValueError(f"{path}: has no rows below the names of its columns.")
         one_by_one(chunk)
         before = reader.line_num
         while lines := list(itertools.islice(file, _LINES)):
-            if (columns := found.split(lines, delimiter)) is None:
+            if (columns := collected.split(lines, delimiter)) is None:
                 break
-            found.add(before + 1 + np.arange(len(lines)), columns)
+            collected.add(before + 1 + np.arange(len(lines)), columns)
             before += len(lines)
         records = _records(path, _reader(itertools.chain(lines, file), delimiter), before)
         while chunk := list(itertools.islice(records, _LINES)):
             one_by_one(chunk)
-    late = [found.names[j] for j in found.late]
-    values = tuple(np.concatenate(part) if part else np.zeros(0) for part in found.parts)
-    return (found.names, values, np.concatenate(found.lines)), late
+    late = [collected.names[j] for j in collected.late]
+    values = tuple(np.concatenate(part) if part else np.zeros(0) for part in collected.parts)
+    return (collected.names, values, np.concatenate(collected.lines)), late
 
 
 class _Reader(Protocol):

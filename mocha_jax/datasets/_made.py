@@ -12,11 +12,11 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import matmul
-from mocha_jax._numerics.spectral import matrix_sqrt
+from mocha_jax.spectral import matrix_sqrt
 
 Labels = Callable[[Array, Array, Array], Array]  # of a key, w_t'x of every sample and the noise
 
@@ -209,23 +209,23 @@ def federation(
 
 def _number(owner: str, name: str, value: Array | float) -> Array:
     """Convert to JAX's default float and check that the result is finite."""
-    found = jnp.asarray(check.number(owner, name, value), float)
-    if (known := check.concrete(found)) is not None and not np.isfinite(known):
-        raise ValueError(f"{owner}: {name} must be finite as a number of {found.dtype}, got {check.shown(value)}.")
-    return found
+    number = jnp.asarray(check.number(owner, name, value), float)
+    if (numbers := check.concrete(number)) is not None and not np.isfinite(numbers):
+        raise ValueError(f"{owner}: {name} must be finite as a number of {number.dtype}, got {check.shown(value)}.")
+    return number
 
 
 def _check_samples(owner: str, key: Array, weights: Array, sizes: np.ndarray) -> Array:
     """The weights as JAX takes them."""
     check.key(owner, key)
     weights = check.floats(owner, "weights", weights, ("m", "d"))
-    if (known := check.concrete(weights)) is not None and not np.isfinite(known).all():
+    if (numbers := check.concrete(weights)) is not None and not np.isfinite(numbers).all():
         raise ValueError(f"{owner}: weights must be finite, but hold NaN or infinity in {weights.dtype}.")
     m = len(weights)
     check.array(owner, "sizes", sizes, (m,))
-    given = np.asarray(sizes)
-    if given.dtype.kind not in "iu" or given.min(initial=1) < 1:
-        raise ValueError(f"{owner}: sizes must be integers >= 1, one for each of {m} tasks, got {given}.")
+    counts = np.asarray(sizes)
+    if counts.dtype.kind not in "iu" or counts.min(initial=1) < 1:
+        raise ValueError(f"{owner}: sizes must be integers >= 1, one for each of {m} tasks, got {counts}.")
     return weights
 
 

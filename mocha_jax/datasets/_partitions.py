@@ -10,8 +10,8 @@ from jax.dtypes import canonicalize_dtype
 from jax.typing import DTypeLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
-from mocha_jax._data.dense import check_frames
+from mocha_jax._core.devices import on_purpose
+from mocha_jax._data.frames import check_frames
 from mocha_jax._data.names import Named, columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
@@ -61,12 +61,14 @@ def from_partitions(
     wanted = None if features is None else columns_asked_for("from_partitions", "features", features)
     if like is not None:
         check.instance("from_partitions", "like", like, TaskData, "the training data")
-    names, given = _named(parts)
-    if not given:
+    names, partitions = _named(parts)
+    if not partitions:
         raise ValueError("from_partitions: parts must be one a task, got none.")
-    classes = next((found for part in given if (found := _classes(part, label)) is not None), None)
+    classes = next(
+        (names_of_classes for part in partitions if (names_of_classes := _classes(part, label)) is not None), None
+    )
     xs, ys = [], []
-    for number, part in enumerate(given):
+    for number, part in enumerate(partitions):
         owner = f"from_partitions: part {number if names is None else repr(names[number])}"
         x, y = _pair(owner, part, label, wanted)
         xs.append(x)
@@ -86,10 +88,10 @@ def _named(parts: Any) -> tuple[list[Hashable] | None, list[Any]]:
     if hasattr(parts, "load_partition") and hasattr(parts, "num_partitions"):
         check.integer("from_partitions: parts", 1, num_partitions=parts.num_partitions)
         numbers = range(int(parts.num_partitions))
-        given = [parts.load_partition(i) for i in numbers]
+        partitions = [parts.load_partition(i) for i in numbers]
         by = getattr(parts, "partition_id_to_natural_id", None)
-        known = isinstance(by, Mapping) and all(i in by for i in numbers)
-        return [by[i] if known else i for i in numbers], given  # type: ignore[index]
+        all_named = isinstance(by, Mapping) and all(i in by for i in numbers)
+        return [by[i] if all_named else i for i in numbers], partitions  # type: ignore[index]
     if isinstance(parts, str | bytes) or columns_of("from_partitions", parts) is not None or _is_table(parts):
         raise ValueError(
             f"from_partitions: parts must be an iterable of parts, one a task, got {check.shown(parts)}; for one table "
@@ -125,11 +127,11 @@ def _pair(owner: str, part: Any, label: str, features: Sequence[str] | None) -> 
     places(owner, "column", [label, *wanted], columns)
     if not wanted:
         raise ValueError(f"{owner} has no column besides the label {label!r}; there are no features.")
-    found = {name: _column(owner, name, part[name]) for name in wanted}
-    if len({len(array) for array in found.values()}) > 1:
-        raise ValueError(f"{owner} has columns of different lengths: {listed([len(a) for a in found.values()])}.")
-    names = [n for name, a in found.items() for n in ([name] if a.ndim < 2 else _numbered(name, a))]
-    flat = np.concatenate([_flat(a) for a in found.values()], axis=1)
+    arrays = {name: _column(owner, name, part[name]) for name in wanted}
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise ValueError(f"{owner} has columns of different lengths: {listed([len(a) for a in arrays.values()])}.")
+    names = [n for name, a in arrays.items() for n in ([name] if a.ndim < 2 else _numbered(name, a))]
+    flat = np.concatenate([_flat(a) for a in arrays.values()], axis=1)
     return Named(flat, names), part[label]
 
 

@@ -59,27 +59,27 @@ def leaf(
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         raise ValueError(f"leaf: there is no .json file in {folder}.")
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    samples_of: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     width: tuple[int, str] | None = None
     for path in paths:
         for name, samples in _users_of(path):
             if wanted is not None and name not in wanted:
                 continue
             owner = f"leaf: {path}: user {name!r}"
-            if name in found:
+            if name in samples_of:
                 raise ValueError(f"{owner} is in an earlier file too; a folder must hold one part, train or test.")
-            x, y = found[name] = _samples(owner, samples, codes)
+            x, y = samples_of[name] = _samples(owner, samples, codes)
             width = (x.shape[1], name) if width is None else width
             if x.shape[1] != width[0]:
                 raise ValueError(
                     f"{owner} has samples of length {x.shape[1]}, where those of {width[1]!r} have {width[0]}."
                 )
-    names = list(found) if wanted is None else wanted
-    if missing := [name for name in names if name not in found]:
+    names = list(samples_of) if wanted is None else wanted
+    if missing := [name for name in names if name not in samples_of]:
         raise ValueError(f"leaf: {len(missing)} of {len(names)} users are not in {folder}, e.g. {missing[0]!r}.")
     if not names:
         raise ValueError(f"leaf: there are no users in {folder}.")
-    return Users(names, [found[name][0] for name in names], [found[name][1] for name in names])
+    return Users(names, [samples_of[name][0] for name in names], [samples_of[name][1] for name in names])
 
 
 def symbols(text: str, alphabet: str = ALPHABET) -> np.ndarray:
@@ -113,13 +113,13 @@ def windows(sequence: Sequence[int] | np.ndarray, length: int) -> tuple[np.ndarr
     check.integer("windows", 1, length=length)
     length = int(length)
     check.integers("windows", 0, sequence=sequence)
-    known = np.asarray(sequence)
-    if known.ndim != 1 or len(known) < 2:
+    symbols = np.asarray(sequence)
+    if symbols.ndim != 1 or len(symbols) < 2:
         raise ValueError(f"windows: sequence must have one axis and two symbols or more, got {check.shown(sequence)}.")
-    count = -(-(len(known) - 1) // length)
+    count = -(-(len(symbols) - 1) // length)
     places = length * np.arange(count)[:, None] + np.arange(length + 1)[None, :]
-    rows = np.where(places < len(known), known[np.minimum(places, len(known) - 1)], 0)
-    lengths = np.minimum(len(known) - 1 - places[:, 0], length)
+    rows = np.where(places < len(symbols), symbols[np.minimum(places, len(symbols) - 1)], 0)
+    lengths = np.minimum(len(symbols) - 1 - places[:, 0], length)
     return rows.astype(np.float32), lengths.astype(np.float32)
 
 
@@ -139,12 +139,12 @@ def _code_points(text: str) -> np.ndarray:
 
 
 def _numbered(owner: str, text: str, codes: Codes) -> np.ndarray:
-    known, order = codes
+    alphabet, order = codes
     points = _code_points(text)
-    places = np.minimum(np.searchsorted(known, points), len(known) - 1)
-    if len(strange := np.flatnonzero(known[places] != points)):
+    places = np.minimum(np.searchsorted(alphabet, points), len(alphabet) - 1)
+    if len(strange := np.flatnonzero(alphabet[places] != points)):
         raise ValueError(
-            f"{owner} has a {text[strange[0]]!r} at place {strange[0]}, which the alphabet of {len(known)} symbols "
+            f"{owner} has a {text[strange[0]]!r} at place {strange[0]}, which the alphabet of {len(alphabet)} symbols "
             f"lacks."
         )
     return order[places].astype(np.int32)

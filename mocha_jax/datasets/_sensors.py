@@ -51,17 +51,17 @@ def cells(path: str | os.PathLike[str]) -> Users:
     if len(xs) != len(ys):
         raise ValueError(f"cells: {path} has {len(xs)} cells X but {len(ys)} cells Y.")
     names = [str(t + 1) for t in range(len(xs))]
-    found = [
+    series = [
         _samples(f"cells: {path}: task {name}", x, y)
         for name, x, y in zip(names, xs, ys, strict=True)
     ]  # fmt: skip
-    width = found[0][0].shape[1]
-    for name, (x, _) in zip(names, found, strict=True):
+    width = series[0][0].shape[1]
+    for name, (x, _) in zip(names, series, strict=True):
         if x.shape[1] != width:
             raise ValueError(
                 f"cells: {path}: task {name} has samples of length {x.shape[1]}, where those of task 1 have {width}."
             )
-    return Users(names, [x for x, _ in found], [y for _, y in found])
+    return Users(names, [x for x, _ in series], [y for _, y in series])
 
 
 def har(folder: str | os.PathLike[str], *, part: str | None = None) -> Users:
@@ -132,14 +132,14 @@ def vehicle(folder: str | os.PathLike[str]) -> Users:
       (['n41'], (2, 100), [0.25, 0.5], [1.0, -1.0])
     """
     _check_folder("vehicle", folder, "runs such as aav3 and dw2 in it")
-    found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    pairs_of: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (sensor, name, _), files in _recordings(Path(folder)).items():
         x = _spectra(files)
-        found.setdefault(sensor, []).append((x, np.full(len(x), 1.0 if name == "aav" else -1.0, np.float32)))
-    if not found:
+        pairs_of.setdefault(sensor, []).append((x, np.full(len(x), 1.0 if name == "aav" else -1.0, np.float32)))
+    if not pairs_of:
         raise ValueError(f"vehicle: there is no run in {folder}, with files such as aav3/n41/aav3evfeat41_1_1.txt.")
-    xs, ys = ([np.concatenate([pair[i] for pair in pairs]) for pairs in found.values()] for i in (0, 1))
-    return Users([f"n{sensor}" for sensor in found], xs, ys)
+    xs, ys = ([np.concatenate([pair[i] for pair in pairs]) for pairs in pairs_of.values()] for i in (0, 1))
+    return Users([f"n{sensor}" for sensor in pairs_of], xs, ys)
 
 
 def _line(error: Exception) -> str:
@@ -226,17 +226,17 @@ def _har_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _recordings(folder: Path) -> dict[tuple[int, str, int], dict[str, Path]]:
     """The two files of every recording, which is of a sensor, a vehicle and a run, in this order."""
-    found: dict[tuple[int, str, int], dict[str, Path]] = {}
+    files_of: dict[tuple[int, str, int], dict[str, Path]] = {}
     for path in sorted(folder.rglob("*evfeat*.txt")):
         # The sensor is that of the file: the folder n4 of run aav7 has the files of sensors 4 and 5.
         name = re.fullmatch(r"(aav|dw)(\d+)evfeat(\d+)_1_([12])\.txt", path.name)
         if name is None or not re.fullmatch(r"n\d+", path.parent.name):
             continue
-        files = found.setdefault((int(name[3]), name[1], int(name[2])), {})
+        files = files_of.setdefault((int(name[3]), name[1], int(name[2])), {})
         if name[4] in files:
             raise ValueError(f"vehicle: {path} is in {files[name[4]].parent} too.")
         files[name[4]] = path
-    return dict(sorted(found.items()))
+    return dict(sorted(files_of.items()))
 
 
 def _spectra(files: dict[str, Path]) -> np.ndarray:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.datasets._fields import lines_of, text_file
@@ -56,7 +56,7 @@ def svmlight(
       >>> data.names.tasks, data.x[0].tolist(), data.y[0].tolist()
       ((7, 9), [[0.5, 0.0, 2.0], [0.0, 1.0, 0.0]], [1.0, -1.0])
     """
-    where = text_file("svmlight", path)
+    place = text_file("svmlight", path)
     if isinstance(group, str) and group != "qid":
         raise ValueError(f'svmlight: group must be "qid" or the task of every line, got {group!r}.')
     if not isinstance(zero_based, bool | np.bool_):
@@ -70,9 +70,9 @@ def svmlight(
         check.instance("svmlight", "like", like, TaskData, "the training data")
         intercept = like.intercept
         num_features = like.num_slopes if num_features is None else num_features
-    file = _read(str(where))
-    groups = _groups(where, file, group)
-    column, width = _columns(where, file, num_features, zero_based)
+    file = _read(str(place))
+    groups = _groups(place, file, group)
+    column, width = _columns(place, file, num_features, zero_based)
     dtype = canonicalize_dtype(np.float64) if like is None and dtype is None else dtype
     stored = _bytes(dtype, like)
     sizes = Counter(groups.tolist())
@@ -80,7 +80,7 @@ def svmlight(
     size = 1e-9 * m * most * (width + bool(intercept)) * stored
     if size > limit:
         raise ValueError(
-            f"{where}: samples are stored dense, and {m} tasks of up to {most} samples with {width} features would "
+            f"{place}: samples are stored dense, and {m} tasks of up to {most} samples with {width} features would "
             f"take {size:.3g} GB, more than limit_gb={limit:g}; raise it if that fits, map the samples to "
             f'fewer features first, or store them as dtype="bfloat16".'
         )
@@ -110,24 +110,24 @@ def _read(path: str) -> _File:
         try:
             if "_" in content:
                 raise ValueError  # to Python 1_000 is a number
-            given = [word.split(":") for word in words[1:]]
-            if given and given[0][0] == "qid":
-                query.append(int(given.pop(0)[1]))
+            pairs = [word.split(":") for word in words[1:]]
+            if pairs and pairs[0][0] == "qid":
+                query.append(int(pairs.pop(0)[1]))
             y.append(float(words[0]))
-            index.extend([int(i) for i, _ in given])
-            value.extend([float(v) for _, v in given])
+            index.extend([int(i) for i, _ in pairs])
+            value.extend([float(v) for _, v in pairs])
         except (ValueError, OverflowError, IndexError) as error:
             raise ValueError(f"{path}, line {number}: {_wrong(words)}.") from error
         line.append(number)
-        counts.append(len(given))
+        counts.append(len(pairs))
     if not y:
         raise ValueError(f"{path}: has no samples.")
-    found = [
+    arrays = [
         np.frombuffer(each, each.typecode) if each else np.zeros(0) for each in (y, query, line, counts, index, value)
     ]
     if len(query) not in (0, len(y)):
         raise ValueError(f"{path}: has a qid in {len(query)} lines of {len(y)}; all must have one, or none.")
-    file = _File(found[0], found[1] if query else None, found[2], found[3], found[4].astype(int), found[5])
+    file = _File(arrays[0], arrays[1] if query else None, arrays[2], arrays[3], arrays[4].astype(int), arrays[5])
     row = np.repeat(np.arange(len(file.y)), file.counts)
     if (bad := ~np.isfinite(file.y)).any():
         raise ValueError(f"{path}, line {file.line[np.argmax(bad)]}: the label is NaN or infinite; leave the line out.")
@@ -171,16 +171,16 @@ def _groups(path: object, file: _File, group: ArrayLike | str) -> np.ndarray:
         if file.query is None:
             raise ValueError(f"{path}: has no qid; pass group, the task of every line [{len(file.y)}].")
         return file.query.astype(int)
-    if (known := check.concrete(group)) is None:
+    if (groups := check.concrete(group)) is None:
         try:
-            known = np.asarray(group, object)
+            groups = np.asarray(group, object)
         except Exception:  # a user's `__array__` may raise anything
-            known = np.zeros(0)
-    if known.shape != (len(file.y),) or np.ma.is_masked(group):
+            groups = np.zeros(0)
+    if groups.shape != (len(file.y),) or np.ma.is_masked(group):
         raise ValueError(
             f"svmlight: group must have a label for each of the {len(file.y)} samples, got {check.shown(group)}."
         )
-    return known
+    return groups
 
 
 def _columns(path: object, file: _File, num_features: int | None, zero_based: bool | str) -> tuple[np.ndarray, int]:

@@ -63,18 +63,18 @@ class Table:
         for j, name in enumerate(wanted):
             if name in self._places:
                 x[:, j] = self._numbers(name)
-            elif (found := self._level(name)) is not None:
-                levels.setdefault(found[0], {})[found[1]] = j
+            elif (level := self._level(name)) is not None:
+                levels.setdefault(level[0], {})[level[1]] = j
             else:
                 places(self.path, "column", [name], self.columns)
-        for name, known in levels.items():
+        for name, column_of in levels.items():
             texts = self.texts(name)
             for row, text in enumerate(texts):
-                if text not in known:
-                    self._refuse(row, name, f"{text!r} is not among the {len(known)} values that are known: "
-                                           f"{listed(list(known))}")  # fmt: skip
-            places_of = np.array([known[text] for text in texts], int)
-            x[:, list(known.values())] = places_of[:, None] == list(known.values())
+                if text not in column_of:
+                    self._refuse(row, name, f"{text!r} is not among the {len(column_of)} values that are known: "
+                                           f"{listed(list(column_of))}")  # fmt: skip
+            places_of = np.array([column_of[text] for text in texts], int)
+            x[:, list(column_of.values())] = places_of[:, None] == list(column_of.values())
         return x
 
     def texts(self, name: str) -> list[str]:
@@ -110,13 +110,13 @@ class Table:
             return np.array([int(text) for text in texts] if whole else texts)
         if not isinstance(known, list | tuple) or not all(isinstance(one, Hashable) for one in known):
             raise ValueError(f"{self.path}: known must be a list of names, got {check.shown(known)}.")
-        where: dict[str, Hashable] = {str(one): one for one in known}
-        where |= {str(int(one)): one for one in known if isinstance(one, float) and one.is_integer()}
-        if not several <= where.keys():
-            row = next(row for row, text in enumerate(texts) if text not in where)
+        name_of: dict[str, Hashable] = {str(one): one for one in known}
+        name_of |= {str(int(one)): one for one in known if isinstance(one, float) and one.is_integer()}
+        if not several <= name_of.keys():
+            row = next(row for row, text in enumerate(texts) if text not in name_of)
             self._refuse(row, name, f"{texts[row]!r} is not among the {len(known)} that are known: {listed(known)}")
-        found = [where[text] for text in texts]
-        return np.array(found, None if len({type(one) for one in found}) == 1 else object)
+        as_named = [name_of[text] for text in texts]
+        return np.array(as_named, None if len({type(one) for one in as_named}) == 1 else object)
 
     def holds_texts(self, name: str) -> bool:
         """Tell whether no value of a column is a number.
@@ -138,14 +138,16 @@ class Table:
     def _numbers(self, name: str) -> np.ndarray:
         column = self.column(name)
         if column.dtype.kind == "O":
-            if self.holds_texts(name) and (given := [row for row, text in enumerate(column) if text.strip()]):
-                text = column[given[0]]
-                self._refuse(given[0], name, f"{text!r} is a text; encode the column as categories, or leave it out of "
-                                            f"the features")  # fmt: skip
-            found = as_numbers(column.tolist())
-            if found is None:
+            if self.holds_texts(name) and (filled := [row for row, text in enumerate(column) if text.strip()]):
+                text = column[filled[0]]
+                self._refuse(
+                    filled[0], name,
+                    f"{text!r} is a text; encode the column as categories, or leave it out of the features",
+                )  # fmt: skip
+            numbers = as_numbers(column.tolist())
+            if numbers is None:
                 self._refuse_number(next(row for row, text in enumerate(column) if not is_number(text)), name)
-            column = found
+            column = numbers
         if not (finite := np.isfinite(column)).all():
             self._refuse_number(int(np.argmin(finite)), name)
         return column
@@ -192,19 +194,19 @@ def read_table(
 
 def read(owner: str, path: str | os.PathLike[str], delimiter: str | None, texts: Sequence[str]) -> Table:
     """Read a table for a function of some name."""
-    where = text_file(owner, path)
+    place = text_file(owner, path)
     texts = columns_asked_for(owner, "texts", texts)
     if delimiter is not None and not (isinstance(delimiter, str) and re.fullmatch(r'[^\w"\r\n]|_', delimiter)):
         raise ValueError(f'{owner}: delimiter must be one character such as ";", got {check.shown(delimiter)}.')
-    columns, values, lines = columns_in(where, delimiter, texts)
-    return Table(str(where), columns, values, lines)
+    columns, values, lines = columns_in(place, delimiter, texts)
+    return Table(str(place), columns, values, lines)
 
 
-def columns_asked_for(owner: str, name: str, given: object) -> tuple[str, ...]:
+def columns_asked_for(owner: str, name: str, asked: object) -> tuple[str, ...]:
     """Names of columns, in a list or the like."""
-    row = getattr(given, "ndim", 1) == 1
-    several = row and isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
-    names = [str(one) if isinstance(one, str) else None for one in given] if several else [None]  # type: ignore[attr-defined]
+    row = getattr(asked, "ndim", 1) == 1
+    several = row and isinstance(asked, Sequence | np.ndarray) and not isinstance(asked, str | bytes)
+    names = [str(one) if isinstance(one, str) else None for one in asked] if several else [None]  # type: ignore[attr-defined]
     if None in names or duplicates(names):
-        raise ValueError(f"{owner}: {name} must be a list of different names of columns, got {check.shown(given)}.")
+        raise ValueError(f"{owner}: {name} must be a list of different names of columns, got {check.shown(asked)}.")
     return tuple(one for one in names if one is not None)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._files.fingerprint import native, plain
 from mocha_jax._files.owned_file import CheckpointError, OwnedFile
 from mocha_jax.federated._message import Down, Message, Up, check_header

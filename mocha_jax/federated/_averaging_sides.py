@@ -19,9 +19,8 @@ from jax.typing import DTypeLike
 from mocha_jax._core.pytree import Pytree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.rounds import NO_ROUND
-from mocha_jax._model.likelihoods import Likelihood
 from mocha_jax._neural.clients import at_once, over_clients
-from mocha_jax._neural.fedavg import Answer, FedAvg, FedAvgState, no_answer
+from mocha_jax._neural.fedavg import FedAvg, FedAvgAnswer, FedAvgState, no_answer
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax.federated._network_sides import (
     Training,
@@ -36,8 +35,9 @@ from mocha_jax.federated._network_sides import (
 )
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
 from mocha_jax.federated._silent_data import absent
+from mocha_jax.likelihoods import Likelihood
 from mocha_jax.systems import Full
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._base import Request
 
 Record = TypeVar("Record")
 
@@ -90,9 +90,9 @@ class AveragingNodeSide(NodeSide[tuple[()], AveragingDown, AveragingUp]):
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
 
         def client(
-            down: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: Answer
-        ) -> tuple[Answer, tuple[()]]:
-            inputs = algorithm.given(key, row_of(down.params, node), problem)
+            down: AveragingDown, data: TaskData, place: Array, node: Array, budget: Array, _: FedAvgAnswer
+        ) -> tuple[FedAvgAnswer, tuple[()]]:
+            inputs = algorithm.inputs(key, row_of(down.params, node), problem)
             return algorithm.answer(inputs, data, place, header.task[node], budget), ()
 
         none = of_each(no_answer(algorithm.begin(data.dtype), data.dtype), data.num_nodes)
@@ -154,7 +154,7 @@ class AveragingServerSide(ServerSide[AveragingServerState, AveragingUp]):
         self, state: AveragingServerState, round: Array, up: AveragingUp, received: ReceivedAnswers
     ) -> tuple[AveragingServerState, Training]:
         counts = where(received.any & (state.counts > 0), up.samples, state.counts)
-        total = total_of(received.any, Answer(up.change, up.weight, up.loss, up.diverged))
+        total = total_of(received.any, FedAvgAnswer(up.change, up.weight, up.loss, up.diverged))
         after = self.algorithm.heard(state.state, total)
         return AveragingServerState(counts, after), training(after, counts)
 

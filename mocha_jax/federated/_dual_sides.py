@@ -39,7 +39,7 @@ from mocha_jax.federated._silent_data import absent
 from mocha_jax.losses import Loss, Squared
 from mocha_jax.regularizers import Independent, Regularizer
 from mocha_jax.servers._base import NodeUpdate, ServerState
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 # Answers whose vectors a node keeps. Which of them the server holds it learns with the next message; of more than that
 # in a row that were lost or are under way, it answers once with its vector and no work.

@@ -20,7 +20,7 @@ from mocha_jax.federated._adaptive_sides import AdaptiveNodeState, AdaptiveServe
 from mocha_jax.federated._dual_sides import DualNodeState, DualServerState
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
-from mocha_jax.systems._work import Info, Work
+from mocha_jax.systems._base import Info, Work
 
 # Folded into a round's key for the channel's luck.
 _LUCK = 7

@@ -16,8 +16,8 @@ from jax.typing import DTypeLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.problem import Quality
 from mocha_jax.federated._inbox import FederationState, Inbox

@@ -12,7 +12,7 @@ from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.storage import Layout
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._numerics.products import Terms
+from mocha_jax._numerics.math import Terms
 
 
 class Absent(Layout):

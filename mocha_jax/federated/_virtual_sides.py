@@ -32,12 +32,11 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._model.likelihoods import Likelihood
+from mocha_jax._neural.bayesian import VirtualState, each_of, each_of_count, product
 from mocha_jax._neural.clients import at_once, over_clients, whose_turn
-from mocha_jax._neural.gaussian import Gaussian
-from mocha_jax._neural.posterior import VirtualState, each_of, each_of_count, product
+from mocha_jax._neural.gaussian import DiagonalGaussian
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.refinement import Answer, Own
+from mocha_jax._neural.refinement import Own, RefinementAnswer
 from mocha_jax._neural.virtual import Virtual
 from mocha_jax.federated._dual_sides import UNKNOWN, invalid_round, known_answers, oldest
 from mocha_jax.federated._network_sides import (
@@ -51,6 +50,7 @@ from mocha_jax.federated._network_sides import (
     training,
 )
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
+from mocha_jax.likelihoods import Likelihood
 
 # Answers whose factors a node keeps, the one held among them: at most so many less one may be under way at a time.
 REMEMBERED = 4
@@ -59,7 +59,7 @@ REMEMBERED = 4
 class VirtualDown(Pytree):
     """The message of the server."""
 
-    posterior: Gaussian  # [m, p] s
+    posterior: DiagonalGaussian  # [m, p] s
     clients: Array  # [m] int32 K, those with samples
     first: Array  # [m] power of the first density that stands for a node without an answer
     steps: Array  # [m] int32 how many to do; below 0 those of a full round
@@ -68,7 +68,7 @@ class VirtualDown(Pytree):
 class VirtualUp(Pytree):
     """The answer of nodes."""
 
-    factor: Gaussian  # [m, p] s_i, all of it
+    factor: DiagonalGaussian  # [m, p] s_i, all of it
     loss: Array  # [m] mean over the training of the free energy for each sample; 0 without any
     refined: Array  # [m] int32 1 where it is the factor of a refinement that was finite
     diverged: Array  # [m] int32 1 where the refinement was not, and the factor is the one before it
@@ -79,14 +79,14 @@ class SentFactors(Pytree):
     """The answers that nodes have sent."""
 
     round: Array  # [m, k] int32; below 0: none
-    factor: Gaussian  # [m, k, p]
+    factor: DiagonalGaussian  # [m, k, p]
 
 
 class VirtualNodeState(Pytree):
     """The state that nodes keep between rounds."""
 
-    factor: Gaussian  # [m, p] the latest; of a node that no message has reached anything
-    private: Gaussian  # [m, q] c_i
+    factor: DiagonalGaussian  # [m, p] the latest; of a node that no message has reached anything
+    private: DiagonalGaussian  # [m, q] c_i
     loss: Array  # [m] of the last training; infinite before any
     incarnation: Array  # [m] int32 of the server that sent the last message; below 0: none has
     sent: SentFactors
@@ -108,7 +108,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
         shared, own = self.algorithm.vectors(dtype)
         private = self.algorithm.first_state(jnp.ones((m,), bool), shared, own).private
         none, rounds = jnp.zeros((m, k, shared.size), dtype), jnp.full((m, k), UNKNOWN, jnp.int32)
-        factor, sent = Gaussian(none[:, 0], none[:, 0]), SentFactors(rounds, Gaussian(none, none))
+        factor, sent = DiagonalGaussian(none[:, 0], none[:, 0]), SentFactors(rounds, DiagonalGaussian(none, none))
         return VirtualNodeState(factor, private, jnp.full((m,), jnp.inf, dtype), rounds[:, 0], sent)
 
     def reject_reason(self, state: VirtualNodeState, header: Header, down: VirtualDown) -> str:
@@ -124,7 +124,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
             m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
             none = jnp.zeros((m, self.algorithm.vectors(dtype)[0].size), dtype)
             number = jnp.zeros((m,), jnp.int32)
-            return VirtualDown(Gaussian(none, none), number, number.astype(dtype), number)
+            return VirtualDown(DiagonalGaussian(none, none), number, number.astype(dtype), number)
 
         return {"VirtualDown": jax.eval_shape(some)}
 
@@ -159,7 +159,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
 
     def _refined(
         self, key: Array, state: VirtualNodeState, header: Header, down: VirtualDown, each: Array, knows_held: Array,
-        factor_held: Gaussian, latest: Gaussian,
+        factor_held: DiagonalGaussian, latest: DiagonalGaussian,
     ) -> tuple[Own, Array, Array]:  # fmt: skip
         """Refine: all that is the nodes' own then, which refinements were finite ``[m]`` and which were not."""
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
@@ -175,7 +175,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
         ) -> tuple[tuple[Own, Array, Array], tuple[()]]:
             own, _, _ = row
             posterior, factor = row_of(down.posterior, node), row_of(factor_held, node)
-            inputs = algorithm.given(key, posterior, begin[node], own_like, problem.likelihood, each[node])
+            inputs = algorithm.inputs(key, posterior, begin[node], own_like, problem.likelihood, each[node])
             before = Own(factor, own.private, own.loss)
             new, answer = algorithm.refine(inputs, data, place, header.task[node], budget, before, own.factor)
             factor = jax.tree.map(lambda a, b: jnp.where(answer.good > 0, a, b), new.factor, own.factor)
@@ -258,7 +258,7 @@ class VirtualServerSide(ServerSide[VirtualServerState, VirtualUp]):
         def some() -> VirtualUp:
             m, shared = self.num_tasks, self._shared()
             none, number = jnp.zeros((m, shared.size), shared.dtype), jnp.zeros((m,), jnp.int32)
-            return VirtualUp(Gaussian(none, none), number.astype(shared.dtype), number, number, number)
+            return VirtualUp(DiagonalGaussian(none, none), number.astype(shared.dtype), number, number, number)
 
         return jax.eval_shape(some)
 
@@ -271,7 +271,7 @@ class VirtualServerSide(ServerSide[VirtualServerState, VirtualUp]):
         losses = where(received.any & (up.refined > 0), up.loss, before.losses)
         change = jax.tree.map(partial(jnp.sum, axis=0), factors / before.factors)
         good, bad = total_of(received.any, (up.refined, up.diverged))
-        after = before.heard(Own(factors, before.private, losses), Answer(change, good, bad))
+        after = before.heard(Own(factors, before.private, losses), RefinementAnswer(change, good, bad))
         first = jnp.where(received.any, jnp.zeros_like(state.first), state.first)
         return VirtualServerState(counts, first, after), training(after, counts)
 
@@ -296,17 +296,17 @@ def _check_factors(owner: str, algorithm: Virtual) -> None:
         )
 
 
-def _powers(gaussian: Gaussian, power: Array) -> Gaussian:
-    """One Gaussian ``[p]`` to the powers of all nodes ``[m]``, ``[m, p]``."""
-    return Gaussian(power[:, None] * gaussian.precision[None, :], power[:, None] * gaussian.shift[None, :])
+def _powers(gaussian: DiagonalGaussian, power: Array) -> DiagonalGaussian:
+    """One DiagonalGaussian ``[p]`` to the powers of all nodes ``[m]``, ``[m, p]``."""
+    return DiagonalGaussian(power[:, None] * gaussian.precision[None, :], power[:, None] * gaussian.shift[None, :])
 
 
-def _chosen(mask: Array, new: Gaussian, old: Gaussian) -> Gaussian:
+def _chosen(mask: Array, new: DiagonalGaussian, old: DiagonalGaussian) -> DiagonalGaussian:
     """The new ones of some nodes, and the old ones of the others."""
-    return Gaussian(where(mask, new.precision, old.precision), where(mask, new.shift, old.shift))
+    return DiagonalGaussian(where(mask, new.precision, old.precision), where(mask, new.shift, old.shift))
 
 
-def _with_answer(sent: SentFactors, is_held: Array, round: Array, factor: Gaussian) -> SentFactors:
+def _with_answer(sent: SentFactors, is_held: Array, round: Array, factor: DiagonalGaussian) -> SentFactors:
     """Put another answer in place of the oldest, but not of the one that the server holds, marked ``[m, k]``."""
     slot = oldest(sent.round, is_held)
     factors = jax.tree.map(lambda a, new: jnp.where(slot[:, :, None], new[:, None, :], a), sent.factor, factor)

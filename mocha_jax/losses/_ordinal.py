@@ -65,15 +65,15 @@ class Ordinal(Loss, in_kernel=True):
         parts: list[Any] = check.sequence("Ordinal", "thresholds", thresholds)
         if not parts:
             raise ValueError("Ordinal: thresholds is empty; pass one less than there are labels.")
-        for given in parts if isinstance(thresholds, list | tuple) else [thresholds]:
-            check.number("Ordinal", "thresholds", given)
+        for part_of in parts if isinstance(thresholds, list | tuple) else [thresholds]:
+            check.number("Ordinal", "thresholds", part_of)
         if len({np.shape(part) for part in parts}) > 1 or np.ndim(parts[0]) > 1:
             raise ValueError("Ordinal: thresholds must be numbers, or for PerTask arrays [num_tasks], one per task.")
-        known = [check.concrete(part) for part in parts]
-        for low, high in zip(known, known[1:], strict=False):
+        numbers = [check.concrete(part) for part in parts]
+        for low, high in zip(numbers, numbers[1:], strict=False):
             if low is not None and high is not None and not np.all(low <= high):
                 raise ValueError(f"Ordinal: thresholds must rise, got {check.shown(thresholds)}.")
-        if any(part is not None and not np.all(np.isfinite(part)) for part in known):
+        if any(part is not None and not np.all(np.isfinite(part)) for part in numbers):
             raise ValueError(f"Ordinal: thresholds must be finite, got {check.shown(thresholds)}.")
         object.__setattr__(self, "thresholds", tuple(parts))
 
@@ -120,7 +120,7 @@ class Ordinal(Loss, in_kernel=True):
     def _ranks(self, y: Array) -> list[Array]:
         """Tell how many kinks are before each: of those of a kind in their order, of the others by comparison."""
         theta, ranks = self.thresholds, []
-        for k, mine in enumerate(theta):
+        for k, threshold in enumerate(theta):
             others = (j for j in range(len(theta)) if j != k)
             # A kink at theta + 1 comes after those of lower thresholds of its kind, and of the other kind's those
             # theta - 1 that are lower; ties count as lower for the first kind alone.
@@ -128,7 +128,9 @@ class Ordinal(Loss, in_kernel=True):
                 jnp.where(
                     (y > j) == (y > k),
                     jnp.full_like(y, j < k),
-                    jnp.where(y > k, theta[j] - 1.0 <= mine + 1.0, theta[j] + 1.0 < mine - 1.0).astype(y.dtype),
+                    jnp.where(y > k, theta[j] - 1.0 <= threshold + 1.0, theta[j] + 1.0 < threshold - 1.0).astype(
+                        y.dtype
+                    ),
                 )
                 for j in others
             ]

@@ -61,12 +61,12 @@ class PerTask(Loss):
     which: Array  # [num_tasks, 1] each task's kind
 
     def __init__(self, losses: Loss | Sequence[Loss], which: ArrayLike | Sequence[int] | None = None) -> None:
-        given = [losses] if isinstance(losses, Loss) else check.sequence("PerTask", "losses", losses)
-        for i, loss in enumerate(given):
+        listed = [losses] if isinstance(losses, Loss) else check.sequence("PerTask", "losses", losses)
+        for i, loss in enumerate(listed):
             check.instance("PerTask", f"losses[{i}]", loss, Loss, "losses.Hinge()")
             if isinstance(loss, PerTask):
                 raise ValueError(f"PerTask: losses[{i}] is a PerTask itself; pass the losses of the tasks.")
-        kinds, kind = _by_kind(cast(list[Loss], given), _numbered(cast(list[Loss], given), which))
+        kinds, kind = _by_kind(cast(list[Loss], listed), _numbered(cast(list[Loss], listed), which))
         object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "which", kind)
 
@@ -95,8 +95,8 @@ class PerTask(Loss):
 
     @property
     def scored_by(self) -> str:  # type: ignore[override]
-        found = {kind.scored_by for kind in self.kinds}
-        return found.pop() if len(found) == 1 else super().scored_by
+        metrics_of = {kind.scored_by for kind in self.kinds}
+        return metrics_of.pop() if len(metrics_of) == 1 else super().scored_by
 
     @property
     def in_kernel(self) -> bool:  # type: ignore[override]
@@ -135,19 +135,19 @@ class PerTask(Loss):
         The other losses of a sample get a label and duals that any loss takes: what they make of them is thrown away,
         but where it were no number, its derivative would still be none.
         """
-        found = of(self.kinds[0], *self._given(0, y))
+        of_tasks = of(self.kinds[0], *self._given(0, y))
         for k, kind in enumerate(self.kinds[1:], 1):
             choose = partial(jnp.where, self.which == k)
-            found = jax.tree.map(choose, of(kind, *self._given(k, y)), found)
-        return found
+            of_tasks = jax.tree.map(choose, of(kind, *self._given(k, y)), of_tasks)
+        return of_tasks
 
     def _given(self, k: int, y: Array) -> tuple[Duals, Array]:
         """Make duals and labels fit for loss k."""
         if len(self.kinds) == 1:
             return lambda beta: beta, y
-        mine, project = self.which == k, self.kinds[k].project
-        label = jnp.where(mine, y, 1.0)
-        return lambda beta: jnp.where(mine, beta, project(beta, label)), label
+        of_kind, project = self.which == k, self.kinds[k].project
+        label = jnp.where(of_kind, y, 1.0)
+        return lambda beta: jnp.where(of_kind, beta, project(beta, label)), label
 
     def decide(self, z: Array) -> Array:
         return self._own(lambda loss, _, y: loss.decide(z), jnp.ones_like(z))
@@ -217,11 +217,11 @@ def _by_kind(losses: list[Loss], which: np.ndarray) -> tuple[tuple[Loss, ...], n
     for i in np.unique(which).tolist():
         members.setdefault(jax.tree.structure(losses[i]), []).append(i)
     kinds, kind = [], np.zeros(len(losses), int)
-    for k, mine in enumerate(members.values()):
-        kind[mine] = k
+    for k, tasks in enumerate(members.values()):
+        kind[tasks] = k
         place = np.zeros(len(losses), int)  # of other kinds' tasks: that of the first
-        place[mine] = np.arange(len(mine))
-        kinds.append(jax.tree.map(partial(_by_task, place[which]), *(losses[i] for i in mine)))
+        place[tasks] = np.arange(len(tasks))
+        kinds.append(jax.tree.map(partial(_by_task, place[which]), *(losses[i] for i in tasks)))
     return tuple(kinds), kind[which][:, None]
 
 

@@ -129,8 +129,8 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
 
     def phi_fenchel_young(self, e: Array, beta: Array) -> Array:
         size, b = jnp.abs(e), beta * jnp.where(e < 0, -1.0, 1.0)
-        out, within = jnp.maximum(size - self.epsilon, 0.0), jnp.maximum(self.epsilon - size, 0.0)
-        against = out * (1.0 - jnp.abs(b)) + within * jnp.abs(b)
+        out, inside = jnp.maximum(size - self.epsilon, 0.0), jnp.maximum(self.epsilon - size, 0.0)
+        against = out * (1.0 - jnp.abs(b)) + inside * jnp.abs(b)
         along = out + b * (size + self.epsilon)
         return jnp.where(b < 0, against, along)
 

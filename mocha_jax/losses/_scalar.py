@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax.losses._base import Loss
 
 # Predictions beyond this size are not told apart from infinity when the conjugate is sought.
@@ -74,19 +74,19 @@ class FromScalar(Loss):
             # The root by its equation, for derivatives: bisection has none. Where fn has a kink, the root is where the
             # prediction meets the kink, and the equation holds for some slope between those on its sides.
             value, slope_there = residual(root)
-            there = g + kappa * (root - beta)
+            pull = g + kappa * (root - beta)
             tolerance = jnp.sqrt(jnp.finfo(root.dtype).eps) * (1.0 + jnp.abs(root))
             moved = value / lax.stop_gradient(slope_there)
             at_kink = (jnp.abs(value) > tolerance) & (kappa > 0)
-            moved = jnp.where(at_kink, there / lax.stop_gradient(jnp.where(kappa > 0, kappa, 1.0)), moved)
+            moved = jnp.where(at_kink, pull / lax.stop_gradient(jnp.where(kappa > 0, kappa, 1.0)), moved)
             return root - (moved - lax.stop_gradient(moved))
 
         return self.project(jnp.vectorize(one)(beta, g, y, kappa), y)
 
     def fenchel_young(self, z: Array, beta: Array, y: Array) -> Array:
         # The Bregman divergence between z and the point whose slope is -beta.
-        at = self._maximiser(beta, y)
-        return jnp.maximum(self.value(z, y) - self.value(at, y) + beta * (z - at), 0.0)
+        maximiser = self._maximiser(beta, y)
+        return jnp.maximum(self.value(z, y) - self.value(maximiser, y) + beta * (z - maximiser), 0.0)
 
     def _fenchel_young_rounding(self, z: Array, beta: Array, y: Array) -> Array:
         at_z = 8.0 * (jnp.abs(self.value(z, y)) + jnp.abs(beta) * jnp.abs(z))
@@ -94,11 +94,11 @@ class FromScalar(Loss):
 
     def _conjugate_rounding(self, beta: Array, y: Array) -> Array:
         """A bound on how much larger the conjugate may be because of rounding."""
-        at = self._maximiser(beta, y)
+        maximiser = self._maximiser(beta, y)
         # The supremum is of a concave function, and at a point within this of `at`; beyond it rises by its slope.
-        within = _FAR * 2.0 ** -_steps(beta) + jnp.finfo(beta.dtype).eps * jnp.abs(at)
-        rise = jnp.abs(beta + self.derivative(at, y)) * within / jnp.finfo(beta.dtype).eps
-        return rise + 8.0 * (jnp.abs(self.value(at, y)) + jnp.abs(beta) * jnp.abs(at))
+        distance = _FAR * 2.0 ** -_steps(beta) + jnp.finfo(beta.dtype).eps * jnp.abs(maximiser)
+        rise = jnp.abs(beta + self.derivative(maximiser, y)) * distance / jnp.finfo(beta.dtype).eps
+        return rise + 8.0 * (jnp.abs(self.value(maximiser, y)) + jnp.abs(beta) * jnp.abs(maximiser))
 
     def _maximiser(self, beta: Array, y: Array) -> Array:
         """The point of least size that attains the supremum of -beta z - l(z)."""

@@ -13,6 +13,8 @@ from mocha_jax.metrics._classes import f1 as f1
 from mocha_jax.metrics._classes import log_loss as log_loss
 from mocha_jax.metrics._compare import Comparison as Comparison
 from mocha_jax.metrics._compare import compare as compare
+from mocha_jax.metrics._means import mean_over_tasks as mean_over_tasks
+from mocha_jax.metrics._means import predicted as predicted
 from mocha_jax.metrics._numbers import absolute_error as absolute_error
 from mocha_jax.metrics._numbers import explained_variance as explained_variance
 from mocha_jax.metrics._numbers import mean_loss as mean_loss
@@ -25,8 +27,6 @@ from mocha_jax.metrics._over_tasks import over_tasks as over_tasks
 from mocha_jax.metrics._rankings import auc as auc
 from mocha_jax.metrics._rankings import average_precision as average_precision
 from mocha_jax.metrics._rankings import ndcg as ndcg
-from mocha_jax.metrics._tasks import mean_over_tasks as mean_over_tasks
-from mocha_jax.metrics._tasks import predicted as predicted
 
 __all__ = [
     "absolute_error",

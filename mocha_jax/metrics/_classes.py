@@ -8,10 +8,10 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.metrics._tasks import (
+from mocha_jax.metrics._means import (
     Weights,
     check_labels,
     counts,
@@ -63,10 +63,10 @@ def f1(weights: Weights, data: TaskData, *, per_task: bool = False) -> Array:
     """
     check.flag("f1", per_task=per_task)
     wrong, positive = _wrong("f1", weights, data), data.y > 0
-    found = 2.0 * task_means(jnp.where(positive, 1.0 - wrong, 0.0), data)
+    hits = 2.0 * task_means(jnp.where(positive, 1.0 - wrong, 0.0), data)
     mistaken, scored = task_means(wrong, data), counts(data, positive) > 0
-    known = scored & ~jnp.isnan(mistaken)
-    return summary(jnp.where(known, safe_ratio(found, found + mistaken), jnp.nan), scored, per_task)
+    has_score = scored & ~jnp.isnan(mistaken)
+    return summary(jnp.where(has_score, safe_ratio(hits, hits + mistaken), jnp.nan), scored, per_task)
 
 
 @on_purpose

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import duplicates, listed
 from mocha_jax.metrics._over_tasks import OverTasks, by_seed, over_tasks, share_better
 
@@ -31,8 +31,8 @@ class Comparison:
     @property
     def wins(self) -> np.ndarray:
         """Share of tasks where the method of the row is better than that of the column, ties by half ``[k, k]``."""
-        found = list(self.scores.values())
-        return np.array([[share_better(row - column, self.maximise) for column in found] for row in found])
+        scores = list(self.scores.values())
+        return np.array([[share_better(row - column, self.maximise) for column in scores] for row in scores])
 
     def to_dict(self) -> dict[str, list[str | float | None]]:
         """Return the table as columns by name, numbers as they are; None where there is no difference to tell."""
@@ -132,16 +132,18 @@ def compare(
       | learned | 0.2000 [0.1250, 0.2750] | 0.0816 | 0.2000 | 0.3000 | 0.1000 | 88 % | -0.1250 [-0.2500, -0.0250] |
     """
     name = "compare"
-    found = {str(key): by_seed(name, f"methods[{key!r}]", scores) for key, scores in _mapping(name, methods).items()}
+    scores_of = {
+        str(key): by_seed(name, f"methods[{key!r}]", scores) for key, scores in _mapping(name, methods).items()
+    }
     check.flag(name, maximise=maximise)
     if baseline is not None:
-        check.one_of(name, "baseline", baseline, tuple(found))
-    seeds, count = _common_shape(name, found)
-    found = {key: np.broadcast_to(scores, (seeds, count)) for key, scores in found.items()}
-    known = {key: ~np.isnan(scores).all(axis=0) for key, scores in found.items()}
+        check.one_of(name, "baseline", baseline, tuple(scores_of))
+    seeds, count = _common_shape(name, scores_of)
+    scores_of = {key: np.broadcast_to(scores, (seeds, count)) for key, scores in scores_of.items()}
+    has_score = {key: ~np.isnan(scores).all(axis=0) for key, scores in scores_of.items()}
     named = _names(name, tasks, count)
-    first, has = next(iter(known.items()))
-    for key, others in known.items():
+    first, has = next(iter(has_score.items()))
+    for key, others in has_score.items():
         if (apart := np.flatnonzero(has != others)).size:
             with_one, without = (first, key) if has[apart[0]] else (key, first)
             raise ValueError(
@@ -150,16 +152,16 @@ def compare(
             )
     if not has.any():
         raise ValueError(f"{name}: methods must have scores, but all of them are NaN.")
-    against = None if baseline is None else found[baseline]
+    against = None if baseline is None else scores_of[baseline]
     summaries = {
         key: over_tasks(
             scores, sizes, baseline=None if key == baseline else against, maximise=maximise, level=level, seed=seed
         )
-        for key, scores in found.items()
+        for key, scores in scores_of.items()
     }
     return Comparison(
-        summaries, {key: np.nanmean(scores[:, has], axis=0) for key, scores in found.items()},
-        tuple(name for name, there in zip(named, has, strict=True) if there), baseline, bool(maximise), float(level),
+        summaries, {key: np.nanmean(scores[:, has], axis=0) for key, scores in scores_of.items()},
+        tuple(name for name, scored in zip(named, has, strict=True) if scored), baseline, bool(maximise), float(level),
     )  # fmt: skip
 
 
@@ -176,11 +178,11 @@ def _mapping(owner: str, methods: object) -> Mapping[str, ArrayLike]:
     return methods
 
 
-def _common_shape(owner: str, found: Mapping[str, np.ndarray]) -> tuple[int, int]:
+def _common_shape(owner: str, scores_of: Mapping[str, np.ndarray]) -> tuple[int, int]:
     """The number of seeds and that of tasks."""
-    seeds, tasks = ({scores.shape[axis] for scores in found.values()} for axis in (0, 1))
+    seeds, tasks = ({scores.shape[axis] for scores in scores_of.values()} for axis in (0, 1))
     if len(tasks) > 1 or len(seeds - {1}) > 1:
-        shapes = ", ".join(f"{list(scores.shape)} of {key!r}" for key, scores in found.items())
+        shapes = ", ".join(f"{list(scores.shape)} of {key!r}" for key, scores in scores_of.items())
         raise ValueError(f"{owner}: methods must have as many tasks, and seeds, as one another; got {shapes}.")
     return max(seeds), tasks.pop()
 
@@ -191,8 +193,8 @@ def _names(owner: str, tasks: object, count: int) -> tuple[Hashable, ...]:
     several = (
         isinstance(tasks, Collection) and not isinstance(tasks, str | Set | Mapping) and getattr(tasks, "ndim", 1) > 0
     )
-    given: list[Any] = list(tasks) if several else []  # type: ignore[call-overload]
-    named = [one.item() if isinstance(one, np.generic) else one for one in given]
+    names: list[Any] = list(tasks) if several else []  # type: ignore[call-overload]
+    named = [one.item() if isinstance(one, np.generic) else one for one in names]
     if len(named) != count or not all(isinstance(one, Hashable) and one == one for one in named):
         raise ValueError(f"{owner}: tasks must be {count} names, one for each task; got {check.shown(tasks)}.")
     if repeated := duplicates(named):

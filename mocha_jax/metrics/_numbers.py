@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.losses import Loss
-from mocha_jax.metrics._tasks import (
+from mocha_jax.metrics._means import (
     Weights,
     check_labels,
     counts,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 
 # Shares of the tasks at which quantiles are taken.
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -84,13 +84,13 @@ def over_tasks(
     check.scalar(name, level=level)
     check.in_unit_interval(name, open_left=True, open_right=True, level=level)
     check.integer(name, 0, seed=seed)
-    found = by_seed(name, "scores", scores)
-    known = ~np.isnan(found).all(axis=0)
-    if not known.any():
+    own_scores = by_seed(name, "scores", scores)
+    has_score = ~np.isnan(own_scores).all(axis=0)
+    if not has_score.any():
         raise ValueError("over_tasks: scores has no number in it.")
-    sizes = np.ones(found.shape[1]) if sizes is None else _sizes(sizes, found.shape[1])
-    found, sizes = found[:, known], sizes[known]
-    of_tasks = np.nanmean(found, axis=0)
+    sizes = np.ones(own_scores.shape[1]) if sizes is None else _sizes(sizes, own_scores.shape[1])
+    own_scores, sizes = own_scores[:, has_score], sizes[has_score]
+    of_tasks = np.nanmean(own_scores, axis=0)
     order = np.sort(of_tasks)
     tenth = max(round(0.1 * len(order)), 1)
     low, high = float(np.mean(order[:tenth])), float(np.mean(order[-tenth:]))
@@ -98,14 +98,16 @@ def over_tasks(
     summary = OverTasks(
         len(order), float(np.mean(of_tasks)), weighted, float(np.std(of_tasks, ddof=1)) if len(order) > 1 else 0.0,
         tuple(float(q) for q in np.quantile(of_tasks, QUANTILES)), *((low, high) if maximise else (high, low)),
-        _interval(found, float(level), int(seed)),
+        _interval(own_scores, float(level), int(seed)),
     )  # fmt: skip
     if baseline is None:
         return summary
     other = by_seed(name, "baseline", baseline)
-    if other.shape != (len(found), len(known)):
-        raise ValueError(f"over_tasks: baseline must be shaped like scores, [..., {len(known)}]; got {other.shape}.")
-    apart = found - other[:, known]
+    if other.shape != (len(own_scores), len(has_score)):
+        raise ValueError(
+            f"over_tasks: baseline must be shaped like scores, [..., {len(has_score)}]; got {other.shape}."
+        )
+    apart = own_scores - other[:, has_score]
     if np.isnan(apart).all(axis=0).any():
         raise ValueError("over_tasks: baseline must have a score for every task that scores has one for.")
     of_tasks = np.nanmean(apart, axis=0)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.metrics._tasks import Weights, check_labels, task_by_task
+from mocha_jax.metrics._means import Weights, check_labels, task_by_task
 
 
 @on_purpose
@@ -32,9 +32,9 @@ def _auc(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
     # A share of the negatives each: an int32 does not hold the number of pairs.
     wins = safe_ratio((2 * count - losses).astype(z.dtype), (2 * count).astype(z.dtype))
     scored = jnp.any(positive) & (count > 0)
-    known = scored & ~jnp.any(real & jnp.isnan(z))  # NaN would outrank all, padding too
+    has_score = scored & ~jnp.any(real & jnp.isnan(z))  # NaN would outrank all, padding too
     share = safe_ratio(jnp.sum(jnp.where(positive, wins, 0.0)), jnp.sum(positive).astype(z.dtype))
-    return jnp.where(known, share, jnp.nan), scored
+    return jnp.where(has_score, share, jnp.nan), scored
 
 
 @on_purpose
@@ -54,8 +54,8 @@ def _average_precision(z: Array, y: Array, real: Array) -> tuple[Array, Array]:
     hits, ranked = _at_least(z, positive), _at_least(z, real)
     count = jnp.sum(positive)
     total = jnp.sum(jnp.where(positive, safe_ratio(hits.astype(z.dtype), ranked.astype(z.dtype)), 0.0))
-    known = (count > 0) & ~jnp.any(real & jnp.isnan(z))
-    return jnp.where(known, safe_ratio(total, count.astype(z.dtype)), jnp.nan), count > 0
+    has_score = (count > 0) & ~jnp.any(real & jnp.isnan(z))
+    return jnp.where(has_score, safe_ratio(total, count.astype(z.dtype)), jnp.nan), count > 0
 
 
 @on_purpose
@@ -89,8 +89,8 @@ def _ndcg(z: Array, y: Array, real: Array, *, top: int | None) -> tuple[Array, A
     first, last = _above(z, real), _at_least(z, real)  # ranks that the samples of this prediction share
     shared = safe_ratio(_sums_up_to(last, first, real, discount), (last - first).astype(z.dtype))
     best = jnp.sum(jnp.sort(gain, descending=True) * discount)
-    known = (best > 0) & ~jnp.any(real & jnp.isnan(z))
-    return jnp.where(known, safe_ratio(jnp.sum(gain * shared), best), jnp.nan), best > 0
+    has_score = (best > 0) & ~jnp.any(real & jnp.isnan(z))
+    return jnp.where(has_score, safe_ratio(jnp.sum(gain * shared), best), jnp.nan), best > 0
 
 
 def _sums_up_to(last: Array, first: Array, real: Array, terms: Array) -> Array:

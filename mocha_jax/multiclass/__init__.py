@@ -15,8 +15,8 @@ from mocha_jax.multiclass._scores import class_scores as class_scores
 from mocha_jax.multiclass._scores import confusion as confusion
 from mocha_jax.multiclass._scores import error_rate as error_rate
 from mocha_jax.multiclass._scores import log_loss as log_loss
-from mocha_jax.multiclass._selection import cross_validate as cross_validate
-from mocha_jax.multiclass._selection import lambda_path as lambda_path
+from mocha_jax.multiclass._search import cross_validate as cross_validate
+from mocha_jax.multiclass._search import lambda_path as lambda_path
 from mocha_jax.multiclass._thresholds import by_threshold as by_threshold
 from mocha_jax.multiclass._thresholds import thresholds_of as thresholds_of
 

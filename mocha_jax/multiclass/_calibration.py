@@ -10,15 +10,14 @@ from jax.typing import ArrayLike
 
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.config import or_by_loops
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
-from mocha_jax._selection.solves import SolveOptions, solve_options
-from mocha_jax.multiclass._each_class import EachClass, Make, each_class
-from mocha_jax.multiclass._labels import count_classes
+from mocha_jax._selection.candidates import SolveOptions, solve_options
+from mocha_jax.multiclass._each_class import EachClass, Make, count_classes, each_class
 from mocha_jax.multiclass._one_vs_rest import OneVsRest
 from mocha_jax.multiclass._scores import said
 
@@ -81,16 +80,16 @@ def calibrated(
     check.key(owner, key)
     count = count_classes(owner, data, len(model.weights))
     each, first = each_class(owner, data, make, count)
-    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
+    options = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
     part = data.folds(key, folds, groups)
 
     def work(by: Algorithm[Problem]) -> tuple[Array, Array, Array]:
         held = jnp.arange(folds, dtype=part.dtype)
-        return _held_out(key, each, data.unnamed(), part, held, budget.replace(algorithm=by))
+        return _held_out(key, each, data.unnamed(), part, held, options.replace(algorithm=by))
 
-    z, residuals, rounds = (np.asarray(a) for a in or_by_loops(first, budget.algorithm, work))
+    z, residuals, rounds = (np.asarray(a) for a in or_by_loops(first, options.algorithm, work))
     caveat = caveats.unfinished(
-        residuals, rounds, budget.tol, budget.max_rounds, then="are asked as far as they got",
+        residuals, rounds, options.tol, options.max_rounds, then="are asked as far as they got",
         of="classes", names=model.names.classes,
     )  # fmt: skip
     if caveat is not None:
@@ -102,7 +101,7 @@ def calibrated(
 
 @jax.jit
 def _held_out(
-    key: Array, each: EachClass, data: TaskData, part: Array, held: Array, budget: SolveOptions
+    key: Array, each: EachClass, data: TaskData, part: Array, held: Array, options: SolveOptions
 ) -> tuple[Array, Array, Array]:
     """Ask about every sample the models that were trained without its fold: ``[classes, m, n]``.
 
@@ -113,7 +112,7 @@ def _held_out(
     def one(fold: Array) -> tuple[Array, Array, Array]:
         def of_class(problem: Problem) -> tuple[Array, Array, Array]:
             training = Problem(problem.data.keep(part != fold), problem.loss, problem.regularizer)
-            solution = budget.solve(key, training, None)
+            solution = options.solve(key, training, None)
             return solution.weights, solution.certificate.residual, jnp.asarray(solution.rounds)
 
         weights, residuals, rounds = each.map(of_class)

@@ -16,6 +16,30 @@ from mocha_jax._data.storage import AsStored
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 
+
+def require_labels(owner: str, data: TaskData, count: int) -> None:
+    """Refuse labels other than 0, 1, ..., count - 1; traced labels are not checked."""
+    y, real = check.concrete(data.y), check.concrete(data.weight)
+    if y is None or real is None:
+        return
+    labels = y[real > 0]
+    if ((labels < 0) | (labels >= count) | (labels != labels.round())).any():
+        raise ValueError(f"{owner}: labels must be 0, 1, ..., {count - 1}, got {check.shown(labels)}.")
+
+
+def count_classes(owner: str, data: TaskData, classes: int | None) -> int:
+    """The number of classes: as given, by their names, or one more than the largest label."""
+    check.instance(owner, "data", data, TaskData, "pack_tasks(xs, ys)")
+    y = np.where(np.asarray(data.weight) > 0, np.asarray(data.y), 0.0)
+    if (y != np.round(y)).any() or y.min() < 0:
+        raise ValueError(f"{owner}: labels must be 0, 1, ...; map yours with np.unique(y, return_inverse=True)[1].")
+    least = int(y.max()) + 1
+    if classes is None:
+        return max(least, len(data.names.classes or ()))
+    check.integer(owner, least, classes=classes)
+    return int(classes)
+
+
 Result = TypeVar("Result")  # a tree of arrays
 Make = Callable[[TaskData], Problem]
 
@@ -41,8 +65,8 @@ class EachClass(Pytree):
     def map(self, work: Callable[[Problem], Result]) -> Result:
         """Do something for one class after the other, ``[classes, ...]``."""
 
-        def one(given: tuple[Array, list[Array | None]]) -> Result:
-            leaves = [b if a is None else a for a, b in zip(self.shared, given[1], strict=True)]
+        def one(own: tuple[Array, list[Array | None]]) -> Result:
+            leaves = [b if a is None else a for a, b in zip(self.shared, own[1], strict=True)]
             return work(jax.tree.unflatten(self.structure, leaves))
 
         return cast(Result, lax.map(one, (self.classes, self.own)))
@@ -70,12 +94,12 @@ def each_class(owner: str, data: TaskData, make: Make, classes: int) -> tuple[Ea
         check.instance(owner, "what make returns", problem, Problem, "Problem(data, loss, regularizer)")
         if problem.data.y.shape != data.y.shape:
             raise ValueError(f"{owner}: what make returns must have the rows of the data, {data.y.shape}.")
-        found, structure = jax.tree.flatten(problem.unnamed())
+        of_problem, structure = jax.tree.flatten(problem.unnamed())
         problems = problems or [problem]
-        first = leaves[0] if leaves else found
+        first = leaves[0] if leaves else of_problem
         if structures.setdefault(structure, k) != 0:
             raise ValueError(f"{owner}: what make returns must be of one kind for all classes, whatever the labels.")
-        leaves.append([a if _same(a, b) else b for a, b in zip(first, found, strict=True)])
+        leaves.append([a if _same(a, b) else b for a, b in zip(first, of_problem, strict=True)])
     columns = list(zip(*leaves, strict=True))
     common = [all(leaf is column[0] for leaf in column) for column in columns]
     shared = [column[0] if same else None for column, same in zip(columns, common, strict=True)]

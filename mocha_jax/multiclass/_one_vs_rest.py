@@ -10,25 +10,24 @@ from jax import Array
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.standardize import Scaling
+from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
+from mocha_jax._model.base import matched
 from mocha_jax._model.multiclass import MulticlassModel
-from mocha_jax._model.named import matched
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.to_model import apart, how_trained
 from mocha_jax._selection import caveats
-from mocha_jax._selection.solves import SolveOptions, solve_options
+from mocha_jax._selection.candidates import SolveOptions, solve_options
 from mocha_jax.losses import Loss
 from mocha_jax.multiclass import _scores
-from mocha_jax.multiclass._each_class import EachClass, Make, each_class
-from mocha_jax.multiclass._labels import count_classes
+from mocha_jax.multiclass._each_class import EachClass, Make, count_classes, each_class
 from mocha_jax.multiclass._scores import ClassScores
 from mocha_jax.regularizers import Regularizer
 
@@ -101,13 +100,13 @@ class OneVsRest(Pytree):
                 "relative_gap": self.certificate.relative_gap,
                 "relative_joint_gap": self.certificate.relative_joint_gap,
             }
-        known = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
-        known["rounds"] = int(np.max(self.rounds))
+        quality = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
+        quality["rounds"] = int(np.max(self.rounds))
         slopes, intercept = apart(weights, self)
         return MulticlassModel(
             slopes, intercept, self.names, self.logistic,
             None if self.calibration is None else np.asarray(self.calibration), "one_vs_rest",
-            {**how_trained(self.loss, self.regularizer), "message": self.message, **known},
+            {**how_trained(self.loss, self.regularizer), "message": self.message, **quality},
         )  # fmt: skip
 
     @property
@@ -169,16 +168,16 @@ def one_vs_rest(
     key = jax.random.key(0) if key is None else key
     check.key(owner, key)
     each, first = each_class(owner, data, make, count)
-    budget = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
-    found = or_by_loops(first, budget.algorithm, lambda by: trained(key, each, budget.replace(algorithm=by)))
-    model = described(found, first, data.names)
-    warn_of_classes(owner, model, budget)
+    options = solve_options(owner, first, algorithm, tol, max_rounds, record_every)
+    trained_models = or_by_loops(first, options.algorithm, lambda by: trained(key, each, options.replace(algorithm=by)))
+    model = described(trained_models, first, data.names)
+    warn_of_classes(owner, model, options)
     return model
 
 
-def warn_of_classes(owner: str, model: OneVsRest, budget: SolveOptions) -> None:
+def warn_of_classes(owner: str, model: OneVsRest, options: SolveOptions) -> None:
     """Warn of classes whose models did not reach the tolerance."""
-    if (caveat := unfinished_classes(model, budget.tol, budget.max_rounds)) is not None:
+    if (caveat := unfinished_classes(model, options.tol, options.max_rounds)) is not None:
         warn(f"{owner}: {caveat}", NotConverged)
 
 
@@ -190,9 +189,9 @@ def unfinished_classes(model: OneVsRest, tol: float, max_rounds: int) -> str | N
     )  # fmt: skip
 
 
-def _train(key: Array, each: EachClass, budget: SolveOptions) -> OneVsRest:
+def _train(key: Array, each: EachClass, options: SolveOptions) -> OneVsRest:
     """Solve for every class."""
-    return each.map(lambda problem: of_solution(budget.solve(key, problem, None)))
+    return each.map(lambda problem: of_solution(options.solve(key, problem, None)))
 
 
 trained = Program(_train, lambda key, each, *_: each.size, often=True)
@@ -203,11 +202,11 @@ def of_solution(s: Solution[Problem]) -> OneVsRest:
     return OneVsRest(s.weights, s.relation, s.certificate, jnp.asarray(s.rounds, jnp.int32))
 
 
-def described(found: OneVsRest, first: Problem, names: Names) -> OneVsRest:
+def described(models: OneVsRest, first: Problem, names: Names) -> OneVsRest:
     """Add what the problem of a class knows, and the names of the data's classes."""
-    data, count = first.data, found.weights.shape[0]
+    data, count = first.data, models.weights.shape[0]
     classes = names.classes if len(names.classes or ()) == count else None
-    return found.exchange(
+    return models.exchange(
         loss=first.loss,
         regularizer=first.regularizer,
         intercept=data.intercept,

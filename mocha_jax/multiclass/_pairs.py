@@ -24,13 +24,13 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.to_model import apart
-from mocha_jax.multiclass._labels import require_labels
+from mocha_jax.multiclass._each_class import require_labels
 
 
 @on_purpose

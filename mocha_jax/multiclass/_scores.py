@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.multiclass import require_probabilities
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.metrics import mean_over_tasks, predicted
-from mocha_jax.metrics._tasks import check_labels
+from mocha_jax.metrics._means import check_labels
 
 ClassWeights = Any  # an array ``[classes, num_tasks, d]``, an `OneVsRest`, or a `MulticlassModel`
 
@@ -45,8 +45,8 @@ class ClassScores(Pytree):
 def said(weights: ClassWeights, data: TaskData) -> Array:
     """Return decision values of all classes and samples, ``[classes, m, n]``; a model's tasks are found by name."""
     check.instance("multiclass", "data", data, TaskData, "data.split(key, 0.75)[1]")
-    known, theirs = getattr(getattr(weights, "names", None), "classes", None), data.names.classes
-    if known is not None and theirs is not None and known != theirs:
+    own_classes, theirs = getattr(getattr(weights, "names", None), "classes", None), data.names.classes
+    if own_classes is not None and theirs is not None and own_classes != theirs:
         raise ValueError("multiclass: the data's classes are not those of the model; pack it with like=train.")
     if hasattr(weights, "weights_for"):
         weights = jnp.asarray(weights.weights_for(data), data.dtype)
@@ -77,17 +77,21 @@ def _log_probabilities(owner: str, weights: ClassWeights, data: TaskData) -> Arr
     return jax.nn.log_softmax(jax.nn.log_sigmoid(z), axis=0)  # each sigmoid over the sum of all
 
 
-def _require_classes(owner: str, data: TaskData, known: int | None = None) -> None:
+def _require_classes(owner: str, data: TaskData, num_classes: int | None = None) -> None:
     """Refuse labels that are no classes, or, of so many known ones, none of these; unless they are traced."""
-    needs = "labels 0, 1, 2, ..." if known is None else f"labels from 0 to {known - 1}, the classes that weights are of"
-    most = np.inf if known is None else known - 1
+    needs = (
+        "labels 0, 1, 2, ..."
+        if num_classes is None
+        else f"labels from 0 to {num_classes - 1}, the classes that weights are of"
+    )
+    most = np.inf if num_classes is None else num_classes - 1
     check_labels(owner, data, lambda y: (y >= 0) & (y <= most) & (y == np.floor(y)), needs)
 
 
-def _classes_of(data: TaskData, known: int) -> Array:
-    """The class of every sample ``[m, n]`` int32; `known` for an unknown class."""
-    place = jnp.clip(data.y, 0, known).astype(jnp.int32)
-    return jnp.where(place.astype(data.y.dtype) == data.y, place, known)
+def _classes_of(data: TaskData, num_classes: int) -> Array:
+    """The class of every sample ``[m, n]`` int32; `num_classes` for an unknown class."""
+    place = jnp.clip(data.y, 0, num_classes).astype(jnp.int32)
+    return jnp.where(place.astype(data.y.dtype) == data.y, place, num_classes)
 
 
 @on_purpose
@@ -148,7 +152,7 @@ def confusion(weights: ClassWeights, data: TaskData, *, per_task: bool = False) 
     _require_classes("confusion", data, classes)
     place = _classes_of(data, classes) * classes + jnp.argmax(z, axis=0).astype(jnp.int32)
     counted = (data.weight > 0) & ~jnp.isnan(z).any(0)
-    cells = jax.vmap(lambda at, real: jnp.zeros(classes**2, jnp.int32).at[at].add(real, mode="drop"))
+    cells = jax.vmap(lambda cell, real: jnp.zeros(classes**2, jnp.int32).at[cell].add(real, mode="drop"))
     table = data.to_tasks(cells(place, counted.astype(jnp.int32))).reshape(-1, classes, classes)
     return table if per_task else jnp.sum(table, axis=0, dtype=jnp.int32)
 

@@ -22,10 +22,10 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.losses import Ordinal, PerTask
-from mocha_jax.multiclass._labels import require_labels
+from mocha_jax.multiclass._each_class import require_labels
 
 
 @on_purpose
@@ -94,7 +94,7 @@ def thresholds_of(weights: Array, levels: int, *, size: float = 1.0) -> tuple[Ar
         )
     # In order: where the data leaves open which is larger, rounding must not decide.
     thresholds = jnp.sort(jnp.asarray(size, weights.dtype) * weights[:, -asked:], axis=1)
-    known = check.concrete(thresholds)
-    if known is not None and not np.isfinite(known).all():
+    numbers = check.concrete(thresholds)
+    if numbers is not None and not np.isfinite(numbers).all():
         raise ValueError("thresholds_of: weights times size must be finite, got infinity or NaN.")
     return weights[:, :-asked], PerTask(Ordinal([thresholds[:, k] for k in range(asked)]))

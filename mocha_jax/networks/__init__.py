@@ -24,17 +24,17 @@ and of haiku, ``net = hk.without_apply_rng(hk.transform(f))``,
 Weights multiply from the right, ``h @ w + b``, in all models here; a model that is written so can be trained with
 noise for every row (see `Virtual`).
 
-It may import `_core` and `_numerics`.
+It may import `_core`.
 """
 
 from mocha_jax.networks._base import Layer as Layer
 from mocha_jax.networks._base import Model as Model
 from mocha_jax.networks._base import Network as Network
 from mocha_jax.networks._base import Params as Params
-from mocha_jax.networks._dense import MLP as MLP
-from mocha_jax.networks._lateral import Lateral as Lateral
-from mocha_jax.networks._lateral import LateralLayer as LateralLayer
-from mocha_jax.networks._lateral import Parts as Parts
+from mocha_jax.networks._dense_layers import MLP as MLP
+from mocha_jax.networks._dense_layers import Lateral as Lateral
+from mocha_jax.networks._dense_layers import LateralLayer as LateralLayer
+from mocha_jax.networks._dense_layers import SplitParameters as SplitParameters
 from mocha_jax.networks._pictures import CNN as CNN
 from mocha_jax.networks._pictures import LateralCNN as LateralCNN
 from mocha_jax.networks._sequences import LSTM as LSTM
@@ -51,7 +51,7 @@ __all__ = [
     "MLP",
     "Model",
     "Network",
-    "Parts",
+    "SplitParameters",
 ]
 
 

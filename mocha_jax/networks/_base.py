@@ -34,12 +34,12 @@ def outputs(network: Network, params: Params, x: Array, labels: tuple[int, ...],
     With JAX's usual promotion, which models of other libraries take for granted.
     """
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        said = network.apply(params, x, key)
-    shape = getattr(said, "shape", f"a {type(said).__name__}")
+        predicted = network.apply(params, x, key)
+    shape = getattr(predicted, "shape", f"a {type(predicted).__name__}")
     if not isinstance(shape, tuple) or not shape or shape[:-1] != labels:
         wanted = ", ".join(map(str, (*labels, "c")))
         raise ValueError(f"outputs of {type(network).__name__} for samples {x.shape} must be [{wanted}], got {shape}.")
-    return said
+    return predicted
 
 
 class Model(Network):

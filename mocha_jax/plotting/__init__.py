@@ -3,15 +3,15 @@
 It may import `_core`, `_data`, `_driver`, `_problem`, `_selection` and `metrics`.
 """
 
-from mocha_jax.plotting._compare import compare as compare
-from mocha_jax.plotting._solves import convergence as convergence
-from mocha_jax.plotting._solves import overview as overview
-from mocha_jax.plotting._solves import tuning as tuning
-from mocha_jax.plotting._style import COLOURS as COLOURS
-from mocha_jax.plotting._tasks import cluster_order as cluster_order
-from mocha_jax.plotting._tasks import label_distribution as label_distribution
-from mocha_jax.plotting._tasks import relationship as relationship
-from mocha_jax.plotting._tasks import similarity as similarity
+from mocha_jax.plotting._methods import compare as compare
+from mocha_jax.plotting._solutions import COLOURS as COLOURS
+from mocha_jax.plotting._solutions import cluster_order as cluster_order
+from mocha_jax.plotting._solutions import convergence as convergence
+from mocha_jax.plotting._solutions import label_distribution as label_distribution
+from mocha_jax.plotting._solutions import overview as overview
+from mocha_jax.plotting._solutions import relationship as relationship
+from mocha_jax.plotting._solutions import similarity as similarity
+from mocha_jax.plotting._solutions import tuning as tuning
 
 __all__ = [
     "cluster_order",

@@ -26,10 +26,10 @@ from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.tall import Basis
 from mocha_jax._numerics.twofold import additions, halvings, total
 from mocha_jax.coupling import AboutMean, LowRank, as_matrix
-from mocha_jax.coupling._about_mean import apart
+from mocha_jax.coupling._low_rank import apart
 from mocha_jax.regularizers._base import Nearby, Regularizer, rounded, twice_rounded
 from mocha_jax.regularizers._probabilistic import Probabilistic
-from mocha_jax.regularizers._trace import TraceLimited
+from mocha_jax.regularizers._singular_values import TraceLimited
 
 
 class DeviationsLearned(Regularizer):
@@ -90,12 +90,12 @@ class DeviationsLearned(Regularizer):
 
     def prox_nearby(self, y: Array, rho: Array, known: Any) -> Nearby:
         mean, aside = apart(y)
-        found, pulled = self.of_deviations.prox_nearby(aside, rho, known), self._pulled(mean, rho)
+        nearby, pulled = self.of_deviations.prox_nearby(aside, rho, known), self._pulled(mean, rho)
         return Nearby(
-            pulled + _centred(found.weights),
-            found.squares + len(y) * pulled[0] ** 2,
-            found.squares_of + len(y) * mean[0] ** 2,
-            found.known,
+            pulled + _centred(nearby.weights),
+            nearby.squares + len(y) * pulled[0] ** 2,
+            nearby.squares_of + len(y) * mean[0] ** 2,
+            nearby.known,
         )
 
     def bracket(self, v: Array, error: Array, weights: Array, relation: LowRank | None = None) -> Array:
@@ -142,13 +142,13 @@ class DeviationsLearned(Regularizer):
         return self.of_deviations.initial_relation(num_tasks, num_features)
 
     def update_relation(self, relation: LowRank | None, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
-        found = self.of_deviations.update_relation(relation, apart(weights)[1], smoothing)
-        return found.replace(factor=_centred(found.factor))
+        of_deviations = self.of_deviations.update_relation(relation, apart(weights)[1], smoothing)
+        return of_deviations.replace(factor=_centred(of_deviations.factor))
 
     def relation_of(self, omega: Array, num_features: int) -> LowRank:
         inside = apart(apart(0.5 * (omega + omega.T))[1].T)[1]
-        found = self.of_deviations.relation_of(inside, num_features)
-        return found.replace(factor=_centred(found.factor))
+        of_deviations = self.of_deviations.relation_of(inside, num_features)
+        return of_deviations.replace(factor=_centred(of_deviations.factor))
 
     def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
         self.of_deviations.check_omega(owner, name, omega, num_tasks)

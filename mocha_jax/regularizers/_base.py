@@ -1,11 +1,11 @@
-"""The contract of regularizers."""
+"""The contract of regularizers, and their half of the optimality conditions."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,65 @@ from jax import Array, lax
 
 from mocha_jax import coupling as couplings
 from mocha_jax._core import check, domains
-from mocha_jax._core.pytree import Pytree, Relation
+from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._numerics.twofold import total
 from mocha_jax.coupling import Coupling
-from mocha_jax.regularizers._optimality import OptimalityConditions, Proximal
+
+Unknown = TypeVar("Unknown")  # a tree of arrays
+
+
+class OptimalityConditions(Pytree, Generic[Unknown]):
+    r"""A regularizer's half of the optimality conditions, in some unknown of its choice, with a symmetric Jacobian.
+
+    The weights at the optimum are $W = \nabla R^*(V)$, but of a regularizer that learns $\Omega$ that gradient
+    may not exist. With any $\rho > 0$ they are also $W = \mathrm{prox}_{R/\rho}(Q)$ for the
+    Q that satisfies $\rho(Q - W) = V$, and this does have derivatives. Multiplied by P, the derivative of the
+    proximal map (symmetric, between 0 and I), the condition's own derivative is $\rho P(I - P)$, symmetric.
+    """
+
+    @abstractmethod
+    def unknown(self, weights: Array, v: Array, relation: Any) -> Unknown:
+        """The unknown at an optimum."""
+
+    @abstractmethod
+    def weights(self, unknown: Unknown) -> Array:
+        """W ``[num_tasks, d]``."""
+
+    @abstractmethod
+    def relation(self, unknown: Unknown) -> Relation:
+        """Omega as the regularizer keeps it."""
+
+    @abstractmethod
+    def residual(self, unknown: Unknown, v: Array) -> Unknown:
+        """Return what is 0 at the optimum, shaped like the unknown; along V its derivative is minus W's, transposed."""
+
+    @abstractmethod
+    def stiffness(self, unknown: Unknown) -> Unknown:
+        """The size of the diagonal of the residual's derivative, like the unknown."""
+
+
+class Proximal(OptimalityConditions[Array]):
+    """The conditions of a regularizer that has a proximal map; the unknown is Q ``[num_tasks, d]``."""
+
+    regularizer: Regularizer
+    rho: Array  # []
+
+    def unknown(self, weights: Array, v: Array, relation: Relation) -> Array:
+        return weights + v / self.rho
+
+    def weights(self, unknown: Array) -> Array:
+        return jnp.asarray(self.regularizer.prox(unknown, self.rho))
+
+    def relation(self, unknown: Array) -> Relation:
+        return self.regularizer.update_relation(None, self.weights(unknown))
+
+    def residual(self, unknown: Array, v: Array) -> Array:
+        fixed, point = lax.stop_gradient((self, unknown))
+        _, pull = jax.vjp(fixed.weights, point)
+        return jnp.asarray(pull(self.rho * (unknown - self.weights(unknown)) - v)[0])
+
+    def stiffness(self, unknown: Array) -> Array:
+        return jnp.full_like(unknown, 0.25 * self.rho)
 
 
 class Nearby(NamedTuple):
@@ -26,7 +81,7 @@ class Nearby(NamedTuple):
     weights: Array  # [m, d] W
     squares: Array  # [d] numbers that add up to |W|^2
     squares_of: Array  # [d] and to |Y|^2
-    known: Any  # what makes the next one cheaper, a tree of arrays
+    known: Tree  # what makes the next one cheaper, a tree of arrays
 
 
 class Regularizer(Pytree):
@@ -127,7 +182,7 @@ class Regularizer(Pytree):
         r"""$\arg\min_W R(W) + \tfrac{\rho}{2}\|W - Y\|_F^2$, with Omega minimised over where it is learned."""
         return self.coupling(len(y)).prox(y, rho)
 
-    def prox_start(self, y: Array, usual: Array) -> Any:
+    def prox_start(self, y: Array, usual: Array) -> Tree:
         """Tell what `prox_nearby` takes to be known before the first of many, a tree of arrays. Default: nothing.
 
         Args:

@@ -12,9 +12,9 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.spectral import singular_values, water_fill
 from mocha_jax.coupling import LowRank
-from mocha_jax.regularizers._trace import TraceLimited, mixed
+from mocha_jax.regularizers._singular_values import TraceLimited, mixed
+from mocha_jax.spectral import singular_values, water_fill
 
 
 class Clustered(TraceLimited):

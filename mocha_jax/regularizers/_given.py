@@ -93,11 +93,11 @@ class MeanRegularized(Regularizer):
         # R(W - M V), as the norm that R is: of what is seen, of errors of their own in every entry, and of what the
         # mean of V may have lost, which all tasks share.
         m, both, lam2 = len(v), jnp.asarray(self.lam1) + jnp.asarray(self.lam2), jnp.asarray(self.lam2)
-        within, common = 0.5 / both, 0.5 / lam2
-        mean, more = jnp.mean(v, axis=0, keepdims=True), common - within
-        off = weights - (within * v + more * mean)
-        size = rounded(jnp.abs(within * v) + common * jnp.abs(mean) + jnp.abs(weights) + jnp.abs(off), 8.0)
-        own = jnp.sum((size + within * error) ** 2)
+        of_deviations, common = 0.5 / both, 0.5 / lam2
+        mean, more = jnp.mean(v, axis=0, keepdims=True), common - of_deviations
+        off = weights - (of_deviations * v + more * mean)
+        size = rounded(jnp.abs(of_deviations * v) + common * jnp.abs(mean) + jnp.abs(weights) + jnp.abs(off), 8.0)
+        own = jnp.sum((size + of_deviations * error) ** 2)
         sizes, errors = (jnp.mean(a, axis=0, keepdims=True) for a in (jnp.abs(v), error))
         lost = rounded(sizes, 2.0 + additions(m)) + errors
         shared = m * jnp.sum((more * lost) ** 2)

@@ -11,11 +11,10 @@ from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
-from mocha_jax._numerics.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 from mocha_jax.coupling import LowRank, as_matrix
-from mocha_jax.regularizers._base import Regularizer, rounded
-from mocha_jax.regularizers._optimality import OptimalityConditions
-from mocha_jax.regularizers._spectral import as_wide_as, coupling_of, is_low_rank, with_average_tasks
+from mocha_jax.regularizers._base import OptimalityConditions, Regularizer, rounded
+from mocha_jax.regularizers._singular_values import as_wide_as, coupling_of, is_low_rank, with_average_tasks
+from mocha_jax.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 
 class MatrixNormal(Regularizer):
@@ -114,7 +113,7 @@ class MatrixNormal(Regularizer):
     ) -> LowRank:  # no use for smoothing: the floor keeps every direction alive
         m, d = weights.shape
         apply = spectral_map if m >= d else left_spectral_map
-        factor = apply(_factor_values, weights, _Fit(self, d))
+        factor = apply(_factor_values, weights, _MatrixNormalFit(self, d))
         return LowRank(jnp.asarray(self.floor, weights.dtype), as_wide_as(relation, factor))
 
     def relation_of(self, omega: Array, num_features: int) -> LowRank:
@@ -152,18 +151,18 @@ class MatrixNormal(Regularizer):
         return _Stationary(self)
 
 
-class _Fit(Pytree):
+class _MatrixNormalFit(Pytree):
     """The arguments of functions of singular values besides these."""
 
     regularizer: MatrixNormal
     num_features: int = static()
 
 
-def _factor_values(s: Array, fit: _Fit) -> Array:
+def _factor_values(s: Array, fit: _MatrixNormalFit) -> Array:
     return safe_sqrt(fit.regularizer.fit_eigenvalues(s, fit.num_features) - jnp.asarray(fit.regularizer.floor))
 
 
-def _slope_values(s: Array, fit: _Fit) -> Array:
+def _slope_values(s: Array, fit: _MatrixNormalFit) -> Array:
     """The derivative of R minimised over Omega, along the singular vectors."""
     r = fit.regularizer
     stiffness = 1.0 / jnp.asarray(r.sigma2) + 1.0 / r.fit_eigenvalues(s, fit.num_features)
@@ -194,7 +193,7 @@ class _Stationary(OptimalityConditions[Array]):
         return self.regularizer.update_relation(None, unknown)
 
     def residual(self, unknown: Array, v: Array) -> Array:
-        return spectral_map(_slope_values, unknown, _Fit(self.regularizer, unknown.shape[1])) - v
+        return spectral_map(_slope_values, unknown, _MatrixNormalFit(self.regularizer, unknown.shape[1])) - v
 
     def stiffness(self, unknown: Array) -> Array:
         own = self.regularizer.coupling(len(unknown), self.relation(unknown)).diagonal()

@@ -12,9 +12,8 @@ from mocha_jax.regularizers._about_mean import MeanCovariance
 from mocha_jax.regularizers._base import Regularizer
 from mocha_jax.regularizers._clustered import Clustered
 from mocha_jax.regularizers._given import Independent, MeanRegularized
-from mocha_jax.regularizers._joint_sparse import JointSparse
-from mocha_jax.regularizers._low_rank import TraceNorm
 from mocha_jax.regularizers._matrix_normal import MatrixNormal
+from mocha_jax.regularizers._norms import JointSparse, TraceNorm
 from mocha_jax.regularizers._probabilistic import Probabilistic
 from mocha_jax.regularizers._sparse import SparsePrecision
 

@@ -11,9 +11,9 @@ from jax import Array, lax
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._numerics.spectral import safe_sqrt
 from mocha_jax.coupling import LowRank
-from mocha_jax.regularizers._trace import TraceLimited
+from mocha_jax.regularizers._singular_values import TraceLimited
+from mocha_jax.spectral import safe_sqrt
 
 
 class Probabilistic(TraceLimited):
@@ -117,9 +117,9 @@ class Probabilistic(TraceLimited):
         """T by Newton's method, which rises to it from 0: the sum is convex in T, and linear between two of the v."""
         slope = 2.0 * jnp.asarray(self.lam)
 
-        def step(at: tuple[Array, Array]) -> tuple[Array, Array]:
-            above = v > slope * at[0]
+        def step(slopes: tuple[Array, Array]) -> tuple[Array, Array]:
+            above = v > slope * slopes[0]
             count = jnp.sum(jnp.where(above, jnp.ones_like(v), 0.0))
-            return jnp.sum(jnp.where(above, v, 0.0)) / (stiffness + slope * count), at[0]
+            return jnp.sum(jnp.where(above, v, 0.0)) / (stiffness + slope * count), slopes[0]
 
-        return lax.while_loop(lambda at: at[0] > at[1], step, (0.0 * stiffness, -stiffness))[0]
+        return lax.while_loop(lambda slopes: slopes[0] > slopes[1], step, (0.0 * stiffness, -stiffness))[0]

@@ -51,7 +51,7 @@ from mocha_jax.servers._dual import DualServer, DualState
 from mocha_jax.servers._quadratic_programs import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.servers._quadratic_programs_kernels import by_platform
 from mocha_jax.servers._schedule import is_due
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._base import Request
 
 # The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it
 # pays to be bold even if little is coupled: the point found is farther away, and the mixture takes what is good of it.

@@ -15,7 +15,7 @@ from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax.systems._work import Info, Request
+from mocha_jax.systems._base import Info, Request
 
 # Rounds between two recomputations of V from beta. Adding a round's change to V costs one rounding error; this keeps
 # their sum below what a certificate in float32 can see, also where the weights are V over a tiny lambda (after 64

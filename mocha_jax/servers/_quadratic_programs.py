@@ -38,8 +38,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.devices import NodeSharding
-from mocha_jax._core.platform import platform_dependent
 from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.blocks import in_blocks, nodes_of
 from mocha_jax._numerics.math import EXACT, safe_ratio

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
+from mocha_jax._data.frames import check_unmasked
 from mocha_jax._data.names import columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
-from mocha_jax._data.samples import check_unmasked
 from mocha_jax._data.standardize import WAYS
 from mocha_jax._data.task_data import SCALINGS, TaskData
 from mocha_jax._driver.solution import Status
 from mocha_jax._driver.solve import solve
-from mocha_jax._model.named import UNSEEN
+from mocha_jax._model.base import UNSEEN
+from mocha_jax._model.linear import LinearModel
+from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.problem import Problem
+from mocha_jax._selection.candidates import candidate
 from mocha_jax._selection.cross_validation import cross_validate
 from mocha_jax._selection.preparation import FREE_INTERCEPT, frees_intercept, preparation, prepared, usual
-from mocha_jax._selection.records import CrossValidation
-from mocha_jax._selection.solves import candidate
+from mocha_jax._selection.results import CrossValidation
 from mocha_jax.losses import Loss, ResidualLoss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.sklearn import _choices
@@ -47,9 +50,9 @@ Choose = Callable[..., CrossValidation[Any]]  # choose(data, candidates, **optio
 class Estimator(BaseEstimator):
     """The parameters, and how rows with groups become a model; see `MochaRegressor`."""
 
-    model_: Any
-    regularizer_: Any
-    groups_: Any
+    model_: LinearModel | MulticlassModel
+    regularizer_: Any  # has the fields of its own
+    groups_: Any  # [m] their names; None of one model for all
     cross_validation_: CrossValidation
     coef_: np.ndarray
     intercept_: np.ndarray
@@ -111,7 +114,9 @@ class Estimator(BaseEstimator):
         check.nonnegative(owner, tol=self.tol)
         check.integer(owner, 1, max_iter=self.max_iter)
 
-    def _validated(self, X: Any, y: Any, groups: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    def _validated(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None, **asked: Any
+    ) -> tuple[np.ndarray, np.ndarray, ArrayLike | None]:
         """Samples, labels and groups to train with; the number and names of the columns are remembered."""
         if self._by_argument:
             if groups is None and self.groups is not None:
@@ -124,7 +129,7 @@ class Estimator(BaseEstimator):
         x, groups = self._apart(X, groups)
         return *check_X_y(x, y, estimator=self, **asked), groups
 
-    def _asked(self, X: Any, groups: Any) -> tuple[np.ndarray, Any]:
+    def _asked(self, X: ArrayLike, groups: ArrayLike | None) -> tuple[np.ndarray, Sequence[Hashable] | None]:
         """Samples to predict, and their groups."""
         check_is_fitted(self)
         if self._by_argument:
@@ -160,15 +165,15 @@ class Estimator(BaseEstimator):
         return "mean" if self.unseen == WARN else self.unseen
 
     def _warn_of_unseen(self, groups: list[Hashable]) -> None:
-        known = set(self.model_.tasks)
-        if (new := dict.fromkeys(name for name in groups if name not in known)) and len(known) > 1:
+        model_tasks = set(self.model_.tasks)
+        if (new := dict.fromkeys(name for name in groups if name not in model_tasks)) and len(model_tasks) > 1:
             warn(
                 f"{self._owner}: {listed(tuple(new))} not seen in fit, predicted with the mean of all groups; folds "
                 f"that divide the rows of every group are KFold(shuffle=True), those of whole groups GroupKFold, and "
                 f'unseen="mean" or "error" says what to do.'
             )
 
-    def _apart(self, X: Any, groups: Any) -> tuple[Any, Any]:
+    def _apart(self, X: Any, groups: ArrayLike | None) -> tuple[ArrayLike, ArrayLike]:
         """The samples without the column that holds the group, and that column."""
         owner = self._owner
         if groups is not None:
@@ -184,21 +189,21 @@ class Estimator(BaseEstimator):
                 )
             place = int(places(owner, "column", [self.groups], columns)[0])
         else:
-            found = check.whole(self.groups)
-            if found is None or not -width <= found < width:
+            number = check.whole(self.groups)
+            if number is None or not -width <= number < width:
                 raise ValueError(
                     f"{owner}: groups must be the name of a column of X or its place, an integer from {-width} to "
                     f"{width - 1}, got {check.shown(self.groups)}."
                 )  # fmt: skip
-            place = found % width
+            place = number % width
         others = [j for j in range(width) if j != place]
         if columns is None:
             return X[:, others], X[:, place]
         return X[[X.columns[j] for j in others]], X[X.columns[place]]
 
     def _packed(
-        self, x: np.ndarray, y: np.ndarray, groups: Any, weights: Any, loss: Loss,
-        classes: tuple[Any, ...] | None = None,
+        self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, weights: ArrayLike | None, loss: Loss,
+        classes: tuple[Hashable, ...] | None = None,
     ) -> TaskData:  # fmt: skip
         """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
         column = self.intercept and not frees_intercept(self._by(loss), loss)
@@ -230,7 +235,7 @@ class Estimator(BaseEstimator):
             return None
         return usual(loss) if self.standardize == USUAL else self.standardize
 
-    def _weights(self, weights: Any, x: np.ndarray) -> np.ndarray:
+    def _weights(self, weights: ArrayLike | None, x: np.ndarray) -> np.ndarray:
         """The weight of every sample, none negative and not all 0."""
         if weights is None:
             return np.ones(len(x))
@@ -257,8 +262,8 @@ class Estimator(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         if names is None or self._by_argument:
             return None if names is None else tuple(names.tolist())
-        where: Any = names == self.groups if isinstance(self.groups, str) else self.groups
-        return tuple(np.delete(names, where).tolist())
+        group_column: Any = names == self.groups if isinstance(self.groups, str) else self.groups
+        return tuple(np.delete(names, group_column).tolist())
 
     def _chosen(self, data: TaskData, loss: Loss, choose: Choose) -> tuple[TaskData, Regularizer]:
         """The training samples and the regularizer, by cross-validation if requested."""
@@ -269,13 +274,13 @@ class Estimator(BaseEstimator):
         if hasattr(self, "cross_validation_"):  # of an earlier fit
             del self.cross_validation_
         if several:
-            found = choose(
+            validation = choose(
                 fitted, regularizer, key=self._key(), tol=max(float(self.tol), _CHOICE_TOL),
                 max_rounds=int(self.max_iter), scored_as=data, refit=False,
                 standardize=self._by(loss), folds=min(_FOLDS, int(fitted.sizes.max())),
             )  # fmt: skip
-            self.cross_validation_ = found
-            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), found.regularizer)
+            self.cross_validation_ = validation
+            regularizer = jax.tree.map(lambda leaf: np.asarray(leaf).item(), validation.regularizer)
         self.regularizer_ = regularizer
         return prepared(prepare, fitted), regularizer
 
@@ -293,7 +298,7 @@ class Estimator(BaseEstimator):
         if solution.status != Status.CONVERGED:
             warn(f"{self._owner}: {solution.message}.", ConvergenceWarning)
 
-    def _keep(self, model: Any, relations: list[Relation], rounds: int, gap: float) -> None:
+    def _keep(self, model: LinearModel | MulticlassModel, relations: list[Relation], rounds: int, gap: float) -> None:
         """Keep the model and how the solve ended, but no samples."""
         self.model_, self.n_iter_, self.dual_gap_ = model, rounds, gap
         self._relations: list[Relation] = [jax.tree.map(np.asarray, relation) for relation in relations]
@@ -301,15 +306,15 @@ class Estimator(BaseEstimator):
 
     def _key(self) -> jax.Array:
         """A random key of `random_state`."""
-        given = self.random_state
-        if given is None or isinstance(given, np.random.RandomState):
-            return jax.random.key(int(check_random_state(given).randint(2**31 - 1)))
-        if check.whole(given) is None:
+        state = self.random_state
+        if state is None or isinstance(state, np.random.RandomState):
+            return jax.random.key(int(check_random_state(state).randint(2**31 - 1)))
+        if check.whole(state) is None:
             raise ValueError(
-                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(given)}."
+                f"{self._owner}: random_state must be an integer, a RandomState or None, got {check.shown(state)}."
             )
-        check.integer(self._owner, 0, random_state=given)
-        return jax.random.key(int(given))
+        check.integer(self._owner, 0, random_state=state)
+        return jax.random.key(int(state))
 
 
 def room_for(rows: int) -> int:
@@ -318,22 +323,22 @@ def room_for(rows: int) -> int:
     return next(size for size in (3 * power // 4, power) if size >= rows)
 
 
-def _array(X: Any) -> Any:
+def _array(X: object) -> np.ndarray:
     """An array with two axes, in which a column may hold what is no number."""
     if hasattr(X, "tocsr") or getattr(X, "ndim", 2) != 2:
         return check_array(X)  # which says what is wrong with it
     return np.asarray(X) if hasattr(X, "dtype") else np.asarray(X, object)  # of lists every entry keeps its type
 
 
-def _labels(owner: str, groups: Any, count: int) -> np.ndarray:
+def _labels(owner: str, groups: ArrayLike, count: int) -> np.ndarray:
     """The group of every sample."""
     check_unmasked(owner, groups=groups)
     try:
-        found = np.asarray(groups)
+        labels = np.asarray(groups)
     except Exception:  # a user's `__array__` may raise anything
-        found = np.zeros(())
-    if found.shape != (count,) or not all(isinstance(each, Hashable) for each in found.tolist()):
+        labels = np.zeros(())
+    if labels.shape != (count,) or not all(isinstance(each, Hashable) for each in labels.tolist()):
         raise ValueError(
             f"{owner}: groups must name the group of each of the {count} samples, got {check.shown(groups)}."
         )
-    return found
+    return labels

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from mocha_jax import losses
 from mocha_jax._core import check
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._selection.grid import grid
+from mocha_jax._selection.candidates import grid
 from mocha_jax.losses import Loss
 from mocha_jax.regularizers import Regularizer
 from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
@@ -49,16 +48,18 @@ def regularizers(owner: str, regularizer: object, lam: object, data: TaskData) -
         if int(data.sizes.max()) < 2:  # no group has rows to hold back
             return make(lam=_USUAL), False
         return grid(make, lam=STRENGTHS, **tried), True
-    known = check.concrete(lam)
-    if known is None or known.ndim > 1 or not known.size or known.dtype.kind not in "fiu":
+    strengths = check.concrete(lam)
+    if strengths is None or strengths.ndim > 1 or not strengths.size or strengths.dtype.kind not in "fiu":
         raise ValueError(f'{owner}: lam must be a number, several to choose from, or "cv", got {check.shown(lam)}.')
-    check.positive(owner, lam=known)
-    if known.ndim and known.size > 1:
-        return grid(make, lam=np.sort(known)[::-1]), True
-    return make(lam=float(known.item())), False
+    check.positive(owner, lam=strengths)
+    if strengths.ndim and strengths.size > 1:
+        return grid(make, lam=np.sort(strengths)[::-1]), True
+    return make(lam=float(strengths.item())), False
 
 
-def _maker(owner: str, regularizer: object, num_tasks: int) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def _maker(
+    owner: str, regularizer: object, num_tasks: int
+) -> tuple[Callable[..., Regularizer], Mapping[str, tuple[float, ...]]]:
     """A function of lam, and what cross-validation tries besides."""
     if isinstance(regularizer, str):
         check.one_of(owner, "regularizer", regularizer, tuple(NAMED))
@@ -84,27 +85,28 @@ def _with(owner: str, regularizer: Regularizer, lam: float) -> Regularizer:
 
 def _made(owner: str, make: Callable[..., object], lam: float) -> Regularizer:
     try:
-        found = make(lam=lam)
+        regularizer = make(lam=lam)
     except TypeError as error:
         raise ValueError(
             f"{owner}: regularizer must be a function make(lam=...), got {check.shown(make)}, which says: {error}."
         ) from error
-    if not isinstance(found, Regularizer):
+    if not isinstance(regularizer, Regularizer):
         raise ValueError(
-            f"{owner}: regularizer must make an object of mocha_jax.regularizers, but it made {check.shown(found)}."
+            f"{owner}: regularizer must make an object of mocha_jax.regularizers, but it made "
+            f"{check.shown(regularizer)}."
         )
-    return found
+    return regularizer
 
 
-def loss_of(owner: str, loss: object, known: Mapping[str, Callable[[], Loss]], binary: bool) -> Loss:
+def loss_of(owner: str, loss: object, losses: Mapping[str, Callable[[], Loss]], binary: bool) -> Loss:
     """The loss of a name, or the one that was given, for labels of the right kind."""
     if isinstance(loss, str):
-        check.one_of(owner, "loss", loss, tuple(known))
-        return known[loss]()
+        check.one_of(owner, "loss", loss, tuple(losses))
+        return losses[loss]()
     if not isinstance(loss, Loss) or loss.binary != binary:
         kind = "of two classes" if binary else "of numbers"
         raise ValueError(
-            f"{owner}: loss must be one of {', '.join(map(repr, known))} or an object of mocha_jax.losses for labels "
+            f"{owner}: loss must be one of {', '.join(map(repr, losses))} or an object of mocha_jax.losses for labels "
             f"{kind}, got {check.shown(loss)}."
         )
     return loss

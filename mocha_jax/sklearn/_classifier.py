@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import accuracy_score
@@ -14,12 +15,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from mocha_jax import multiclass
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
-from mocha_jax._selection.records import CrossValidation
-from mocha_jax._selection.solves import candidate
+from mocha_jax._selection.candidates import candidate
+from mocha_jax._selection.results import CrossValidation
 from mocha_jax.losses import Loss
 from mocha_jax.multiclass import OneVsRest
 from mocha_jax.multiclass._one_vs_rest import unfinished_classes
@@ -76,7 +77,9 @@ class MochaClassifier(ClassifierMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Train the models of all groups.
 
         Args:
@@ -117,26 +120,26 @@ class MochaClassifier(ClassifierMixin, Estimator):
         fitted, regularizer = self._chosen(data, loss, choose)
         make, tol, rounds = with_regularizer(regularizer), float(self.tol), int(self.max_iter)
         with silenced(NotConverged):  # for scikit-learn's own category
-            found = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
-        relations = [jax.tree.map(lambda leaf, k=k: leaf[k], found.relation) for k in range(len(self.classes_))]
-        self._keep(found.model, relations, int(found.rounds.max()), float(found.certificate.residual.max()))
-        caveat = unfinished_classes(found, tol, rounds)
+            models = multiclass.one_vs_rest(fitted, make, key=self._key(), tol=tol, max_rounds=rounds, record_every=1)
+        relations = [jax.tree.map(lambda leaf, k=k: leaf[k], models.relation) for k in range(len(self.classes_))]
+        self._keep(models.model, relations, int(models.rounds.max()), float(models.certificate.residual.max()))
+        caveat = unfinished_classes(models, tol, rounds)
         if not np.isfinite(self.dual_gap_):
             caveat = "the weights of a class are no longer finite numbers; scale the features"
         if caveat is not None:
             warn(f"{self._owner}: {caveat}", ConvergenceWarning)
 
-    def decision_function(self, X: Any, groups: Any = None) -> np.ndarray:
+    def decision_function(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """The predictions w'x + b of the second class ``[k]``; of more than two, of each ``[k, classes]``.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        x, groups = self._asked(X, groups)
-        return self.model_.decision_function(x, groups, unseen=self._unseen)
+        x, tasks = self._asked(X, groups)
+        return self.model_.decision_function(x, tasks, unseen=self._unseen)
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """Predict classes ``[k]``.
 
         Args:
@@ -147,7 +150,7 @@ class MochaClassifier(ClassifierMixin, Estimator):
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
 
     @available_if(_has_probabilities)
-    def predict_proba(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """The probabilities of all classes ``[k, classes]``, of the logistic loss.
 
         Of more than two classes each has its own model, and what these say is divided by its sum.
@@ -156,10 +159,12 @@ class MochaClassifier(ClassifierMixin, Estimator):
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        x, groups = self._asked(X, groups)
-        return self.model_.predict_proba(x, groups, unseen=self._unseen)
+        x, tasks = self._asked(X, groups)
+        return self.model_.predict_proba(x, tasks, unseen=self._unseen)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+    def score(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> float:
         """The share of right classes, of all samples together.
 
         Args:

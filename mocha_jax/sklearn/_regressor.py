@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from mocha_jax._core.transfers import on_purpose
+from mocha_jax._core.devices import on_purpose
 from mocha_jax.sklearn import _choices
 from mocha_jax.sklearn._base import Estimator
 
@@ -70,7 +71,9 @@ class MochaRegressor(RegressorMixin, Estimator):
     """
 
     @on_purpose
-    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
         """Train the models of all groups.
 
         Args:
@@ -86,17 +89,19 @@ class MochaRegressor(RegressorMixin, Estimator):
         self._solve(self._packed(x, y, groups, sample_weight, loss), loss)
         return self
 
-    def predict(self, X: Any, groups: Any = None) -> np.ndarray:
+    def predict(self, X: ArrayLike, groups: ArrayLike | None = None) -> np.ndarray:
         """Predict numbers ``[k]``.
 
         Args:
           X: samples ``[k, d]``, or a data frame.
           groups: of every sample ``[k]``.
         """
-        x, groups = self._asked(X, groups)
-        return self.model_.predict(x, groups, unseen=self._unseen)
+        x, tasks = self._asked(X, groups)
+        return self.model_.predict(x, tasks, unseen=self._unseen)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+    def score(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> float:
         """The coefficient of determination, of all samples together.
 
         Args:

@@ -22,8 +22,12 @@ from mocha_jax.systems._availability import Sampled as Sampled
 from mocha_jax.systems._availability import Trace as Trace
 from mocha_jax.systems._base import Both as Both
 from mocha_jax.systems._base import Full as Full
+from mocha_jax.systems._base import Info as Info
+from mocha_jax.systems._base import Request as Request
 from mocha_jax.systems._base import System as System
+from mocha_jax.systems._base import Work as Work
 from mocha_jax.systems._base import per_node as per_node
+from mocha_jax.systems._budgets import Controller as Controller
 from mocha_jax.systems._budgets import Deadline as Deadline
 from mocha_jax.systems._budgets import PartialEpochs as PartialEpochs
 from mocha_jax.systems._budgets import UniformBudget as UniformBudget
@@ -31,10 +35,6 @@ from mocha_jax.systems._channel import Channel as Channel
 from mocha_jax.systems._channel import Clock as Clock
 from mocha_jax.systems._channel import Fate as Fate
 from mocha_jax.systems._channel import Unreliable as Unreliable
-from mocha_jax.systems._controller import Controller as Controller
-from mocha_jax.systems._work import Info as Info
-from mocha_jax.systems._work import Request as Request
-from mocha_jax.systems._work import Work as Work
 
 __all__ = [
     "Both",

@@ -13,8 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import uniform_bits
-from mocha_jax.systems._base import System, of_nodes, per_node
-from mocha_jax.systems._work import Request, Work
+from mocha_jax.systems._base import Request, System, Work, of_nodes, per_node
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -76,8 +75,8 @@ class Outages(System):
             check.integers("Outages", 0, groups=self.groups)
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
-        given = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.pad_settings(self.groups)
-        groups = jnp.asarray(given, jnp.int32)
+        numbers = jnp.arange(data.num_nodes, dtype=jnp.int32) if self.groups is None else data.pad_settings(self.groups)
+        groups = jnp.asarray(numbers, jnp.int32)
         if groups.shape != (data.num_nodes,):
             raise ValueError(f"Outages: groups must be one per node [{data.num_nodes}], got shape {groups.shape}.")
         check.scalar("Outages", p=self.p)
@@ -106,13 +105,13 @@ class NeverAnswers(System):
     nodes: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        given = np.atleast_1d(found) if (found := check.concrete(self.nodes)) is not None else None
-        whole = given is not None and given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
-        if given is None or not whole or not 0 <= given.min(initial=0) <= given.max(initial=0) < 2**31:
+        listed = np.atleast_1d(as_array) if (as_array := check.concrete(self.nodes)) is not None else None
+        whole = listed is not None and listed.ndim == 1 and (listed.dtype.kind in "iu" or not listed.size)
+        if listed is None or not whole or not 0 <= listed.min(initial=0) <= listed.max(initial=0) < 2**31:
             raise ValueError(
                 f"NeverAnswers: nodes are indices, integers counted from 0, got {check.shown(self.nodes)}."
             )
-        object.__setattr__(self, "nodes", tuple(int(k) for k in given))
+        object.__setattr__(self, "nodes", tuple(int(k) for k in listed))
 
     def work(self, key: Array, data: TaskData, request: Request) -> Work:
         if self.nodes and max(self.nodes) >= data.num_nodes:

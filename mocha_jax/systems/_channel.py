@@ -13,8 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.costs import Cost
-from mocha_jax.systems._base import of_nodes, per_node
-from mocha_jax.systems._work import Request
+from mocha_jax.systems._base import Request, of_nodes, per_node
 
 
 class Fate(Pytree):

@@ -7,8 +7,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax.theory._constants import Real
 
 
@@ -54,15 +54,15 @@ def assumption2(theta: Array | np.ndarray) -> Assumption2:
     theta = check.floats("assumption2", "theta", theta, ("rounds", "nodes"))
     if (seen := check.concrete(theta)) is not None:
         check.in_unit_interval("assumption2", theta=np.where(np.isnan(seen), 0.0, seen))
-    known, dropped = ~jnp.isnan(theta), theta == 1
+    measured, dropped = ~jnp.isnan(theta), theta == 1
 
-    def mean(values: Array, where: Array, empty: float) -> Array:
-        count = jnp.sum(where, axis=0).astype(theta.dtype)
-        total = jnp.sum(jnp.where(where, values, 0.0), axis=0)
+    def mean(values: Array, mask: Array, empty: float) -> Array:
+        count = jnp.sum(mask, axis=0).astype(theta.dtype)
+        total = jnp.sum(jnp.where(mask, values, 0.0), axis=0)
         return jnp.where(count > 0, total / jnp.maximum(count, 1.0), empty)
 
-    p = mean(dropped.astype(theta.dtype), known, jnp.nan)
-    theta_hat = mean(theta, known & ~dropped, jnp.nan)
+    p = mean(dropped.astype(theta.dtype), measured, jnp.nan)
+    theta_hat = mean(theta, measured & ~dropped, jnp.nan)
     p_max = jnp.nanmax(p)  # NaN, and the assumption not shown to hold, where nothing is known of any node
     theta_max = jnp.max(jnp.where(jnp.isnan(theta_hat), 0.0, theta_hat))
     return Assumption2(p, p_max, theta_hat, theta_max, p_max + (1.0 - p_max) * theta_max)

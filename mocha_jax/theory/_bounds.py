@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.theory._constants import Real, safe_scaling, sigma, steepness

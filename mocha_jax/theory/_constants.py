@@ -8,8 +8,8 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 

@@ -9,8 +9,8 @@ from jax import Array
 from mocha_jax._algorithms.dual_method import MochaState
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._core.transfers import on_purpose
 from mocha_jax._problem.certificate import conjugates
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._dual import DualServer, DualState
@@ -50,14 +50,14 @@ def lemma4(problem: Problem, algorithm: SubproblemMethod, before: MochaState, af
     data, coupling = problem.data, before.server.coupling
     gamma = jnp.asarray(algorithm.gamma, data.dtype)
     sub = algorithm.subproblems(before, problem)
-    found = before.beta + (after.beta - before.beta) / gamma
+    full_beta = before.beta + (after.beta - before.beta) / gamma
 
     def dual(beta: Array) -> Array:
         v = data.dual_vectors(beta)
         return jnp.sum(conjugates(data, problem.node_loss, beta)) + coupling.conjugate(v)
 
     # The constants c(alpha) of the subproblems add up to R*(v).
-    local = jnp.sum(sub.value(problem.node_loss.project(found, data.y))) + coupling.conjugate(before.v)
+    local = jnp.sum(sub.value(problem.node_loss.project(full_beta, data.y))) + coupling.conjugate(before.v)
     return dual(after.beta), (1.0 - gamma) * dual(before.beta) + gamma * local
 
 

@@ -11,7 +11,7 @@ import scipy.optimize
 import mocha_jax as mj
 from mocha_jax._algorithms.second_derivatives import ByFeatures, BySamples, curvature
 from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, as_matrix
-from mocha_jax.systems._work import Work
+from mocha_jax.systems._base import Work
 from tests import zoo
 
 M, D = 6, 3

@@ -114,7 +114,7 @@ def constructors():
             "scaling": Arg(None, optional(lambda v: False)),
         }),
         "coupling.Diagonal": Call(c.Diagonal, {"scale": Arg(np.ones(3), reals(None, least=1))}),
-        "coupling.PerFeature": Call(c.PerFeature, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
+        "coupling.FeatureDiagonal": Call(c.FeatureDiagonal, {"scale": Arg(np.ones(3), reals(None, least=1)), "num_tasks": Arg(3, count(1))}),
         "coupling.Scaled": Call(c.Scaled, {
             "of": Arg(c.Diagonal(jnp.ones(3)), instance(c.Coupling)), "scale": Arg(np.ones(2), reals(None, least=1)),
         }),
@@ -155,13 +155,13 @@ def constructors():
         "losses.Huber": Call(losses.Huber, {"delta": Arg(0.5, POSITIVE)}),
         "losses.Quantile": Call(losses.Quantile, {"tau": Arg(0.5, number(above=0, below=1))}),
         "losses.Ordinal": Call(losses.Ordinal, {"thresholds": Arg([-0.5, 0.5], rising)}),
-        "features.Gaussian": Call(mj.features.Gaussian, {"gamma": Arg(0.5, POSITIVE)}),
+        "features.GaussianKernel": Call(mj.features.GaussianKernel, {"gamma": Arg(0.5, POSITIVE)}),
         "features.RandomFourier": Call(mj.features.RandomFourier, {
             "key": Arg(world.key(), key), "num_inputs": Arg(3, count(1)), "num_features": Arg(4, lambda v: count(2)(v) and v % 2 == 0),
             "gamma": Arg(0.5, number(above=0, shapes=[()])),
         }),
         "features.Nystroem": Call(mj.features.Nystroem, {
-            "kernel": Arg(mj.features.Gaussian(0.5), callable), "landmarks": Arg(np.ones((2, 3), np.float32), reals(None, None)),
+            "kernel": Arg(mj.features.GaussianKernel(0.5), callable), "landmarks": Arg(np.ones((2, 3), np.float32), reals(None, None)),
         }),
         "features.Body": Call(mj.features.Body, {
             "network": Arg(networks.MLP(3, 2), instance(networks.Network)),

@@ -25,13 +25,13 @@ RESULTS = {
     "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "federated.ChannelState", "federated.Down", "federated.Header", "federated.FederationState", "federated.Message", "federated.ReceivedAnswers", "federated.Refused", "federated.Report", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
-    "networks.Parts", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
+    "networks.SplitParameters", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
-    "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.LowRank.largest", "coupling.AboutMean.energy", "coupling.PerFeature.energy", "Certificate.with_bound",
-    "Problem.aim", *(f"FedAvg.{name}" for name in ("answer", "first_state", "given", "heard")), *(f"Virtual.{name}" for name in ("first_state", "given", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
+    "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.LowRank.largest", "coupling.AboutMean.energy", "coupling.FeatureDiagonal.energy", "Certificate.with_bound",
+    "Problem.aim", *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
     "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
@@ -65,7 +65,7 @@ def public():
         for name in names:
             thing = getattr(module, name)
             home = str(getattr(thing, "__module__", ""))
-            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._work")
+            ours = home.startswith(module.__name__) or (module_name == "systems" and home == "mocha_jax.systems._base")
             if name.startswith("_") or isinstance(thing, types.ModuleType) or not callable(thing) or not ours:
                 continue
             if id(thing) in seen:

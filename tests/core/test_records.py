@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._selection.tuning import Trace
+from mocha_jax._selection.descent import TuningTrace
 from tests.bad_calls.table import public
 
 M, D = 300, 40
@@ -55,7 +55,7 @@ def records():
         "Hypergradient": large(mj.Hypergradient, value=one, gradient=there, error=there),
         "Path": large(mj.Path, regularizer=there.regularizer, certificate=several, rounds=rounds, weights=np.zeros((M, D))),
         "CrossValidation": mj.CrossValidation(there.regularizer, scores, scores, scores, 7, lam, None, "rmse"),
-        "Tuned": mj.Tuned({"lam": jnp.ones(M), "sigma2": one}, there, solution, 0.5, 1, large(Trace, gap=rounds)),
+        "Tuned": mj.Tuned({"lam": jnp.ones(M), "sigma2": one}, there, solution, 0.5, 1, large(TuningTrace, gap=rounds)),
         "OneVsRest": large(mj.OneVsRest, weights=jnp.zeros((10, M, D)), certificate=several, rounds=rounds),
         "Names": names, "LinearModel": mj.LinearModel(np.zeros((M, D)), np.zeros(M), names, trained={"message": "done"}),
         "MulticlassModel": mj.MulticlassModel(np.zeros((9, M, D)), np.zeros((9, M)), names),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._data import placement, samples
-from mocha_jax._driver import chunk
+from mocha_jax._data import node_arrays, storage
+from mocha_jax._driver import rounds
 from mocha_jax._driver.config import make_config
 
 M, N, D = 50, 20, 7
@@ -19,7 +19,7 @@ M, N, D = 50, 20, 7
 
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setattr(placement, "_SMALL", 0)
+    monkeypatch.setattr(storage, "_SMALL", 0)
     monkeypatch.setattr("mocha_jax._data.pack._PIECE", 9 * N * D * 8)  # nine nodes at a time
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(n, D)) for n in np.r_[N, rng.integers(5, N, M - 1)]]
@@ -63,10 +63,10 @@ def test_their_order_changes_no_result(data, algorithm):
 
 @pytest.mark.slow
 def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
-    monkeypatch.setattr(placement, "_SMALL", 0)
+    monkeypatch.setattr(storage, "_SMALL", 0)
     monkeypatch.setattr("mocha_jax._node.buckets.PART", 2**15)
     m, n, d = 400, 30, 50
-    x = placement.row_by_row(jnp.ones((m, n, d)))
+    x = storage.row_by_row(jnp.ones((m, n, d)))
     y = jnp.ones((m, n))
     data = mj.TaskData(x, y, y / n, jnp.arange(m, dtype=jnp.int32), loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
@@ -74,11 +74,11 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     def memory_of(problem):
         config: Any = make_config(mj.algorithm1(), problem, None, None, None, 1).laid_out()
         held = config.problem.data.layout.buckets[0].x.unsafe_buffer_pointer(), config.problem.data.x
-        where, room = chunk.allocate(key, config, None, records=3)
+        where, room = rounds.allocate(key, config, None, records=3)
         programs = [
-            chunk.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
-            chunk.resumed.lower(config, where.state),
-            chunk.proven.lower(config, where.state, where.bound),
+            rounds.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
+            rounds.resumed.lower(config, where.state),
+            rounds.proven.lower(config, where.state, where.bound),
         ]
         memory: list[Any] = [program.compile().memory_analysis() for program in programs]
         return held, [one.temp_size_in_bytes / x.nbytes for one in memory]
@@ -90,12 +90,12 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
 
 def test_samples_are_checked_where_they_are(monkeypatch):
     """NumPy's copy of an array in another order than its own stays as long as the array."""
-    monkeypatch.setattr(placement, "_SMALL", 0)
-    x = placement.row_by_row(jnp.ones((40, 3, 5)))
-    [view] = samples._views(x)
+    monkeypatch.setattr(storage, "_SMALL", 0)
+    x = storage.row_by_row(jnp.ones((40, 3, 5)))
+    [view] = node_arrays._views(x)
     assert view.ctypes.data == x.unsafe_buffer_pointer()
     np.testing.assert_array_equal(view, np.ones((40, 3, 5)))
-    y, wrong = jnp.ones((40, 3)), placement.row_by_row(x.at[7, 2, 4].set(jnp.nan))
+    y, wrong = jnp.ones((40, 3)), storage.row_by_row(x.at[7, 2, 4].set(jnp.nan))
     with pytest.raises(ValueError, match="x is NaN or infinite in task 7, node 7, row 2"):
         mj.TaskData(wrong, y, y, jnp.arange(40, dtype=jnp.int32))
 
@@ -107,8 +107,8 @@ def test_rounds_go_on_in_the_memory_of_the_last_ones(key):
     data = mj.TaskData(x, y, y / n, jnp.arange(m, dtype=jnp.int32), loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
     config = make_config(mj.Mocha(), problem, None, None, None, 1).laid_out()
-    where, room = chunk.allocate(key, config, None, records=3)
-    lowered = chunk.run_chunk_in_place.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2)
+    where, room = rounds.allocate(key, config, None, records=3)
+    lowered = rounds.run_chunk_in_place.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2)
     memory: Any = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= sum(a.nbytes for a in jax.tree.leaves(where.state))
     # A state that was given is still there.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import mocha_jax as mj
-from mocha_jax._data import table as of_frames
+from mocha_jax._data import read as of_frames
 from mocha_jax.datasets import _fields
 
 SCHOOL = """school,hours,town,score
@@ -237,7 +237,7 @@ def test_many_columns_are_looked_up_once_each():
     assert table.numbers([*names[:-1], "town=Oslo", "town=Bergen"])[:, -2:].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert Counted.looked_at < 10 * count
     like = mj.Names(tasks=("u",), features=tuple(names[:-1]))
-    frame = of_frames.Table([rows], [np.ones(2)], ["task 'u'"], None, like)
+    frame = of_frames.Ragged([rows], [np.ones(2)], ["task 'u'"], None, like)
     Counted.looked_at = 0
     assert of_frames._in_order_of(frame, like).names is like
     assert Counted.looked_at < 10 * count

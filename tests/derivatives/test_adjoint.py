@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._numerics.minres import minres
+from mocha_jax._numerics.linear_systems import minres
 from tests import zoo
 
 R = mj.regularizers

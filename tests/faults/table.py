@@ -92,7 +92,7 @@ FAULTS = (
         "gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else b, direct, through)", ("derivatives",),
     ),
     Fault(
-        "MINRES loses a rotation", "_numerics/minres.py",
+        "MINRES loses a rotation", "_numerics/linear_systems.py",
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar - cs * alfa, (-cs * off, sn * off)",
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("derivatives",),
     ),
@@ -106,11 +106,11 @@ FAULTS = (
         "return cls(precision, precision * mean)", "return cls(precision, mean)", ("neural",),
     ),
     Fault(
-        "folds are dealt by row, not in random order", "_data/splits.py",
+        "folds are dealt by row, not in random order", "_data/split.py",
         "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
     ),
     Fault(
-        "standardising ignores the mean", "_data/standardize.py",
+        "standardising ignores the mean", "_data/scaling.py",
         "return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level",
         "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
     ),
@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "svmlight's indices begin at the wrong end", "datasets/_svmlight.py",
-        "index.extend([int(i) for i, _ in given])", "index.extend([int(i) + 1 for i, _ in given])", ("datasets",),
+        "index.extend([int(i) for i, _ in pairs])", "index.extend([int(i) + 1 for i, _ in pairs])", ("datasets",),
     ),
     Fault(
         "the proximal server forgets who did not answer", "servers/_proximal.py",

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._neural.gaussian import Gaussian
+from mocha_jax._neural.gaussian import DiagonalGaussian
 from mocha_jax.federated._sides import sides_of
 from mocha_jax.federated._virtual_sides import REMEMBERED
 from tests.federated import world
@@ -95,7 +95,9 @@ def test_it_is_the_simulation(case, systems, key):
     shared = algorithm.weights(state)
     for task, node in enumerate(nodes):
         close(node.weights(mine[task], server.down(there, task)), algorithm.parameters(state, problem, task))
-    close(server.weights(there), mj.networks.Parts(shared.shared, None) if case != "all is shared" else shared)
+    close(
+        server.weights(there), mj.networks.SplitParameters(shared.shared, None) if case != "all is shared" else shared
+    )
 
 
 @pytest.mark.slow
@@ -141,7 +143,7 @@ def test_a_refinement_does_not_depend_on_which_answers_arrived(heard, lost, damp
     answers = [nodes[0].step(key, mine, server.down(state, 0))[1] for state in states]
     assert [up.held for up in answers] == [int(arrived.held[0]), -1, -1]
     factors = [
-        Gaussian(up.arrays["factor.precision"], up.arrays["factor.shift"])
+        DiagonalGaussian(up.arrays["factor.precision"], up.arrays["factor.shift"])
         / jax.tree.map(lambda a: a[0] * (1.0 - damping), state.inner.state.factors)
         for up, state in zip(answers, states, strict=True)
     ]

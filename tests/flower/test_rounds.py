@@ -96,7 +96,7 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     served = serve(grid, server, max_rounds=rounds, leave_after=2, min_answers=3, **QUICK)
     state, history = mj.run(mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32)), algorithm, KEY, num_rounds=rounds)
     weights = algorithm.weights(state)
-    weights = mj.networks.Parts(weights.shared, None) if case == "virtual" else weights
+    weights = mj.networks.SplitParameters(weights.shared, None) if case == "virtual" else weights
     chex.assert_trees_all_close(served.weights, weights, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(float(served.report.quality.loss), history.loss[-1], rtol=1e-5)
     lines = [line for line in said() if line.startswith("round ")]

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics as theirs
 
 import mocha_jax as mj
-from mocha_jax._selection import scoring
+from mocha_jax._selection import preparation
 from tests import zoo
 
 ours = mj.metrics
@@ -149,10 +149,10 @@ def test_cross_validation_knows_which_way_each_is_better():
     x = np.random.default_rng(0).normal(size=(30, 2))
     data = mj.pack_tasks([x], [np.sign(x[:, 0])])
     right, wrong = np.array([[1.0, 0.0]]), np.array([[-1.0, 0.5]])
-    for name, score in scoring.METRICS.items():
-        more = score in scoring.MORE_IS_BETTER
+    for name, score in preparation.METRICS.items():
+        more = score in preparation.MORE_IS_BETTER
         seen = data.replace(y=jnp.maximum(data.y, 0.0)) if name == "poisson_deviance" else data
-        of_the_loss = (mj.losses.SmoothedHinge(),) if score in scoring.OF_THE_LOSS else ()
+        of_the_loss = (mj.losses.SmoothedHinge(),) if score in preparation.OF_THE_LOSS else ()
         good, bad = (float(score(w, seen, *of_the_loss)) for w in (right, wrong))
         assert (good > bad) == more, name
         assert good != bad, name

@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 
 import mocha_jax as mj
-from mocha_jax._neural.gaussian import Gaussian, divergence, draw
+from mocha_jax._neural.gaussian import DiagonalGaussian, divergence, draw
 
 LINEAR = mj.networks.Model(lambda key: jnp.zeros((4, 1)), lambda w, x: x @ w)
 NOISE, PRIOR = 0.5, 2.0
@@ -54,7 +54,7 @@ def product_is_posterior(state):
 def test_the_divergence_is_the_integral():
     rng = np.random.default_rng(0)
     mq, mp, tq, tp = rng.normal(size=3), rng.normal(size=3), rng.uniform(0.3, 4, 3), rng.uniform(0.3, 4, 3)
-    q, p = Gaussian.of(jnp.asarray(mq), jnp.asarray(tq)), Gaussian.of(jnp.asarray(mp), jnp.asarray(tp))
+    q, p = DiagonalGaussian.of(jnp.asarray(mq), jnp.asarray(tq)), DiagonalGaussian.of(jnp.asarray(mp), jnp.asarray(tp))
     expected = 0.0
     for i in range(3):
         one, two = stats.norm(mq[i], tq[i] ** -0.5), stats.norm(mp[i], tp[i] ** -0.5)
@@ -65,7 +65,7 @@ def test_the_divergence_is_the_integral():
 
 def test_products_of_gaussians_are_those_of_densities():
     z = np.linspace(-2, 3, 7)
-    a, b = Gaussian.of(jnp.array([0.3]), jnp.array([2.0])), Gaussian.around_zero(0.5, jnp.zeros(1))
+    a, b = DiagonalGaussian.of(jnp.array([0.3]), jnp.array([2.0])), DiagonalGaussian.around_zero(0.5, jnp.zeros(1))
     both = a * b
     ratio = stats.norm(0.3, 2**-0.5).pdf(z) * stats.norm(0, 0.5).pdf(z)
     ratio /= stats.norm(both.mean[0], both.scale[0]).pdf(z)
@@ -332,8 +332,8 @@ def test_one_bad_refinement_does_not_end_the_rest(key):
 
 def test_the_divergence_is_right_for_very_different_scales():
     for ratio in (1e-12, 1e-8, 1e-4, 0.9, 1.1, 1e4, 1e8):
-        q, p = (Gaussian.of(jnp.zeros(1, jnp.float32), jnp.full(1, t, jnp.float32)) for t in (1.0, ratio))
-        value, slope = jax.value_and_grad(lambda t, p=p: divergence(Gaussian.of(jnp.zeros(1, t.dtype), t), p))(
+        q, p = (DiagonalGaussian.of(jnp.zeros(1, jnp.float32), jnp.full(1, t, jnp.float32)) for t in (1.0, ratio))
+        value, slope = jax.value_and_grad(lambda t, p=p: divergence(DiagonalGaussian.of(jnp.zeros(1, t.dtype), t), p))(
             q.precision
         )
         np.testing.assert_allclose(value, 0.5 * (ratio - 1 - np.log(ratio)), rtol=1e-5, atol=1e-7)
@@ -411,7 +411,7 @@ def test_pruning_leaves_out_what_is_least_sure(key):
     problem, algorithm = classification(), make_virtual()
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     sizes = jax.tree.map(lambda a: jax.random.uniform(key, a.shape, minval=0.1, maxval=9.0), state.private.precision)
-    state = state.replace(private=Gaussian(sizes, state.private.shift))  # of unequal scales
+    state = state.replace(private=DiagonalGaussian(sizes, state.private.shift))  # of unequal scales
     chex.assert_trees_all_close(state.pruned(0.0), state)
     sparse = jax.jit(lambda share: state.pruned(share))(0.6)
     for before, after in ((state.posterior, sparse.posterior), (state.private, sparse.private)):

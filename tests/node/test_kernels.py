@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 import mocha_jax as mj
-from mocha_jax._core.platform import platform_dependent
+from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._driver import config
 from mocha_jax._node import kernel_tpu, local_solver
 from mocha_jax._node.buckets import bucket_sizes, time_major
@@ -317,7 +317,7 @@ def test_a_loss_of_what_no_kernel_knows_is_solved():
 
 
 def test_each_device_has_the_kernel(key, monkeypatch):
-    monkeypatch.setattr("mocha_jax._core.platform._has_devices", lambda platform: platform == "tpu")
+    monkeypatch.setattr("mocha_jax._core.compiling._has_devices", lambda platform: platform == "tpu")
     mesh = jax.make_mesh((2,), ("nodes",), axis_types=(AxisType.Auto,))
     data = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float64 else a, zoo.data())
     problem = mj.shard(mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.5, 0.5)), mesh)

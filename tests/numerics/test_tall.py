@@ -9,8 +9,8 @@ import pytest
 
 from mocha_jax import regularizers
 from mocha_jax._numerics import tall
-from mocha_jax._numerics.spectral import contract, left_spectral_map, singular_values, spectral_map
 from mocha_jax.coupling import LowRank
+from mocha_jax.spectral import contract, left_spectral_map, singular_values, spectral_map
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 400, 12

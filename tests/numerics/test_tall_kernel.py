@@ -11,8 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import mocha_jax as mj
 from mocha_jax._numerics import tall, tall_gpu
-from mocha_jax._numerics.spectral import contract
-from mocha_jax.regularizers._spectral import _prox_values, _prox_values_by_sums
+from mocha_jax.regularizers._singular_values import _prox_values, _prox_values_by_sums
+from mocha_jax.spectral import contract
 from tests.node.test_kernels import MOSAIC, custom_calls
 
 PARAMS: Any = getattr(plgpu, "InterpretGPUParams", None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.coupling import PerFeature, as_matrix
+from mocha_jax.coupling import FeatureDiagonal, as_matrix
 from tests import oracles, zoo
 
 R = mj.regularizers
@@ -150,7 +150,7 @@ def test_columns_too_small_to_be_squared_count():
 def test_the_coupling_by_features_is_the_operator_that_it_says():
     rng = np.random.default_rng(0)
     scale, m = np.array([0.5, 2.0, 0.0]), 4
-    coupling = PerFeature(jnp.asarray(scale), m)
+    coupling = FeatureDiagonal(jnp.asarray(scale), m)
     v, w, rho = jnp.asarray(rng.normal(size=(m, 3))), jnp.asarray(rng.normal(size=(m, 3))), 0.7
     np.testing.assert_allclose(coupling.apply(v), np.asarray(v) * scale)
     shrunk = rho * scale / (1 + rho * scale)
@@ -163,7 +163,7 @@ def test_the_coupling_by_features_is_the_operator_that_it_says():
     assert float(coupling.conjugate(v)) <= 0.5 * float(jnp.sum(jnp.sum(v**2, axis=1) * coupling.diagonal()))
     for rule in mj.coupling.SIGMA_PRIME_RULES:
         np.testing.assert_array_equal(coupling.sigma_prime(rule), np.ones(m))
-    np.testing.assert_array_equal(as_matrix(PerFeature(jnp.ones(1), m)), np.eye(m))
+    np.testing.assert_array_equal(as_matrix(FeatureDiagonal(jnp.ones(1), m)), np.eye(m))
 
 
 @each_kind

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._core.platform import platform_dependent
-from mocha_jax.coupling import Dense, Diagonal, Exchangeable, LowRank, PerFeature, as_matrix
+from mocha_jax._core.compiling import platform_dependent
+from mocha_jax.coupling import Dense, Diagonal, Exchangeable, FeatureDiagonal, LowRank, as_matrix
 from mocha_jax.servers import _quadratic_programs_kernels as kernels_of
 from mocha_jax.servers._quadratic_programs import (
     RELAXATION,
@@ -120,7 +120,7 @@ def test_the_kernel_knows_of_tasks_on_several_nodes():
 @pytest.mark.slow
 def test_the_kernel_takes_a_coupling_by_features():
     tasks, along, slope, free = weighing("diagonal", 6, 2, 5)
-    between = PerFeature(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
+    between = FeatureDiagonal(jnp.asarray([0.5, 1.0, 2.0, 0.1, 3.0], jnp.float32), 6)
     given = tasks.replace(coupling=between, consensus=consensus(between)), along, slope, free
     for one, other in zip(interpreted(*given), in_some_steps(*given), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4)

@@ -118,7 +118,7 @@ def test_whoever_is_asked_for_is_predicted():
     np.testing.assert_allclose(mean[0], X[0] @ found.coef_.mean(axis=0) + found.intercept_.mean())
     for groups in (["oak"], "oak", [["oak", "ash"]], {"oak", "ash"}):
         with pytest.raises(ValueError, match="groups must name the group of each of the 2 samples"):
-            found.predict(X[:2], groups=groups)
+            found.predict(X[:2], groups=groups)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
