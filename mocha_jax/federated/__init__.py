@@ -3,7 +3,7 @@
 A `Node` holds samples and answers messages; a `Server` makes them and takes any subset of the answers. Whatever carries
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
-It may import `_core`, `_files`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `_model`, `_problem`,
+It may import `_core`, `_files`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `likelihoods`, `_problem`,
 `_node`, `servers`, `_algorithms`, `_driver` and `_neural`.
 """
 

@@ -76,8 +76,8 @@ def test_a_path_has_one_underscore():
         assert len(parts) <= 2, path
 
 
-# Names that lie in two rooms until one of them has another.
-TWICE = {"store", "Server", "ServerState"}
+# The rule of aggregation of a simulation, and the server of a deployment.
+TWICE = {"Server"}
 
 
 def test_names_of_modules_and_classes_are_unique():
