@@ -57,15 +57,22 @@ def test_few_samples_do_where_tasks_have_nothing_in_common():
 def test_a_federation_and_a_state_decide(key):
     p = problem(mj.losses.Logistic())
     assert type(mj.default_algorithm(p, federation=True)) is mj.Mocha
-    mocha = mj.solve(p, tol=1e-3, systems=mj.systems.Dropout(0.1))
+    mocha = mj.Mocha().init(p)
     assert type(mj.default_algorithm(p, mj.Newton().init(p))) is mj.Newton
-    assert type(mj.default_algorithm(p, mocha.state)) is mj.Mocha
-    assert mj.solve(p, state=mocha.state, tol=1e-3).rounds >= 0
+    assert type(mj.default_algorithm(p, mocha)) is mj.Mocha
     hinge = problem(mj.losses.Hinge())
     assert type(mj.default_algorithm(hinge, mj.InteriorPoint().init(hinge))) is mj.InteriorPoint
     assert type(mj.default_algorithm(hinge, federation=True)) is mj.Mocha
     with pytest.raises(ValueError, match="default_algorithm: problem"):
         mj.default_algorithm(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.extended
+def test_a_state_is_continued_by_its_algorithm():
+    p = problem(mj.losses.Logistic())
+    mocha = mj.solve(p, tol=1e-3, systems=mj.systems.Dropout(0.1))
+    assert type(mj.default_algorithm(p, mocha.state)) is mj.Mocha
+    assert mj.solve(p, state=mocha.state, tol=1e-3).rounds >= 0
 
 
 @pytest.mark.extended

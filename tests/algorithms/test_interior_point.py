@@ -50,6 +50,7 @@ def test_it_ends_at_the_optimum_of_a_convex_solver(name, regularizer):
     np.testing.assert_allclose(fresh.gap, solution.gap, rtol=1e-6)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", KINKED)
 @pytest.mark.parametrize("regularizer", ["independent", "mean"])
 @pytest.mark.thin(2)
@@ -63,6 +64,7 @@ def test_fewer_samples_than_features_end_there_too(name, regularizer):
     np.testing.assert_allclose(solution.weights, weights, atol=1e-3)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.extended)])
 def test_a_weak_regularizer_costs_no_more_rounds(dtype):
     """Where coordinate ascent has not begun after a thousand."""
@@ -90,6 +92,7 @@ def test_local_support_vector_machines_are_those_of_scikit_learn():
         np.testing.assert_allclose(solution.weights[t], svc.coef_[0], atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_round_without_everybodys_answer_is_repeated():
     p, systems = problem(mj.losses.Hinge()), mj.systems.Dropout(0.3)
     plain = mj.solve(p, mj.InteriorPoint(), tol=1e-8)
@@ -99,6 +102,7 @@ def test_a_round_without_everybodys_answer_is_repeated():
     np.testing.assert_allclose(slow.weights, plain.weights, atol=1e-10)
 
 
+@pytest.mark.extended
 def test_the_state_of_another_problem_is_no_hindrance():
     p = problem(mj.losses.Hinge())
     state = mj.solve(p, mj.InteriorPoint(), tol=1e-10).state
@@ -110,6 +114,7 @@ def test_the_state_of_another_problem_is_no_hindrance():
         mj.InteriorPoint().resume(state, problem(mj.losses.Hinge(), low=20, high=30))
 
 
+@pytest.mark.extended
 def test_nodes_that_share_a_task_are_one():
     p = problem(mj.losses.Hinge())
     x, y, c = (np.asarray(a) for a in (p.data.x, p.data.y, p.data.weight))
@@ -154,7 +159,10 @@ def test_what_is_sent_is_charged():
     assert history.bytes_down[-1] == 2 * M * (2 * D + 3) * 4.0
 
 
-@pytest.mark.parametrize(("shape", "lam", "gap"), [((10, 16, 32), 1e-5, 1e-4), ((4, 60, 33), 1e-3, 1e-5)])
+@pytest.mark.parametrize(
+    ("shape", "lam", "gap"),
+    [((10, 16, 32), 1e-5, 1e-4), pytest.param((4, 60, 33), 1e-3, 1e-5, marks=pytest.mark.extended)],
+)
 def test_float32_ends_at_its_rounding(shape, lam, gap):
     """As near to the optimum as the duals' own rounding lets it, and with the round that gains no more."""
     rng = np.random.default_rng(0)

@@ -34,7 +34,7 @@ def optimum(p):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_one_round_solves_least_squares(regularizer, key):
     p = problem(mj.losses.Squared(), regularizer)
     state, _ = mj.run(p, mj.Newton(), key, num_rounds=1)
@@ -137,6 +137,7 @@ def test_its_optimum_has_derivatives():
     np.testing.assert_allclose(ours, (length(0.2 + 1e-4) - length(0.2 - 1e-4)) / 2e-4, rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_gap_in_float32_has_no_floor(key):
     """As a difference of R(W), R*(V) and <V, W> the recorded gap would stay at 1e-7, and rounds would go on."""
     p = problem(mj.losses.Logistic(), dtype=np.float32)
@@ -178,6 +179,7 @@ def test_the_step_of_a_coupling_is_that_of_its_matrix(name, rows):
     np.testing.assert_allclose(left, slopes - bend * there, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 @pytest.mark.parametrize("regularizer", ["mean", "independent_per_task", "graph"])
 @pytest.mark.thin(2)
@@ -194,6 +196,7 @@ def test_fewer_samples_than_features_end_at_the_same_optimum(loss, regularizer):
     np.testing.assert_allclose(a.weights, b.weights, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_losses_that_all_but_vanish_leave_duals_that_are_more_than_rounding():
     """Fewer samples than features and a weak regularizer: residuals are a millionth of the labels."""
     xs, ys = zoo.ragged(m=M, d=20, low=5, high=10, regression=True, dtype=np.float32)

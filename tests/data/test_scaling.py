@@ -183,6 +183,7 @@ def test_mistakes_are_named(case):
         call(packed())
 
 
+@pytest.mark.extended
 def test_uneven_features_are_named_where_a_solve_did_not_converge():
     problem = mj.Problem(packed(), mj.losses.Squared(), mj.regularizers.Independent(1e-3))
     solution = mj.solve(problem, mj.Mocha(), tol=1e-6, max_rounds=3)

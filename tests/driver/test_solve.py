@@ -105,6 +105,7 @@ def test_callback_sees_the_history_and_can_stop(problem):
     assert "callback" in solution.message
 
 
+@pytest.mark.extended
 def test_a_gap_that_is_not_finite_ends_the_solve(problem):
     start = mj.Mocha().init(problem)
     broken = start.replace(beta=start.beta.at[1, 0].set(jnp.nan))
@@ -115,6 +116,7 @@ def test_a_gap_that_is_not_finite_ends_the_solve(problem):
     assert mj.solve(problem, state=broken, **numpy_numbers).rounds == 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("loss", [mj.losses.Logistic(), mj.losses.Hinge()], ids=["logistic", "hinge"])
 @pytest.mark.thin(1)
 def test_what_rounding_leaves_ends_the_solve(loss):

@@ -111,6 +111,7 @@ def test_tensorboard_gets_every_number_of_every_record(problem):
     assert not any(np.isinf(value) for _, value, _ in writer.written)
 
 
+@pytest.mark.extended
 def test_a_writer_may_be_called_like_that_of_flax_and_what_is_not_finite_any_more_is_written(problem):
     class Flax:
         def __init__(self):

@@ -35,6 +35,7 @@ def loss_of(algorithm, state, problem):
     return float(jnp.mean(algorithm.scores(state, problem).loss))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("systems", SYSTEMS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thin(1)

@@ -221,6 +221,7 @@ def started(rounds=3):
     return server, state, nodes, mine, ups
 
 
+@pytest.mark.extended
 def test_a_difference_from_what_is_not_held_is_refused():
     server, state, nodes, mine, ups = started()
     assert server.step(state, ups)[1].refused == {}

@@ -114,6 +114,7 @@ def test_labels_and_outputs_have_to_fit(key):
         mj.run(mj.Prediction(data, mj.likelihoods.Gaussian()), mj.Local(MODEL, optax.sgd(0.1)), key, num_rounds=1)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_some_nodes_at_a_time_are_judged_as_all_are(own, key, monkeypatch):
     """Five nodes in three blocks: the last block begins earlier, and no node counts twice."""

@@ -58,6 +58,7 @@ def test_a_full_batch_of_texts_is_one_step_down_the_mean_of_their_means(key):
     np.testing.assert_allclose(history.loss[-1], value, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_weights_of_lengths_make_every_symbol_count_alike(key):
     problem, eta = make_problem(), 0.7
     by_symbol = problem.replace(data=problem.data.replace(weight=problem.data.weight * problem.data.y))

@@ -98,6 +98,7 @@ def test_noise_of_rows_has_the_right_moments_and_is_uncorrelated(noise, key):
     assert together(plain).min() > 0.05
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "settings",
     [

@@ -184,26 +184,28 @@ def test_every_epoch_improves_the_subproblem(loss, key):
     assert (np.diff(np.asarray(values), axis=0) <= 1e-12).all()
 
 
-def test_padding_rows_and_nodes_are_inert_bit_for_bit(key):
+@pytest.mark.parametrize(
+    "padding",
+    [
+        {"nodes": 7, "rows": 31},
+        pytest.param({"rows": 29}, marks=pytest.mark.extended),
+        pytest.param({"nodes": 8}, marks=pytest.mark.extended),
+    ],
+    ids=["both", "rows", "nodes"],
+)
+def test_padding_rows_and_nodes_are_inert_bit_for_bit(key, padding):
     data = zoo.data(loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Graph(zoo.laplacian(5), 0.2, 0.05))
     systems = mj.systems.Dropout(0.3) & mj.systems.PartialEpochs(0.2, 1.0)
-    state, history = mj.run(
-        problem, mj.Mocha(local_epochs=1.5, sigma_prime="per_task"), key, num_rounds=20, systems=systems
-    )
-    for padded in (data.pad(rows=29), data.pad(nodes=8), data.pad(nodes=7, rows=31)):
-        other, record = mj.run(
-            problem.replace(data=padded),
-            mj.Mocha(local_epochs=1.5, sigma_prime="per_task"),
-            key,
-            num_rounds=20,
-            systems=systems,
-        )
-        np.testing.assert_array_equal(state.beta, other.beta[:5, : data.x.shape[1]])
-        np.testing.assert_array_equal(state.w, other.w)
-        np.testing.assert_array_equal(history.steps, record.steps)
-        np.testing.assert_allclose(history.gap, record.gap, rtol=1e-6)  # a longer sum
-        assert (other.beta[5:] == 0).all()
+    mocha = mj.Mocha(local_epochs=1.5, sigma_prime="per_task")
+    state, history = mj.run(problem, mocha, key, num_rounds=20, systems=systems)
+    padded = problem.replace(data=data.pad(**padding))
+    other, record = mj.run(padded, mocha, key, num_rounds=20, systems=systems)
+    np.testing.assert_array_equal(state.beta, other.beta[:5, : data.x.shape[1]])
+    np.testing.assert_array_equal(state.w, other.w)
+    np.testing.assert_array_equal(history.steps, record.steps)
+    np.testing.assert_allclose(history.gap, record.gap, rtol=1e-6)  # a longer sum
+    assert (other.beta[5:] == 0).all()
 
 
 @pytest.mark.slow

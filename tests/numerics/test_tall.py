@@ -75,7 +75,7 @@ def test_equal_terms_one_after_another_are_off_by_more_than_others():
 
 @each_dtype
 @each_matrix
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_as_exact_as_lapack(name, dtype):
     w = MATRICES[name].astype(dtype)
     u, s, vt = np.linalg.svd(w.astype(float), full_matrices=False)
@@ -181,6 +181,7 @@ def test_a_function_of_the_gram_matrix_of_rows():
         left_spectral_map(even, w.T, 300.0)
 
 
+@pytest.mark.extended
 @each_dtype
 @pytest.mark.parametrize("regularizer", [regularizers.Probabilistic(0.3, 2.0), regularizers.Clustered(0.3, 0.2, 2)])
 @pytest.mark.parametrize("name", ["normal", "rank four", "graded", "rows alike", "columns twice"])

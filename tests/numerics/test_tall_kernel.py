@@ -57,6 +57,7 @@ def basis_of(w):
     return tall.basis_of(jnp.asarray(w), jnp.ones((), w.dtype))
 
 
+@pytest.mark.extended
 @interpreted
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.thin(1)
@@ -116,7 +117,7 @@ def test_a_batch_equals_one_at_a_time():
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("by_sums", [_prox_values_by_sums, None])
+@pytest.mark.parametrize("by_sums", [pytest.param(_prox_values_by_sums, marks=pytest.mark.extended), None])
 @pytest.mark.parametrize(
     ("card", "columns", "dtype", "kernels"),
     [

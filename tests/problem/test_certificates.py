@@ -350,7 +350,7 @@ def test_rounding_is_counted_in_a_solution_and_not_in_a_history():
 @pytest.mark.parametrize(
     ("seed", "names"),
     [
-        (0, ("adaptive", "proximal")),
+        (0, ("proximal",)),
         pytest.param(0, ("adaptive", "safe", "interior point"), marks=pytest.mark.extended),
         pytest.param(1, tuple(judge.ALGORITHMS), marks=pytest.mark.slow),
     ],

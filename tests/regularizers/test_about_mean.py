@@ -132,6 +132,7 @@ def test_the_joint_optimum_is_the_convex_solvers(loss, server):
     assert joint == pytest.approx(primal, rel=1e-6 if server == "proximal" else 1e-2)
 
 
+@pytest.mark.extended
 def test_a_large_mean_hides_nothing():
     """Deviations of a millionth of the mean in float32: bounds hold for the numbers as they are."""
     rng = np.random.default_rng(0)

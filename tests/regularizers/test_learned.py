@@ -144,6 +144,7 @@ def test_the_joint_conjugate_is_the_largest_over_omega(seed, name):
         assert regularizer.coupling(5, record).conjugate(v) <= joint * (1 + 1e-9)
 
 
+@pytest.mark.extended
 def test_limits_of_the_hyperparameters():
     w, v = weights((5, 3)), weights((5, 3), seed=1)
     # k = m leaves one Omega, the identity; a large eta drowns it.

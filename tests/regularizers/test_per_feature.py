@@ -57,6 +57,7 @@ def test_value_coupling_and_brackets_are_those_of_scaled_weights(name):
     assert exact * (1 - 1e-5) <= single.bracket(v32, error, w32) <= exact * 1.01
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.thin(1)
 def test_solutions_are_those_of_scaled_samples(name):

@@ -154,6 +154,7 @@ def problem(loss="hinge", kind="graph", seed=0, **kwargs):
     return mj.Problem(data, zoo.LOSSES[loss], zoo.regularizers(data.num_tasks)[kind])
 
 
+@pytest.mark.extended
 @hypothesis.settings(max_examples=12, deadline=None)
 @hypothesis.given(
     loss=st.sampled_from(["hinge", "logistic"]), seed=SEEDS, drop=st.floats(0.0, 0.9),

@@ -41,6 +41,7 @@ CASES: dict[str, tuple[mj.costs.Cost, Any, float]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thin(1)
 def test_no_cycle_is_better(name, data, key):
