@@ -1,0 +1,50 @@
+"""Files that an earlier version wrote are read by this one."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mocha_jax as mj
+from tests.files import kept
+
+VERSIONS = sorted(path for path in Path(kept.__file__).parent.iterdir() if (path / "linear.npz").exists())
+
+
+@pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
+def folder(request):
+    return request.param
+
+
+def test_there_are_files_of_every_kind(folder):
+    kinds = {"checkpoint", "classes", "down", "linear", "network", "node", "predicted", "server", "up"}
+    assert {path.stem for path in folder.iterdir()} == kinds
+
+
+@pytest.mark.parametrize("name", ["linear", "classes", "network"])
+def test_a_model_predicts_what_it_did(folder, name):
+    x, _, names = kept.frame()
+    predicted = mj.load_model(folder / f"{name}.npz").predict(x, names)
+    np.testing.assert_allclose(predicted, np.load(folder / "predicted.npz")[name], rtol=1e-5)
+
+
+def test_a_federation_goes_on(folder):
+    """The answer to the first message is a round's, and the next round follows the states that were kept."""
+    server, node = kept.server(), kept.nodes()[0]
+    state = mj.federated.load(folder / "server.npz", server.init())
+    own = mj.federated.load(folder / "node.npz", node.init())
+    assert mj.federated.load(folder / "down.npz", mj.federated.Down).round == 1
+    assert mj.federated.load(folder / "up.npz", mj.federated.Up).round == 1
+    _, up = node.step(kept.KEY, own, server.down(state, 0))
+    _, report = server.step(state, {0: up})
+    assert report.accepted == (0,)
+
+
+def test_a_checkpoint_is_continued(folder, tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    shutil.copy(folder / path.name, path)
+    assert mj.read_history(path).round.tolist() == [4, 8]
+    solution = mj.solve(kept.problem(), kept.ALGORITHM, tol=1e-3, key=kept.KEY, record_every=4, checkpoint=path)
+    assert solution.status is mj.Status.CONVERGED
+    assert solution.rounds > 8
