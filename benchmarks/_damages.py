@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mocha_jax._driver import checkpoint_parts
+from mocha_jax._files import checkpoint_parts
 
 
 class Payload:

@@ -31,7 +31,7 @@ import optax
 import mocha_jax as mj
 from benchmarks._damages import damages
 from mocha_jax import regularizers, systems
-from mocha_jax._driver import checkpoint_parts
+from mocha_jax._files import checkpoint_parts
 from mocha_jax._files.fingerprint import fingerprint
 
 ROUNDS, IN_A_ROW, NAME = 120, 4, "run.npz"

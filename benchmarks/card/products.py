@@ -23,7 +23,7 @@ from benchmarks.card._timing import gist
 from mocha_jax._node import row_products as by_rows
 from mocha_jax._numerics import math, products, tall
 from mocha_jax.coupling import Dense, LowRank
-from mocha_jax.servers import _programs
+from mocha_jax.servers import _quadratic_programs
 
 _RIGHT = 3e-5  # relative; float32 is ten times closer, TF32 ten times as far off
 _DOT = re.compile(r"stablehlo\.dot_general.*tensor<[\dx]*f32>")
@@ -70,8 +70,8 @@ def _products(size: tuple[int, int, int], rng: np.random.Generator) -> Iterator[
     yield "rows combined", by_rows.combine, (x, f), lambda x, f: np.einsum("nmd,mn->md", x, f)
     yield "samples times weights", products.times, (x, f.T[:, :1] * w[:1]), lambda x, w: np.einsum("nmd,nd->nm", x, w)
     yield "samples combined", products.combine, (x, f.T), lambda x, f: np.einsum("nm,nmd->nd", f, x)
-    yield "points against vectors", _programs.against, (points, w), lambda p, w: np.einsum("mpd,md->pm", p, w)
-    yield "points combined", _programs.combine, (points, vector), lambda p, a: np.einsum("pm,mpd->md", a, p)
+    yield "points against vectors", _quadratic_programs.against, (points, w), lambda p, w: np.einsum("mpd,md->pm", p, w)
+    yield "points combined", _quadratic_programs.combine, (points, vector), lambda p, a: np.einsum("pm,mpd->md", a, p)
     yield "a full coupling", lambda a, w: Dense(a).apply(w), (a, w), np.matmul
     low: Callable[..., Any] = lambda f, w: LowRank(jnp.float32(0.3), f).apply(w)  # noqa: E731
     yield "a coupling of low rank", low, (factor, w), lambda f, w: 0.3 * w + f @ (f.T @ w)

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.card._inside import Inside, scratch, step
 from benchmarks.survival import Child, digest, solved
-from mocha_jax._driver import checkpoint_parts
+from mocha_jax._files import checkpoint_parts
 
 
 def measure(here: Inside) -> None:

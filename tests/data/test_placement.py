@@ -11,7 +11,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._data import placement, samples
-from mocha_jax._driver import chunk
+from mocha_jax._driver import rounds
 from mocha_jax._driver.config import make_config
 
 M, N, D = 50, 20, 7
@@ -74,11 +74,11 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
     def memory_of(problem):
         config: Any = make_config(mj.algorithm1(), problem, None, None, None, 1).laid_out()
         held = config.problem.data.layout.buckets[0].x.unsafe_buffer_pointer(), config.problem.data.x
-        where, room = chunk.allocate(key, config, None, records=3)
+        where, room = rounds.allocate(key, config, None, records=3)
         programs = [
-            chunk.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
-            chunk.resumed.lower(config, where.state),
-            chunk.proven.lower(config, where.state, where.bound),
+            rounds.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
+            rounds.resumed.lower(config, where.state),
+            rounds.proven.lower(config, where.state, where.bound),
         ]
         memory: list[Any] = [program.compile().memory_analysis() for program in programs]
         return held, [one.temp_size_in_bytes / x.nbytes for one in memory]
@@ -107,8 +107,8 @@ def test_rounds_go_on_in_the_memory_of_the_last_ones(key):
     data = mj.TaskData(x, y, y / n, jnp.arange(m, dtype=jnp.int32), loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Probabilistic(0.1))
     config = make_config(mj.Mocha(), problem, None, None, None, 1).laid_out()
-    where, room = chunk.allocate(key, config, None, records=3)
-    lowered = chunk.run_chunk_in_place.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2)
+    where, room = rounds.allocate(key, config, None, records=3)
+    lowered = rounds.run_chunk_in_place.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2)
     memory: Any = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= sum(a.nbytes for a in jax.tree.leaves(where.state))
     # A state that was given is still there.

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
 import mocha_jax as mj
-from mocha_jax._driver import checkpoint, checkpoint_parts
+from mocha_jax._files import checkpoint, checkpoint_parts
 from tests.driver import test_processes as shared
 
 

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._driver import checkpoint_parts
+from mocha_jax._files import checkpoint_parts
 from tests import zoo
 from tests.driver.test_solve import same
 
