@@ -26,8 +26,7 @@ from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.rigorous_certificate import proven
-from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server
-from mocha_jax.servers._schedule import Schedule, checked
+from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Schedule, Server, checked
 from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.

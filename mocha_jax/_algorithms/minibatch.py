@@ -17,9 +17,8 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import NodeUpdate, Server, gain_of_updating, keep_relation
+from mocha_jax.servers._base import NodeUpdate, Schedule, Server, checked, gain_of_updating, is_due, keep_relation
 from mocha_jax.servers._dual import DualServer
-from mocha_jax.servers._schedule import Schedule, checked, is_due
 from mocha_jax.systems._base import Info, Work
 
 # Floating-point operations of a sample, per feature: its prediction (2) and the addition of its multiple (2).

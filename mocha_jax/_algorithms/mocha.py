@@ -22,10 +22,9 @@ from mocha_jax._problem.certificate import jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES
 from mocha_jax.servers._adaptive import AdaptiveServer
-from mocha_jax.servers._base import NodeUpdate, Server
+from mocha_jax.servers._base import NodeUpdate, Schedule, Server
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._proximal import ProximalServer
-from mocha_jax.servers._schedule import Schedule
 from mocha_jax.systems._base import Info, Work
 
 SERVERS = ("proximal", "dual")

@@ -23,8 +23,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core.devices import NodeSharding, each_device, format_of, in_order
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._core.values import is_traced
-from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
-from mocha_jax._numerics.math import Terms, combine, lengths, times, totals
+from mocha_jax._numerics.math import Terms, combine, in_blocks, lengths, nodes_of, part_of, times, totals, with_part
 
 # Axes of ``[m, n, d]``, the one whose neighbours are farthest apart first.
 _ORDER, _ORDER_ON_TPU = (1, 0, 2), (1, 2, 0)

@@ -17,7 +17,19 @@ $$
 
 with $P = \partial W$ and D the curvature of the conjugate loss. For hinge-like losses D is 0, so that nothing may be
 eliminated: `mocha_jax._numerics.linear_systems` solves the system, and no matrix is formed. For smooth losses, a given
-relationship and few features `mocha_jax._derivatives.elimination` has its inverse.
+relationship and few features it has a closed form. With a smooth loss every free dual variable of
+
+$$
+P\bigl(\rho(I - P)q - X^\top C\beta\bigr) = r, \qquad -C X P q - C D \beta = s,
+$$
+
+with $P = \rho\bar M(I + \rho\bar M)^{-1}$, can be eliminated. With $u = Pq$ and $H = X^\top C D^{-1} X$ of the free
+samples it becomes the system of a Newton step, $(I + \bar M H)u = (\bar M + I/\rho)r - \bar M X^\top D^{-1}s$, and
+
+$$
+C\beta = -D^{-1}s - C D^{-1}Xu, \qquad
+q = u + \frac{1}{\rho}\bigl(r + X^\top C\beta + \tfrac{1}{\rho}\bar M^{-1}r\bigr).
+$$
 """
 
 from __future__ import annotations
@@ -31,8 +43,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
+from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Relation, Tree
-from mocha_jax._derivatives.elimination import can_eliminate, eliminated
 from mocha_jax._numerics.linear_systems import LinearSolution, minres, refined
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
@@ -181,3 +193,43 @@ def _curvatures(problem: Problem, relation: Relation) -> Array:
     kappa = data.to_nodes(own)[:, None] * data.weight * jnp.sum(data.x.astype(own.dtype) ** 2, axis=2)
     largest = jnp.max(kappa)
     return lax.stop_gradient(jnp.maximum(kappa, jnp.where(largest > 0, _LEAST_CURVATURE * largest, 1.0)))
+
+
+# Second derivatives at most. MINRES takes hundreds or thousands of steps, each of two products with the samples: a
+# factorisation is cheaper up to a thousand features or so, whatever the samples.
+_MOST = 2**24
+
+
+def can_eliminate(problem: Problem) -> bool:
+    """Tell whether the loss has a curvature and second derivatives are few enough to be factorised."""
+    data, d = problem.data, problem.data.num_features
+    size = d if data.shared else min(d, data.y.shape[1])
+    few = data.num_nodes * size**2 + d**2 <= _MOST
+    smooth = problem.loss.smoothness is not None
+    return few and smooth and not problem.regularizer.learned and data.sharding is None
+
+
+def eliminated(
+    problem: Problem, rho: Array, flexibility: Array, free: Array
+) -> Callable[[tuple[Array, Array]], tuple[Array, Array]]:
+    """Factorise the system, and return what solves it.
+
+    Args:
+      problem: the problem.
+      rho: of the proximal map whose argument is the unknown.
+      flexibility: the inverse of D of every sample ``[m, n]``.
+      free: marks the duals that move ``[m, n]``.
+    """
+    data = problem.data
+    coupling = problem.regularizer.coupling(data.num_tasks)
+    moves = jnp.where(free, flexibility, 0.0)
+    bent = curvature(data, data.weight * moves)
+    system = coupling.newton_system(bent)
+
+    def solve(b: tuple[Array, Array]) -> tuple[Array, Array]:
+        right, slopes = b
+        u, changed = system(right / rho + coupling.apply(right), -moves * slopes)
+        unknown = u + (right + bent.sums(changed) + coupling.gradient(right) / rho) / rho
+        return unknown, jnp.where(free, safe_ratio(changed, data.weight), 0.0)
+
+    return solve

@@ -15,8 +15,7 @@ from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
-from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.math import in_blocks, nodes_of, safe_ratio
 from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax._problem.to_model import how_trained
 from mocha_jax.likelihoods import Categorical, Likelihood, Positions

@@ -27,8 +27,7 @@ from mocha_jax._core.values import is_traced
 from mocha_jax._data.storage import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.row_products import combine, times
-from mocha_jax._numerics.blocks import in_blocks, nodes_of, part_of, with_part
-from mocha_jax._numerics.math import Terms, lengths, totals
+from mocha_jax._numerics.math import Terms, in_blocks, lengths, nodes_of, part_of, totals, with_part
 
 Numbers = TypeVar("Numbers")  # a tree of arrays and numbers, such as a loss
 

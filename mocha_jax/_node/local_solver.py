@@ -34,8 +34,7 @@ from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import TimeMajor
 from mocha_jax._node.row_products import row_of
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
-from mocha_jax._numerics.math import matmul, uniform_bits
+from mocha_jax._numerics.math import in_blocks, matmul, nodes_of, uniform_bits
 from mocha_jax._problem.certificate import conjugates
 from mocha_jax.losses import Loss
 

@@ -17,8 +17,7 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
 from mocha_jax._core.compiling import platform_dependent
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
-from mocha_jax._numerics.math import EXACT, matmul
+from mocha_jax._numerics.math import EXACT, in_blocks, matmul, nodes_of
 
 # Numbers in one row of a block of nodes: weights or sums and the row stay in a cache that the cores share (measured:
 # 2**16 to 2**20 and no limit).

@@ -20,10 +20,9 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax._selection import caveats
 from mocha_jax._selection.by_fold import Fitted, alone, fold_by_fold, room, several
 from mocha_jax._selection.candidates import SolveOptions, candidate, solve_options, with_first
-from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, learner_of
+from mocha_jax._selection.learner import Answer, FoldTrainer, Learner, Way, learner_of
 from mocha_jax._selection.preparation import Metric, Preparation, anonymous, preparation
 from mocha_jax._selection.results import CrossValidation, of_candidates
-from mocha_jax.federated._archive import Way
 from mocha_jax.regularizers import Regularizer
 
 

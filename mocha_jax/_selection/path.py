@@ -10,9 +10,8 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.candidates import solve_options, with_first
-from mocha_jax._selection.learner import Answer, Learner, learner_of
+from mocha_jax._selection.learner import Answer, Learner, Way, learner_of
 from mocha_jax._selection.preparation import Preparation, preparation
-from mocha_jax.federated._archive import Way
 from mocha_jax.regularizers import Regularizer
 
 

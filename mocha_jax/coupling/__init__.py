@@ -16,9 +16,9 @@ from mocha_jax.coupling._base import OwnSystems as OwnSystems
 from mocha_jax.coupling._base import Parts as Parts
 from mocha_jax.coupling._base import as_matrix as as_matrix
 from mocha_jax.coupling._base import correlation as correlation
-from mocha_jax.coupling._dense import Dense as Dense
 from mocha_jax.coupling._low_rank import AboutMean as AboutMean
 from mocha_jax.coupling._low_rank import LowRank as LowRank
+from mocha_jax.coupling._simple import Dense as Dense
 from mocha_jax.coupling._simple import Diagonal as Diagonal
 from mocha_jax.coupling._simple import Exchangeable as Exchangeable
 from mocha_jax.coupling._simple import FeatureDiagonal as FeatureDiagonal

@@ -25,7 +25,7 @@ from mocha_jax.federated._network_sides import Training as Training
 from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
-from mocha_jax.federated._quantized import Quantized as Quantized
+from mocha_jax.federated._sending import Quantized as Quantized
 from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server

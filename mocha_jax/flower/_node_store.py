@@ -18,8 +18,7 @@ import numpy as np
 from mocha_jax._core.pytree import Tree
 from mocha_jax._files.atomic import write
 from mocha_jax.federated import Down, Message, Node, Refused, load, save
-from mocha_jax.flower._array_files import arrays_in, export
-from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
+from mocha_jax.flower._records import Arrays, Header, arrays_in, export, from_bytes, to_bytes
 from mocha_jax.flower._worker_socket import LOCK, Setup
 
 _log = logging.getLogger("flwr")

@@ -46,11 +46,10 @@ from mocha_jax._numerics.math import safe_ratio, total
 from mocha_jax._problem.certificate import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
-from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState
+from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState, is_due
 from mocha_jax.servers._dual import DualServer, DualState
 from mocha_jax.servers._quadratic_programs import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.servers._quadratic_programs_kernels import by_platform
-from mocha_jax.servers._schedule import is_due
 from mocha_jax.systems._base import Request
 
 # The least sigma', as a share of the largest safe one's inverse. Where one epoch is far from solving the subproblem it

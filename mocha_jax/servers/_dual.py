@@ -18,15 +18,16 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import Coupling
 from mocha_jax.servers._base import (
     NodeUpdate,
+    Schedule,
     Server,
     ServerState,
     cast,
     first_relation,
     gain_of_updating,
+    is_due,
     keep_relation,
     same_kind,
 )
-from mocha_jax.servers._schedule import Schedule, is_due
 
 
 class DualState(Pytree):

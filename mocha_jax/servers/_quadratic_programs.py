@@ -41,8 +41,7 @@ from jax import Array, lax
 from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._numerics.blocks import in_blocks, nodes_of
-from mocha_jax._numerics.math import EXACT, safe_ratio
+from mocha_jax._numerics.math import EXACT, in_blocks, nodes_of, safe_ratio
 from mocha_jax.coupling import Coupling, Operator
 
 # The stiffness of the splitting in units of the mean curvature of a task.

@@ -123,7 +123,7 @@ FAULTS = (
         "jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))", "jnp.where(z * data.y > 0, 0.0, 1.0 + (data.y > 0))", ("metrics",),
     ),
     Fault(
-        "rounds of quantised vectors lose their scale", "federated/_quantized.py",
+        "rounds of quantised vectors lose their scale", "federated/_sending.py",
         "return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]",
         "return held + code.steps.astype(held.dtype)", ("federated",),
     ),

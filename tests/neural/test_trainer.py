@@ -11,7 +11,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax._neural.clients import with_own_draws
-from mocha_jax._neural.flops import flops
+from mocha_jax._neural.trainer import flops
 from mocha_jax.networks._base import convolution
 from mocha_jax.systems._base import Work
 from tests import zoo

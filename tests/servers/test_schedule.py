@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.servers._schedule import every_round, is_due
+from mocha_jax.servers._base import every_round, is_due
 from tests import zoo
 
 R = mj.regularizers
