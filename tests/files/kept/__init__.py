@@ -1,6 +1,6 @@
 """One small file of every kind that the library writes, as version 0.2.0 wrote it, and what they are made from.
 
-``python -m tests.files.kept FOLDER`` writes them anew. Files that are here stay as they are: later versions read them.
+``python -m tests.files.kept FOLDER`` writes them anew. Those of a released version stay as they are: later versions read them.
 """
 
 from __future__ import annotations
