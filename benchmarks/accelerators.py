@@ -67,7 +67,7 @@ from benchmarks._cards import CARDS  # noqa: E402
 from benchmarks._prediction import check, predict  # noqa: E402
 from benchmarks._programs import resources  # noqa: E402
 from benchmarks._work import steps  # noqa: E402
-from mocha_jax._data.storage import in_format  # noqa: E402
+from mocha_jax._data.layouts import in_format  # noqa: E402
 from mocha_jax._node import local_solver  # noqa: E402
 
 SLICES = {"TPU v5e": {4: "v5e:2x2", 256: "v5e:16x16"}, "TPU v5p": {4: "v5p:2x2x1"}}

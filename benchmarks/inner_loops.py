@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from benchmarks._cards import CARDS
 from benchmarks._machine_code import MEMORY, cycles, inner_loop, machine_code
 from benchmarks._programs import resources
-from mocha_jax._node import kernel_mosaic
+from mocha_jax._node import kernel_gpu
 
 GOAL = (10_000, 128, 64)
 SCHEDULERS, REGISTERS, WARPS, SHARED_BYTES = 4, 2**16, 64, 128  # of a multiprocessor; bytes of shared memory a cycle
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """The variants of the kernel by Mosaic, then other losses and shapes; by Triton as long as JAX has it."""
-    both = ("gpu", "mosaic") if find_spec("jax.experimental.pallas.triton") else ("mosaic",)
+    both = ("triton", "mosaic") if find_spec("jax.experimental.pallas.triton") else ("mosaic",)
     more = [("logistic", "float32"), ("hinge", "bfloat16"), ("logistic", "bfloat16"), ("hinge", "float16")]
     shapes = [(10_000, 128, d) for d in (10, 16, 32, 100, 128, 256, 561, 1500)]
     shapes += [(1000, 64, 64), (10_000, 16, 10), (30, 240, 64), (30, 240, 561), (7, 33, 1500)]
@@ -105,11 +105,11 @@ def judged(machine: str, case: Case) -> dict[str, Any]:
     """What one kernel allows for."""
     card, (m, n, d), size = CARDS[machine], case.shape, jnp.dtype(case.samples).itemsize
     options: dict[str, Any] = {"depth": case.depth}
-    if case.kernel == "gpu":
-        (nodes, warps), lanes, shared = of("gpu").program(d), 0, 0
+    if case.kernel == "triton":
+        (nodes, warps), lanes, shared = of("triton").program(d), 0, 0
     else:
         with accelerators.lowered_for(machine):
-            tile = kernel_mosaic.program((n, m, d), case.samples, case.lanes, case.copied)
+            tile = kernel_gpu.program((n, m, d), case.samples, case.lanes, case.copied)
         nodes, lanes, warps, shared = tile.nodes, tile.lanes, 4, case.depth * tile.nodes * d * size * tile.copied
         options |= {"lanes": case.lanes, "copied": case.copied}
     code, taken = compiled(machine, case, options)
@@ -139,7 +139,7 @@ def judged(machine: str, case: Case) -> dict[str, Any]:
 
 def of(kernel: str) -> Any:
     """The module of a kernel: of Triton's only where it is asked for."""
-    return importlib.import_module(f"mocha_jax._node.kernel_{kernel}")
+    return importlib.import_module(f"mocha_jax._node.kernel_{'gpu' if kernel == 'mosaic' else kernel}")
 
 
 def compiled(machine: str, case: Case, options: dict[str, Any]) -> tuple[str, Any]:

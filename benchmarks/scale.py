@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mocha_jax as mj
-from mocha_jax._data.storage import collect
+from mocha_jax._data.layouts import collect
 from mocha_jax.regularizers._singular_values import mixed
 from mocha_jax.servers._dual import DualState
 

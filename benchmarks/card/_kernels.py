@@ -44,13 +44,13 @@ class Epoch(NamedTuple):
 
 EPOCHS = {
     "mosaic": Epoch(
-        "mocha_jax._node.kernel_mosaic", True, _by_mosaic,
+        "mocha_jax._node.kernel_gpu", True, _by_mosaic,
         lambda d, size: d * size % 16 == 0 and d * size >= 32 and d <= 256,
         ({"depth": 2}, {"depth": 3}, {"depth": 6}, {"lanes": 2}, {"lanes": 8}, {"lanes": 16}, {"lanes": 8, "depth": 6},
          {"copied": False}, {"copied": False, "depth": 2}, {"copied": False, "lanes": 16}),
     ),
     "triton": Epoch(
-        "mocha_jax._node.kernel_gpu", jax.__version_info__ < _WITHOUT_TRITON, lambda: {"interpret": True},
+        "mocha_jax._node.kernel_triton", jax.__version_info__ < _WITHOUT_TRITON, lambda: {"interpret": True},
         lambda d, size: d <= 4096,
         ({"depth": 2}, {"depth": 6}, {"warps": 2}, {"nodes": 1}, {"nodes": 4}, {"nodes": 4, "warps": 2}),
     ),

@@ -20,7 +20,7 @@ import mocha_jax as mj
 from benchmarks.card._inside import Inside, scratch, step
 from benchmarks.card._sklearn_models import KINDS, LAM, objectives
 from benchmarks.card._timing import gist, in_threads, timed
-from mocha_jax._data.storage import row_by_row
+from mocha_jax._data.layouts import row_by_row
 
 SAMPLES, FEATURES, TOL = 16, 32, 1e-3
 LOSSES: dict[str, mj.losses.Loss] = {

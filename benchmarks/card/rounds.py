@@ -25,7 +25,7 @@ from benchmarks._work import steps
 from benchmarks.card._device import machine
 from benchmarks.card._inside import Inside, step
 from benchmarks.card._timing import gist, in_threads, on_cpu, profiled, timed
-from mocha_jax._data.storage import row_by_row
+from mocha_jax._data.layouts import row_by_row
 
 Shape = tuple[int, int, int]
 FULL: list[Shape] = [(1000, 64, 64), (10_000, 128, 64), (100_000, 16, 32)]

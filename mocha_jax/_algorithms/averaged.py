@@ -12,9 +12,9 @@ from mocha_jax._algorithms.dual_method import DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation
 from mocha_jax._node.buckets import BucketSizes
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.certificate import proven
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._dual import alternating
 from mocha_jax.systems import System
 from mocha_jax.systems._base import Info, Request, Work

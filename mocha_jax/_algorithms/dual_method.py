@@ -23,9 +23,9 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Relation, static
 from mocha_jax._numerics.math import zero_tangent
-from mocha_jax._problem.certificate import Certificate, conjugates, jointly_bounded
+from mocha_jax._problem.certificate import proven
+from mocha_jax._problem.gap import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Schedule, Server, checked
 from mocha_jax.systems._base import Info, Request, Work
 

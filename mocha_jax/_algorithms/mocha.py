@@ -18,7 +18,7 @@ from mocha_jax._node.buckets import BACKENDS, BucketSizes, time_major
 from mocha_jax._node.local_accuracy import theta_of
 from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.certificate import jointly_bounded
+from mocha_jax._problem.gap import jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES
 from mocha_jax.servers._adaptive import AdaptiveServer

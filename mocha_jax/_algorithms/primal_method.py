@@ -10,9 +10,9 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, OwnState, State
 from mocha_jax._core.pytree import Relation
-from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
+from mocha_jax._problem.certificate import proven
+from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.coupling import Coupling
 
 

@@ -21,7 +21,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.inner_functions import portable
+from mocha_jax._core.pickling import portable
 
 Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; often a scalar
 

@@ -17,9 +17,9 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, on_purpose
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.frames import check_unmasked
+from mocha_jax._data.layouts import AsStored, Layout
+from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.scaling import Scaling
-from mocha_jax._data.storage import AsStored, Layout
 from mocha_jax._numerics.math import Terms
 
 Data = TypeVar("Data", bound="NodeArrays")

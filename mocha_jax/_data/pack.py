@@ -14,8 +14,8 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_device, on_purpose
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.frames import check_unmasked
+from mocha_jax._data.layouts import collect
 from mocha_jax._data.read import Ragged, Tables, names_of_tasks, read
-from mocha_jax._data.storage import collect
 from mocha_jax._data.task_data import SCALINGS, TaskData, size_of_intercept
 
 # Bytes of samples that are padded on the host at a time.

@@ -26,9 +26,9 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._data.moments import Moments, Scaling
 from mocha_jax._data.names import places
 from mocha_jax._data.node_arrays import Data, NodeArrays
-from mocha_jax._data.scaling import Moments, Scaling
 from mocha_jax._numerics.math import safe_ratio
 
 # Whose means and standard deviations: of all samples; of each task; means of each task, deviations from them of all;

@@ -15,12 +15,12 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, on_purpose
-from mocha_jax._data import reshape, split
+from mocha_jax._data import reshape, splits_and_folds
+from mocha_jax._data.layouts import AsStored, row_by_row
+from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._data.node_arrays import NodeArrays, check_arrays
-from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.standardize import standardized
-from mocha_jax._data.storage import AsStored, row_by_row
 from mocha_jax._numerics.math import safe_ratio
 
 SCALINGS = ("sum", "task_mean")
@@ -135,7 +135,7 @@ class TaskData(NodeArrays):
           >>> sorted(train.y[0].tolist()), sorted(test.y[0].tolist())
           ([-1.0, 1.0], [-1.0, 1.0])
         """
-        return split.split(self, key, fraction, stratify)
+        return splits_and_folds.split(self, key, fraction, stratify)
 
     @on_purpose
     def pooled(self) -> TaskData:
@@ -242,12 +242,12 @@ class TaskData(NodeArrays):
           >>> [sorted(data.y[part == f].tolist()) for f in range(3)]
           [[-1.0, 1.0], [-1.0, 1.0], [-1.0, 1.0]]
         """
-        return split.folds(self, key, count, groups)
+        return splits_and_folds.folds(self, key, count, groups)
 
     @on_purpose
     def keep(self, rows: Array) -> TaskData:
         """Keep the rows that are marked ``[m, n]`` as samples; the weights follow `loss_scaling`."""
-        return split.keep(self, rows)
+        return splits_and_folds.keep(self, rows)
 
 
 def size_of_intercept(owner: str, intercept: bool | float) -> float:

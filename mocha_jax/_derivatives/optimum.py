@@ -19,7 +19,7 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, read, unknown_at
 from mocha_jax._numerics.linear_systems import LinearSolution
-from mocha_jax._problem.certificate import objective
+from mocha_jax._problem.gap import objective
 from mocha_jax._problem.problem import Problem
 
 # Steps at most. From where a solve ends at a gap of 1e-4, two to four settle.

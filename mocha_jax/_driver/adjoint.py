@@ -28,7 +28,7 @@ from mocha_jax._driver.history import History, Progress, record
 from mocha_jax._driver.rounds import advance, allocate, finalize, plan, run_chunk
 from mocha_jax._driver.solution import Solution
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Federated, Problem, Quality
 
 Answer = TypeVar("Answer")

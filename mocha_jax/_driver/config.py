@@ -21,7 +21,7 @@ from mocha_jax._core.devices import on_device
 from mocha_jax._core.pytree import Pytree, fields_of, static
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
-from mocha_jax._data.storage import AsStored, Layout, row_by_row, seen_by_rows
+from mocha_jax._data.layouts import AsStored, Layout, row_by_row, seen_by_rows
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
 from mocha_jax._node.buckets import BucketSizes, bucket_sizes

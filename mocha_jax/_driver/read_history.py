@@ -105,7 +105,7 @@ def _name(cls: type[Quality]) -> str:
 
 
 # Where the library's own kinds are defined, above and below here.
-_KINDS = ("mocha_jax._problem.certificate", "mocha_jax._neural.prediction")
+_KINDS = ("mocha_jax._problem.gap", "mocha_jax._neural.prediction")
 
 
 def _kind(name: str) -> type[Quality]:

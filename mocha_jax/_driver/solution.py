@@ -18,7 +18,7 @@ from mocha_jax._data.standardize import advice
 from mocha_jax._driver.history import History
 from mocha_jax._model.file import described
 from mocha_jax._model.network import NetworkModel
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem, Quality
 from mocha_jax._problem.to_model import linear_model
 from mocha_jax.coupling import correlation

@@ -10,8 +10,8 @@ import numpy as np
 
 from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
+from mocha_jax._data.moments import Moments, Scaling
 from mocha_jax._data.names import Names
-from mocha_jax._data.scaling import Moments, Scaling
 from mocha_jax._model.file import read, rebuilt
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel

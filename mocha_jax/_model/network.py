@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
+from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.scaling import Scaling
 from mocha_jax._model.base import NamedModel
 from mocha_jax._model.file import described, write
 from mocha_jax._model.parameters import by_path, checked, owned, rows

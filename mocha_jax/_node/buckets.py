@@ -2,7 +2,7 @@ r"""The samples as the loops of the local solver read them.
 
 **Time-major.** All nodes visit their rows in one common random order, so a step takes row i of every node: stored
 in that order it is one contiguous slice. `TaskData` keeps its samples in memory so where it can
-(`mocha_jax._data.storage`), and then there is no copy of them.
+(`mocha_jax._data.layouts`), and then there is no copy of them.
 
 **Buckets.** Padded to the largest node, m nodes cost m n_max whatever they hold. Where sizes differ much, nodes of
 similar size are put into buckets, each padded to its own largest. Which sizes go together is a static choice
@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core.devices import NodeSharding, each_device, fetched
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.values import is_traced
-from mocha_jax._data.storage import PART, AsStored, Layout
+from mocha_jax._data.layouts import PART, AsStored, Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.row_products import combine, times
 from mocha_jax._numerics.math import Terms, in_blocks, lengths, nodes_of, part_of, totals, with_part

@@ -14,10 +14,10 @@ writes u back. Here a program owns some nodes for the whole pass: their w and u 
 is read once.
 
 The arithmetic is one function, `step`; the ways to feed it suit kinds of machines. A GPU
-(`mocha_jax._node.kernel_mosaic`) runs many programs, each a loop over the rows of some nodes that asks for a row long
+(`mocha_jax._node.kernel_gpu`) runs many programs, each a loop over the rows of some nodes that asks for a row long
 before it is needed. A TPU (`mocha_jax._node.kernel_tpu`) runs one large program: the rows are the inner axis of its
 grid, whose pipeline fetches the next block of rows while this one is at work. With JAX 0.10, whose Mosaic does not
-support all GPUs and row lengths, a Triton kernel covers the remaining cases (`mocha_jax._node.kernel_gpu`).
+support all GPUs and row lengths, a Triton kernel covers the remaining cases (`mocha_jax._node.kernel_triton`).
 
 Each has a function ``epoch(loss, x, y, weight, norm2, beta, w, q, steps, order, *earlier)`` that works under `jit`,
 `scan`, `vmap` (over all but `order` in one kernel) and `shard_map` (with ``check_vma=False``). It has no derivative,

@@ -35,7 +35,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import TimeMajor
 from mocha_jax._node.row_products import row_of
 from mocha_jax._numerics.math import in_blocks, matmul, nodes_of, uniform_bits
-from mocha_jax._problem.certificate import conjugates
+from mocha_jax._problem.gap import conjugates
 from mocha_jax.losses import Loss
 
 Result = tuple[Array, Array, Array]  # duals, change of the dual vectors, steps done
@@ -245,11 +245,11 @@ def _loops(
 
 # Triton is deprecated since JAX 0.11, with which Mosaic takes all that it took on NVIDIA's cards, and it has no other
 # for ROCm.
-_TRITON = ("gpu",) if jax.__version_info__ < (0, 11) else ()
+_TRITON = ("triton",) if jax.__version_info__ < (0, 11) else ()
 
 
 def _on_cuda(*arguments: *PassArguments) -> Result:
-    return _by_kernel(("mosaic", *_TRITON), *arguments)
+    return _by_kernel(("gpu", *_TRITON), *arguments)
 
 
 def _on_rocm(*arguments: *PassArguments) -> Result:

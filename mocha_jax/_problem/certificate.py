@@ -1,295 +1,216 @@
-"""The objective and its certificate, as pure functions; and the terms that a node adds, a few numbers each."""
+r"""Certificates that hold for the numbers as they are: with everything that rounding may hide.
+
+Of weights W and duals $\beta$, both as they are stored, the gap is a sum of non-negative terms,
+
+$$
+P(W) - D(\beta) = \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
++ \left[R(W) + R^*(V) - \langle V, W\rangle\right], \qquad z_{ti} = w_t^\top x_{ti},\quad
+v_t = \sum_i c_{ti}\beta_{ti}x_{ti},
+$$
+
+and each is bounded from above. Predictions z and dual vectors V are computed in two floats
+(`mocha_jax._numerics.twofold`) and come with a bound on their error. A term of the first kind is convex in z, hence
+largest at one end of the interval in which z lies. The last bracket is a squared distance, for which the regularizer
+answers (`Regularizer.bracket`): of a given relationship by a bound on every operation, of a learned one by the usual
+estimates for singular values.
+
+Rounding matters where the optimum is tiny beside the terms of the gap, as on separable data with a small
+$\lambda$: a margin that floats round to 1 costs nothing there, and the true one does.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Pytree, Relation, summary
-from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.problem import Problem, Quality
-from mocha_jax.coupling import Coupling
+from mocha_jax._core.pytree import Relation
+from mocha_jax._numerics import twofold
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.twofold import Pair, additions
+from mocha_jax._problem.gap import Certificate, assembled, jointly_bounded
+from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
-
-
-class DualTerms(Pytree):
-    """The nodes' share of a lower bound on the optimum."""
-
-    conjugate: Array  # [m] sum of c l*(-beta), rounded up
-    size: Array  # [m] sum of its terms' sizes
-    error: Array  # [m] bound on the norm of what is lost of the node's dual vector
-
-
-class Reported(Pytree):
-    """The terms that nodes have reported, in place of their dual variables, where these are elsewhere."""
-
-    gap: Array  # [m] data terms of the gap; infinite where they are not known
-    value: Array  # [m] losses
-    terms: DualTerms
-
-
-Duals = Array | Reported  # dual variables [m, n], or what is known of them
-
-
-def conjugates(data: TaskData, loss: Loss, beta: Array) -> Array:
-    r"""$\sum_i c_{ki}\,\ell^*(-\beta_{ki})$ of every node: duals ``[m, n]`` to ``[m]``."""
-    return jnp.sum(data.weighted(loss.conjugate(beta, data.y)), axis=1)
-
-
-def dual_terms(data: TaskData, loss: Loss, beta: Duals) -> DualTerms:
-    """The terms of the dual objective; each entry of V may have n roundings."""
-    if isinstance(beta, Reported):
-        return beta.terms
-    terms = data.weighted(loss.conjugate_bound(beta, data.y))
-    length = data.longest * jnp.sum(data.weight * jnp.abs(beta), axis=1)
-    error = 0.5 * jnp.finfo(beta.dtype).eps * (2.0 + beta.shape[1]) * length
-    return DualTerms(jnp.sum(terms, axis=1), jnp.sum(jnp.abs(terms), axis=1), error)
-
-
-def gap_terms(data: TaskData, loss: Loss, beta: Duals, w: Array) -> tuple[Array, Array]:
-    """The data terms of the gap and of the objective, each ``[m]``, at weights ``[m, d]``."""
-    if isinstance(beta, Reported):
-        return beta.gap, beta.value
-    gaps, values = data.sum_over_rows(_gap_and_value, loss, w, beta)
-    return gaps, values
-
-
-def _gap_and_value(loss: Loss, z: Array, y: Array, beta: Array) -> tuple[Array, Array]:
-    """Return the Fenchel-Young term and the loss of every sample."""
-    feasible = loss.project(beta, y) == beta
-    return jnp.where(feasible, loss.fenchel_young(z, beta, y), jnp.inf), loss.value(z, y)
-
-
-class Certificate(Quality):
-    r"""Bounds on the distance of weights and a dual point from the optimum.
-
-    For the Omega at hand ``dual <= optimum <= P(W) <= optimum + gap``. Where Omega is learned and the problem convex in
-    W and Omega together, the ``joint`` numbers say the same of the optimum over both. Where Omega is given they repeat
-    the others; where the problem is not jointly convex, nothing bounds that optimum: ``joint_gap`` is infinite,
-    ``joint_dual`` minus infinity. ``residual`` is the relative joint gap where there is one.
-
-    In a history these numbers are as floats give them. In a `Solution`, and from `mocha_jax.certificate`, all that
-    rounding may hide is counted (see `certificate`), and `rounding` says how far ``primal`` may be from P(W).
-    """
-
-    primal: Array  # [] P(W, Omega)
-    dual: Array  # [] -D(beta) in the paper's sign, a lower bound on the optimum for this Omega
-    gap: Array  # [] primal - dual less the rounding, >= 0
-    relative_gap: Array  # [] gap / max(|primal|, |dual|)
-    task_gaps: Array  # [num_tasks] each task's share of the data terms of the gap, >= 0, eq. (20)
-    joint_primal: Array  # [] min over Omega of P(W, Omega)
-    joint_dual: Array  # [] a lower bound on the optimum over W and Omega
-    joint_gap: Array  # [] distance of joint_primal from a lower bound on the joint optimum
-    relative_joint_gap: Array  # []
-    gap_before: Array  # [] the gap just before Omega was last replaced; infinite where it was not
-    rounding: Array | None = None  # [] bound on the distance of primal from P(W, Omega); None in a history
-
-    @property
-    def finite(self) -> Array:
-        return (abs(self.gap) < math.inf) & (abs(self.primal) < math.inf)
-
-    @property
-    def bound(self) -> Array:
-        return self.joint_dual
-
-    def with_bound(self, problem: Problem, bound: Array) -> Certificate:
-        """Tighten with a joint dual bound from an earlier round: each bound is valid alone, and so is each gap.
-
-        A better bound need not give the better gap: bounds are less all rounding, and the bracket of the gap is not.
-        """
-        if not problem.regularizer.learned:
-            return self
-        lost = 4.0 * jnp.finfo(bound.dtype).eps * jnp.abs(self.joint_primal)
-        rounding = lost if self.rounding is None else lost + self.rounding
-        by_bound = jnp.maximum(self.joint_primal - bound, 0.0) + rounding
-        better = by_bound < self.joint_gap
-        gap = jnp.where(better, by_bound, self.joint_gap)
-        relative = jnp.where(better, _relative(gap, self.joint_primal), self.relative_joint_gap)
-        return self.replace(
-            joint_dual=jnp.where(bound > self.joint_dual, bound, self.joint_dual),
-            joint_gap=gap,
-            relative_joint_gap=relative,
-            residual=jnp.where(better, relative, self.residual),
-        )
-
-    def __repr__(self) -> str:
-        names = ("primal", "dual", "gap", "relative_gap", "joint_gap", "relative_joint_gap")
-        return summary(self, {name: getattr(self, name) for name in names})
-
-    def summary(self) -> Certificate:
-        return self.replace(task_gaps=None)
+from mocha_jax.regularizers import JointSparse
 
 
 @on_purpose
-def objective(problem: Problem, weights: Array, relation: Relation = None) -> Array:
-    """P(W, Omega) for any weights ``[num_tasks, d]``: data term plus regularizer, a scalar.
+def certificate(problem: Problem, beta: Array, relation: Relation = None, weights: Array | None = None) -> Certificate:
+    r"""Certify a dual point: any feasible `beta` ``[m, n]``, from any source.
 
-    Where Omega is learned and left out, it is minimised over: the joint objective of W.
-
-    Examples:
-      >>> import numpy as np, mocha_jax as mj
-      >>> data = mj.pack_tasks([np.ones((2, 3), "f")], [np.ones(2)])
-      >>> problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(1.0))
-      >>> float(mj.objective(problem, np.zeros((1, 3), "f")))
-      2.0
-    """
-    check.instance("objective", "problem", problem, Problem, "Problem(data, loss, regularizer)")
-    data, loss = problem.data, problem.node_loss
-    weights = check.floats("objective", "weights", weights, (data.num_tasks, data.num_features))
-    problem.regularizer.check_relation("objective", relation, data.num_tasks, data.num_features)
-    losses = loss.value(data.predictions(weights), data.y)
-    return jnp.sum(data.weighted(losses)) + problem.regularizer.value(weights, relation)
-
-
-def jointly_bounded(problem: Problem) -> bool:
-    """Tell whether every dual point bounds the optimum over W and a learned Omega."""
-    return problem.regularizer.learned and problem.regularizer.jointly_convex
-
-
-def certify_implied(
-    problem: Problem,
-    beta: Duals,
-    v: Array,
-    relation: Relation,
-    coupling: Coupling,
-    change: Array | float = 0.0,
-    gap_before: Array | float = math.inf,
-) -> Certificate:
-    r"""The certificate of the weights that V implies, $W = \nabla R^*(V)$."""
-    w = coupling.apply(v)
-    offset = problem.regularizer.offset(relation, problem.data.num_features)
-    return certify(problem, beta, v, w, coupling.value(v, w), coupling.slack(v, w), offset, change, gap_before)
-
-
-def certify(
-    problem: Problem,
-    beta: Duals,
-    v: Array,
-    w: Array,
-    value: Array,
-    slack: Array | float,
-    offset: Array | float = 0.0,
-    change: Array | float = 0.0,
-    gap_before: Array | float = math.inf,
-) -> Certificate:
-    r"""The certificate of a dual point and weights.
-
-    The gap is a sum of Fenchel-Young terms, of the losses and of the regularizer:
-
-    $$
-    \sum_t\sum_i c_{ti}\left[\ell(z_{ti}) + \ell^*(-\beta_{ti}) + z_{ti}\beta_{ti}\right]
-    + \left[R(W) + R^*(V) - \langle V, W\rangle\right].
-    $$
-
-    Each bracket is non-negative. Those of the losses are computed so, without a difference of large numbers;
-    so is the last one where the weights follow from V, and it is rounded up where they do not. The dual is
-    reported as primal minus gap. The joint gap has the same data terms, and in the last bracket R minimised
-    over Omega and its conjugate.
+    Derives V from `beta` and, unless there are weights to certify, $W = \bar M V$ from V. Then adds up the
+    Fenchel-Young terms and what rounding may hide of them.
 
     Args:
       problem: the problem.
-      beta: dual variables ``[m, n]``, or what nodes have reported of them.
-      v: the dual vectors of `beta` ``[num_tasks, d]``.
-      w: the weights ``[num_tasks, d]``.
-      value: R(W, Omega), without `offset`.
-      slack: the last bracket for this Omega, 0 where $W = \nabla R^*(V)$.
-      offset: the terms of R that do not depend on W; they count in the objective, not in relative gaps.
-      change: by how much Omega last lowered the objective; part of the residual where there is no joint gap.
-      gap_before: the gap just before that.
+      beta: dual variables; where infeasible the gap is infinite.
+      relation: Omega where it is learned, as the regularizer keeps it: ``solution.relation``; default the initial one.
+      weights: what to certify ``[num_tasks, d]``; default the weights that `beta` implies.
     """
+    check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, regularizer = problem.data, problem.regularizer
-    node_gaps, values = gap_terms(data, problem.node_loss, beta, data.to_nodes(w))
-    task_gaps, joint = data.to_tasks(node_gaps), None
-    if jointly_bounded(problem):
-        least, conjugate = regularizer.value(w), regularizer.conjugate(v)
-        # In exact arithmetic never below the bracket for one Omega.
-        bracket = jnp.maximum(fenchel_young(least, conjugate, v, w), slack)
-        of_error = partial(regularizer.conjugate_bound, num_tasks=data.num_tasks, num_features=data.num_features)
-        joint = least, bracket, lower_bound(data, dual_terms(data, problem.node_loss, beta), conjugate, of_error)
-    return assembled(problem, task_gaps, jnp.sum(values), (value, slack), joint, offset, change, gap_before)
+    beta = check.floats("certificate", "beta", beta, data.y.shape)
+    regularizer.check_relation("certificate", relation, data.num_tasks, data.num_features)
+    if relation is None:
+        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    vectors = _dual_vectors(problem, beta)
+    if weights is None:
+        weights = regularizer.coupling(data.num_tasks, relation).apply(vectors[0])
+    else:
+        weights = check.floats("certificate", "weights", weights, (data.num_tasks, data.num_features))
+    return _certified(problem, beta, vectors, weights, relation)
 
 
-def assembled(
+def proven(
     problem: Problem,
-    task_gaps: Array,
-    empirical: Array,
-    at_omega: tuple[Array, Array | float],
-    joint: tuple[Array, Array, Array | None] | None,
-    offset: Array | float,
-    change: Array | float,
-    gap_before: Array | float,
-    rounding: Array | None = None,
+    beta: Array,
+    weights: Array,
+    relation: Relation,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
 ) -> Certificate:
-    """A certificate from its parts.
+    """Certify any weights by any dual point.
 
     Args:
-      problem: the problem; outside of the domain of its hyperparameters there is no certificate.
-      task_gaps: each task's share of the data terms ``[num_tasks]``.
-      empirical: the data term of the objective.
-      at_omega: R(W, Omega) without `offset`, and the last bracket.
-      joint: the same minimised over Omega, on jointly convex problems that learn it, and a lower bound on the optimum;
-        default what follows from the rest.
-      offset: see `certify`.
+      problem: the problem.
+      beta: dual variables ``[m, n]``.
+      weights: ``[num_tasks, d]``.
+      relation: Omega where it is learned, as the regularizer keeps it.
       change: see `certify`.
       gap_before: see `certify`.
-      rounding: bound on the error of the objective, where it is known.
     """
-    regularizer, (value, slack) = problem.regularizer, at_omega
-    gap = jnp.where(problem.admissible, jnp.sum(task_gaps) + slack, jnp.nan)
-    primal, counted = empirical + value + offset, empirical + value
-    if not regularizer.learned:
-        joint_primal, joint_gap = primal, gap
-    elif joint is not None:
-        joint_primal, joint_gap = empirical + joint[0], jnp.sum(task_gaps) + joint[1]
-    else:
-        joint_primal, joint_gap = primal, jnp.full_like(gap, jnp.inf)
-    joint_gap = jnp.where(problem.admissible, joint_gap, jnp.nan)
-    relative = _relative(joint_gap, joint_primal)
-    lost = jnp.zeros_like(gap) if rounding is None else rounding
-    joint_dual = joint_primal - joint_gap - lost
-    if regularizer.learned:  # it may be compared with other rounds' numbers: nothing may be gained by rounding
-        joint_dual = joint_dual - 4.0 * jnp.finfo(gap.dtype).eps * (jnp.abs(joint_primal) + joint_gap)
-    if joint is not None and joint[2] is not None:
-        joint_dual = jnp.where(problem.admissible, joint[2], jnp.nan)
-    return Certificate(
-        relative if regularizer.jointly_convex else _relative(gap + change, counted, gap),
-        primal, primal - gap - lost, gap, _relative(gap, counted), task_gaps,
-        joint_primal, joint_dual, joint_gap, relative, jnp.asarray(gap_before, gap.dtype), rounding,
-    )  # fmt: skip
+    return _certified(problem, beta, _dual_vectors(problem, beta), weights, relation, change, gap_before)
 
 
-def lower_bound(data: TaskData, terms: DualTerms, conjugate: Array, of_error: Callable[[Array], Array]) -> Array:
-    r"""A lower bound on an optimum, $-\sum c\,\ell^*(-\beta) - R^*(V)$, less what rounding may have added.
+@on_purpose
+def free_intercept(problem: Problem, beta: Array, relation: Relation, weights: Array) -> Certificate:
+    r"""Certify weights for the problem whose intercept is not penalised; arguments as `certificate`.
 
-    It is kept for later rounds, so that it must hold by itself.
+    The dual of that problem has a constraint more for every task, $\sum_i c_{ti}\beta_{ti} = 0$. Of the duals that are
+    positive, or of those that are negative, whichever weigh more are made smaller by one factor until it holds. That
+    costs little where the intercept was hardly penalised, as by ``pack_tasks(..., intercept=10.0)``. With a constant
+    feature s the weights found are at most what the best intercepts b cost there from the optimum: with a given
+    relationship of order $\lambda b^2/s^2$; with (14), whose penalty is the square of a sum of singular values,
+    $2\lambda\|W\|_*\|b\|/s + \lambda\|b\|^2/s^2$.
 
-    Args:
-      data: for tasks and features.
-      terms: what the nodes know of it.
-      conjugate: R*(V), [].
-      of_error: from the Frobenius norm of any error of V to its R*, at most.
+    The bound counts what rounding leaves of the sum, times the intercepts here, for those of the optimum.
+
+    Examples:
+      >>> import numpy as np, mocha_jax as mj
+      >>> rng = np.random.default_rng(0)
+      >>> xs = [rng.normal(size=(40, 2)).astype("f") for _ in range(3)]
+      >>> ys = [np.sign(x[:, 0] + t) for t, x in enumerate(xs)]
+      >>> data = mj.pack_tasks(xs, ys, loss_scaling="task_mean", intercept=10.0)
+      >>> problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.Independent(0.01))
+      >>> s = mj.solve(problem, tol=1e-4)
+      >>> bool(mj.free_intercept(problem, s.state.beta, s.relation, s.weights).relative_gap < 0.01)
+      True
     """
-    missed = of_error(jnp.sqrt(jnp.sum(data.to_tasks(terms.error) ** 2)))
-    moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(missed) + missed
-    roundings = jnp.finfo(conjugate.dtype).eps * (8.0 + 2.0 * math.sqrt(min(data.num_tasks, data.num_features)))
-    return -jnp.sum(terms.conjugate) - conjugate - moved - roundings * (jnp.sum(terms.size) + conjugate)
+    check.instance("free_intercept", "problem", problem, Problem, "Problem(data, loss, regularizer)")
+    data, regularizer = problem.data, problem.regularizer
+    if not data.intercept:
+        raise ValueError("free_intercept: problem must have samples with an intercept; pack them with intercept=10.0.")
+    if isinstance(regularizer, JointSparse):
+        raise ValueError("free_intercept: JointSparse learns a scale of the intercept; there is no such certificate.")
+    beta = check.floats("free_intercept", "beta", beta, data.y.shape)
+    weights = check.floats("free_intercept", "weights", weights, (data.num_tasks, data.num_features))
+    regularizer.check_relation("free_intercept", relation, data.num_tasks, data.num_features)
+    if relation is None:
+        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    up, down = (data.to_tasks(jnp.sum(data.weighted(jnp.maximum(a, 0.0)), axis=1)) for a in (beta, -beta))
+    less = jnp.minimum(up, down)
+    shrink = [data.to_nodes(safe_ratio(less, a))[:, None] for a in (up, down)]
+    beta = jnp.where(beta > 0, beta * shrink[0], beta * shrink[1])
+    return _certified(problem, beta, _dual_vectors(problem, beta), weights, relation, free=1)
 
 
-def fenchel_young(value: Array, conjugate: Array, v: Array, w: Array) -> Array:
-    r"""$R(W) + R^*(V) - \langle V, W\rangle \ge 0$, rounded up by what its three terms may have lost."""
-    inner = jnp.sum(v * w)
-    rounding = 8.0 * jnp.finfo(inner.dtype).eps * (jnp.abs(value) + jnp.abs(conjugate) + jnp.abs(inner))
-    return jnp.maximum(value + conjugate - inner, 0.0) + rounding
+def _dual_vectors(problem: Problem, beta: Array) -> Pair:
+    """V of the duals and a bound on its error, each ``[num_tasks, d]``."""
+    data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
+    limits = jnp.finfo(beta.dtype)
+    factors, lost = twofold.product(data.weight, beta)
+    v, error = data.map_samples(twofold.combine, factors)
+    v, rest = twofold.two_sum(v, data.weighted_sums(lost))
+    # What is lost of a factor may itself be lost, being too small.
+    error = error + jnp.abs(rest) + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
+    v, added = _sums(problem, v)
+    # Errors are squared in what follows, and the squares must be numbers.
+    return v, data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added + 2.0 * limits.tiny**0.5
 
 
-def _relative(distance: Array, primal: Array, gap: Array | None = None) -> Array:
-    """A distance over the larger of two bounds, the objective and that less the gap; infinite where either is."""
-    dual = primal - (distance if gap is None else gap)
-    scale = jnp.maximum(jnp.maximum(jnp.abs(primal), jnp.abs(dual)), jnp.finfo(primal.dtype).tiny)
-    return jnp.where((distance == jnp.inf) | (scale == jnp.inf), jnp.inf, distance / scale)
+def _sums(problem: Problem, by_node: Array) -> Pair:
+    """Add up the nodes of every task, with a bound on the error."""
+    data = problem.data
+    if not data.shared:
+        return data.to_tasks(by_node), jnp.zeros((), by_node.dtype)
+    return twofold.added(by_node, data.to_tasks, data.to_nodes)
+
+
+def _certified(
+    problem: Problem,
+    beta: Array,
+    vectors: Pair,
+    weights: Array,
+    relation: Relation,
+    change: Array | float = 0.0,
+    gap_before: Array | float = math.inf,
+    free: int = 0,
+) -> Certificate:
+    """The certificate; with `free`, of the problem in which so many features, the last ones, are not penalised."""
+    data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
+    z, error = data.map_samples(twofold.times, data.to_nodes(weights))
+    terms, losses, moved = _of_samples(problem.node_loss, z, error, data.y, beta)
+    # The terms are not negative, so that adding them up costs a few roundings of the result.
+    more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))
+    task_gaps, added = _sums(problem, jnp.sum(data.weighted(terms), axis=1))
+    task_gaps = jnp.where(_admissible(problem), more * (task_gaps + added), jnp.nan)
+    empirical = jnp.sum(data.weighted(losses))
+    of_data = more * jnp.sum(data.weighted(moved)) + (more - 1.0) * empirical
+    penalised = data.num_features - free
+    of_free = jnp.sum(jnp.abs(weights[:, penalised:]) * (jnp.abs(vectors[0]) + vectors[1])[:, penalised:])
+    vectors, weights = (vectors[0][:, :penalised], vectors[1][:, :penalised]), weights[:, :penalised]
+    offset = regularizer.offset(relation, penalised)
+    value = regularizer.penalty(weights, relation)
+    vanished = _vanished(problem, relation) + of_free
+    of_data = of_data + vanished + 4.0 * unit * (empirical + jnp.abs(value) + jnp.abs(offset))
+    rounding = of_data + regularizer.value_error(weights, relation)
+    joint = None
+    if jointly_bounded(problem):
+        least = regularizer.value(weights)
+        joint = least, vanished + regularizer.joint_bracket(*vectors, weights), None
+        of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * jnp.abs(least)
+        rounding = jnp.maximum(rounding, of_joint)
+    at_omega = value, vanished + regularizer.bracket(*vectors, weights, relation)
+    return assembled(problem, task_gaps, empirical, at_omega, joint, offset, change, gap_before, rounding)
+
+
+def _admissible(problem: Problem) -> Array:
+    """Tell whether samples have valid weights and labels, [] bool; it works for traced ones too."""
+    data = problem.data
+    fine = (data.weight >= 0) & jnp.isfinite(data.weight * data.y)
+    if problem.loss.label_rule:
+        fine = fine & (problem.node_loss.admits(data.y) | (data.weight == 0))
+    return jnp.all(fine)
+
+
+def _vanished(problem: Problem, relation: Relation) -> Array:
+    """Bound what is lost of numbers too small to be kept: a few of that size in every term, with its factors."""
+    data, tiny = problem.data, jnp.finfo(problem.data.dtype).tiny
+    of_losses = 1.0 + (0.0 if problem.loss.smoothness is None else jnp.asarray(problem.loss.smoothness))
+    terms = jnp.sum(data.weight) * of_losses + data.weight.size
+    steep, flat = problem.regularizer.curvatures(data.num_tasks, relation)
+    return 32.0 * tiny * (terms + data.num_tasks * data.num_features * (1.0 + steep + flat))
+
+
+def _of_samples(loss: Loss, z: Array, error: Array, y: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """Return a bound on every sample's term, its loss, and a bound on that loss's rounding."""
+    eps = jnp.finfo(z.dtype).eps
+    feasible = loss.project(beta, y) == beta
+    value = loss.value(z, y)
+    # A convex function differs within the interval from its value in the middle by at most as much as at the ends.
+    moved = jnp.maximum(*(loss.value(end, y) for end in loss.ends(z, error, beta, y))) - value
+    terms = jnp.where(feasible, loss.fenchel_young_bound(z, error, beta, y), jnp.inf)
+    return terms, value, moved + 8.0 * eps * jnp.abs(value)

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, node_sharding, on_purpose, place, place_rows
 from mocha_jax._core.processes import agreed, gathered, together
-from mocha_jax._data.storage import row_by_row
+from mocha_jax._data.layouts import row_by_row
 from mocha_jax._data.task_data import TaskData
 
 _OWNER = "from_process_local"

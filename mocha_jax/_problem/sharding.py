@@ -12,7 +12,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, node_sharding, on_purpose, place
 from mocha_jax._core.pytree import fields_of
 from mocha_jax._core.values import is_traced
-from mocha_jax._data.storage import AsStored, in_format, row_by_row
+from mocha_jax._data.layouts import AsStored, in_format, row_by_row
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Federated
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._data.scaling import Scaling
+from mocha_jax._data.moments import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem

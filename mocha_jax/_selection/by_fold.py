@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, each_device
-from mocha_jax._data.split import class_sizes
+from mocha_jax._data.splits_and_folds import class_sizes
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.progress import Bar
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, summary
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax.regularizers import Regularizer
 
 Answer = TypeVar("Answer")  # what all data is fitted with: a `Solution`, of several classes an `OneVsRest`

@@ -16,7 +16,7 @@ import mocha_jax as mj
 from mocha_jax._files import atomic
 from mocha_jax.cli import _arguments, _table
 from mocha_jax.datasets import Table
-from mocha_jax.datasets._fields import decimal_commas, no_categories
+from mocha_jax.datasets._column_types import decimal_commas, no_categories
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

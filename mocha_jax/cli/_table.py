@@ -16,8 +16,8 @@ import mocha_jax as mj
 from mocha_jax._selection.preparation import FREE_INTERCEPT
 from mocha_jax.cli import _arguments
 from mocha_jax.datasets import Table, read_table
+from mocha_jax.datasets._column_types import decimal_commas, is_number, no_categories
 from mocha_jax.datasets._csv import packed
-from mocha_jax.datasets._fields import decimal_commas, is_number, no_categories
 
 # What stands for no value in a column of numbers, besides an empty cell.
 _NONE = ("#n/a", "<na>", "n/a", "na", "nan", "none", "null")

@@ -15,7 +15,7 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.names import Named, Names, duplicates, listed, places
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.datasets._fields import decimal_commas, no_categories
+from mocha_jax.datasets._column_types import decimal_commas, no_categories
 from mocha_jax.datasets._tables import Table, columns_asked_for, read
 
 _CATEGORIES = ("refuse", "encode")

@@ -16,7 +16,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax._data.task_data import TaskData
-from mocha_jax.datasets._fields import lines_of, text_file
+from mocha_jax.datasets._column_types import lines_of, text_file
 
 
 @on_purpose

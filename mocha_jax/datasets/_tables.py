@@ -13,7 +13,7 @@ import numpy as np
 
 from mocha_jax._core import check
 from mocha_jax._data.names import duplicates, listed, places
-from mocha_jax.datasets._fields import as_numbers, columns_in, is_number, readings, text_file
+from mocha_jax.datasets._column_types import as_numbers, columns_in, is_number, readings, text_file
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -16,6 +16,8 @@ from mocha_jax.federated._archive import from_bytes as from_bytes
 from mocha_jax.federated._archive import load as load
 from mocha_jax.federated._archive import save as save
 from mocha_jax.federated._archive import to_bytes as to_bytes
+from mocha_jax.federated._compression import Quantized as Quantized
+from mocha_jax.federated._compression import Sending as Sending
 from mocha_jax.federated._inbox import FederationState as FederationState
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message
@@ -25,8 +27,6 @@ from mocha_jax.federated._network_sides import Training as Training
 from mocha_jax.federated._node import Node as Node
 from mocha_jax.federated._over_channel import ChannelState as ChannelState
 from mocha_jax.federated._over_channel import OverChannel as OverChannel
-from mocha_jax.federated._sending import Quantized as Quantized
-from mocha_jax.federated._sending import Sending as Sending
 from mocha_jax.federated._server import Report as Report
 from mocha_jax.federated._server import Server as Server
 from mocha_jax.federated._server import as_table as as_table

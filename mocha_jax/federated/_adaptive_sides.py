@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.certificate import Certificate, DualTerms, dual_terms, gap_terms
+from mocha_jax._problem.gap import Certificate, DualTerms, dual_terms, gap_terms
 from mocha_jax.federated._dual_sides import (
     REMEMBERED,
     UNKNOWN,

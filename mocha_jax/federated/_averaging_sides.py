@@ -22,6 +22,7 @@ from mocha_jax._driver.rounds import NO_ROUND
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.fedavg import FedAvg, FedAvgAnswer, FedAvgState, no_answer
 from mocha_jax._neural.prediction import Prediction
+from mocha_jax.federated._absent_data import absent
 from mocha_jax.federated._network_sides import (
     Training,
     check_paths,
@@ -34,7 +35,6 @@ from mocha_jax.federated._network_sides import (
     training,
 )
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
-from mocha_jax.federated._silent_data import absent
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.systems import Full
 from mocha_jax.systems._base import Request

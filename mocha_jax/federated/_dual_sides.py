@@ -30,12 +30,12 @@ from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.local_solver import Subproblems
-from mocha_jax._problem.certificate import Certificate, DualTerms, dual_terms, gap_terms
+from mocha_jax._problem.gap import Certificate, DualTerms, dual_terms, gap_terms
 from mocha_jax._problem.problem import Problem
+from mocha_jax.federated._absent_data import absent
 from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown
 from mocha_jax.federated._plausible import implausible_vectors
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
-from mocha_jax.federated._silent_data import absent
 from mocha_jax.losses import Loss, Squared
 from mocha_jax.regularizers import Independent, Regularizer
 from mocha_jax.servers._base import NodeUpdate, ServerState

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax.federated._compression import Coded, Sending, decoded
 from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
-from mocha_jax.federated._sending import Coded, Sending, decoded
 from mocha_jax.federated._sides import DENIES, ReceivedAnswers, ServerSide
 
 

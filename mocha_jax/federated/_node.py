@@ -16,8 +16,8 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.pack import pack_tasks
+from mocha_jax.federated._compression import Sending, SendingNodeSide
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
-from mocha_jax.federated._sending import Sending, SendingNodeSide
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.losses import Loss

@@ -13,9 +13,9 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
-from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
+from mocha_jax._problem.certificate import proven
+from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.rigorous_certificate import proven
 from mocha_jax.federated._adaptive_sides import AdaptiveNodeState, AdaptiveServerState
 from mocha_jax.federated._dual_sides import DualNodeState, DualServerState
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, sides_of, where

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core.pytree import Relation
-from mocha_jax._problem.certificate import Certificate, DualTerms, Reported, jointly_bounded, lower_bound
+from mocha_jax._problem.gap import Certificate, DualTerms, Reported, jointly_bounded, lower_bound
 from mocha_jax._problem.problem import Problem
 from mocha_jax.federated._sides import ReceivedAnswers
 from mocha_jax.servers._base import Server, ServerState

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array
 
-from mocha_jax._problem.certificate import DualTerms
+from mocha_jax._problem.gap import DualTerms
 from mocha_jax.federated._sides import DENIES, ReceivedAnswers
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.problem import Quality
+from mocha_jax.federated._compression import Sending, like_coded
 from mocha_jax.federated._inbox import FederationState, Inbox
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
-from mocha_jax.federated._sending import Sending, like_coded
 from mocha_jax.federated._sides import ReceivedAnswers, ServerSide, sides_of
 from mocha_jax.regularizers import Regularizer
 

@@ -276,7 +276,7 @@ class VirtualServerSide(ServerSide[VirtualServerState, VirtualUp]):
         return VirtualServerState(counts, first, after), training(after, counts)
 
     def weights(self, state: VirtualServerState) -> Tree:
-        """The means of the shared parameters; of a network of `networks.Parts` the private ones are None."""
+        """The means of the shared parameters; of a network of `networks.SplitParameters` the private ones are None."""
         to_shared, _, join = self.algorithm.apart(self.dtype)
         return join(to_shared(state.state.mean), None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import numpy as np
 from mocha_jax._core.pytree import Tree
 from mocha_jax._files.atomic import write
 from mocha_jax.federated import Down, Message, Node, Refused, load, save
-from mocha_jax.flower._records import Arrays, Header, arrays_in, export, from_bytes, to_bytes
+from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
 from mocha_jax.flower._worker_socket import LOCK, Setup
 
 _log = logging.getLogger("flwr")
@@ -156,3 +157,17 @@ def _fingerprint(node: Node) -> str:
         digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def arrays_in(record: Tree) -> dict[str, np.ndarray]:
+    """Return the leaves of a record by their places in it."""
+    leaves = jax.tree_util.tree_flatten_with_path(record)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def export(path: str | os.PathLike[str], record: Tree) -> None:
+    """Write the arrays of a record to a file that NumPy reads; an array by itself as ``weights``."""
+    record = {"weights": record} if isinstance(record, jax.Array | np.ndarray) else record
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays_in(record))
+    write(path, content.getvalue())

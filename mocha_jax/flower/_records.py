@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-
-from mocha_jax._core.pytree import Tree
-from mocha_jax._files.atomic import write
 
 # Names of the two records of a message, and what begins the name of a dtype among the plain values.
 HEADER, ARRAYS, DTYPE = "mocha", "arrays", "dtype of "
@@ -125,17 +119,3 @@ def as_they_were(arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, object])
 
 def _plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def arrays_in(record: Tree) -> dict[str, np.ndarray]:
-    """Return the leaves of a record by their places in it."""
-    leaves = jax.tree_util.tree_flatten_with_path(record)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-
-
-def export(path: str | os.PathLike[str], record: Tree) -> None:
-    """Write the arrays of a record to a file that NumPy reads; an array by itself as ``weights``."""
-    record = {"weights": record} if isinstance(record, jax.Array | np.ndarray) else record
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays_in(record))
-    write(path, content.getvalue())

@@ -15,7 +15,7 @@ from mocha_jax._core import check
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.federated import Server, Training
-from mocha_jax.flower._records import export
+from mocha_jax.flower._node_store import export
 from mocha_jax.flower._server_loop import Rounds, Served, ServeOptions, in_words
 
 _log = logging.getLogger("flwr")

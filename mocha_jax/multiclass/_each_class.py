@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, static, tree
-from mocha_jax._data.storage import AsStored
+from mocha_jax._data.layouts import AsStored
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem
 

@@ -13,14 +13,14 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary
 from mocha_jax._core.warnings import NotConverged, warn
+from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._data.scaling import Scaling
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.config import or_by_loops
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.base import matched
 from mocha_jax._model.multiclass import MulticlassModel
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax._problem.to_model import apart, how_trained
 from mocha_jax._selection import caveats

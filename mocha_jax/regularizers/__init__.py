@@ -31,17 +31,17 @@ from mocha_jax.regularizers._about_mean import MeanCovariance as MeanCovariance
 from mocha_jax.regularizers._base import OptimalityConditions as OptimalityConditions
 from mocha_jax.regularizers._base import Regularizer as Regularizer
 from mocha_jax.regularizers._clustered import Clustered as Clustered
-from mocha_jax.regularizers._given import Graph as Graph
-from mocha_jax.regularizers._given import Independent as Independent
-from mocha_jax.regularizers._given import MeanRegularized as MeanRegularized
+from mocha_jax.regularizers._known_relationship import Graph as Graph
+from mocha_jax.regularizers._known_relationship import Independent as Independent
+from mocha_jax.regularizers._known_relationship import MeanRegularized as MeanRegularized
 from mocha_jax.regularizers._matrix_normal import MatrixNormal as MatrixNormal
-from mocha_jax.regularizers._norms import JointSparse as JointSparse
-from mocha_jax.regularizers._norms import TraceNorm as TraceNorm
 from mocha_jax.regularizers._per_feature import PerFeature as PerFeature
 from mocha_jax.regularizers._probabilistic import Probabilistic as Probabilistic
 from mocha_jax.regularizers._singular_values import Spectral as Spectral
 from mocha_jax.regularizers._singular_values import TraceLimited as TraceLimited
-from mocha_jax.regularizers._sparse import SparsePrecision as SparsePrecision
+from mocha_jax.regularizers._sparse_precision import SparsePrecision as SparsePrecision
+from mocha_jax.regularizers._trace_and_joint_sparse import JointSparse as JointSparse
+from mocha_jax.regularizers._trace_and_joint_sparse import TraceNorm as TraceNorm
 
 __all__ = [
     "Clustered",

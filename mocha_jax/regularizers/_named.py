@@ -11,11 +11,11 @@ import numpy as np
 from mocha_jax.regularizers._about_mean import MeanCovariance
 from mocha_jax.regularizers._base import Regularizer
 from mocha_jax.regularizers._clustered import Clustered
-from mocha_jax.regularizers._given import Independent, MeanRegularized
+from mocha_jax.regularizers._known_relationship import Independent, MeanRegularized
 from mocha_jax.regularizers._matrix_normal import MatrixNormal
-from mocha_jax.regularizers._norms import JointSparse, TraceNorm
 from mocha_jax.regularizers._probabilistic import Probabilistic
-from mocha_jax.regularizers._sparse import SparsePrecision
+from mocha_jax.regularizers._sparse_precision import SparsePrecision
+from mocha_jax.regularizers._trace_and_joint_sparse import JointSparse, TraceNorm
 
 # The strengths that cross-validation tries, the strongest first.
 STRENGTHS = tuple(10.0**k for k in (1, 0, -1, -2, -3, -4))

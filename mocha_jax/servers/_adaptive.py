@@ -43,7 +43,7 @@ from mocha_jax._core.devices import on_every_device
 from mocha_jax._core.pytree import Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio, total
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
 from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState, is_due

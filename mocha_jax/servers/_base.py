@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.certificate import Certificate
+from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._base import Info, Request
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._problem.certificate import Certificate, certify_implied
+from mocha_jax._problem.gap import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import Coupling
 from mocha_jax.servers._base import (

@@ -26,7 +26,7 @@ from jax import Array, lax
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax._problem.certificate import Certificate, certify, fenchel_young
+from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._base import NodeUpdate, Schedule, Server, cast, every_round, is_due
 

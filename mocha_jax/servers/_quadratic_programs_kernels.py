@@ -120,8 +120,8 @@ class Kernel(Protocol):
 def kernel_for(platform: str, interpret: object) -> Kernel | None:
     """The kernel of this version of JAX for a card of that kind, or to interpret, if it has one."""
     if jax.__version_info__ < _MOSAIC:
-        return _imported("_quadratic_programs_gpu")
-    kernel = _imported("_quadratic_programs_mosaic") if platform == "cuda" else None
+        return _imported("_quadratic_programs_triton")
+    kernel = _imported("_quadratic_programs_gpu") if platform == "cuda" else None
     return kernel if kernel is not None and (interpret or kernel.is_for_this_card()) else None
 
 

@@ -11,7 +11,7 @@ from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation
-from mocha_jax._problem.certificate import conjugates
+from mocha_jax._problem.gap import conjugates
 from mocha_jax._problem.problem import Problem
 from mocha_jax.servers._dual import DualServer, DualState
 from mocha_jax.theory._constants import Real, safe_scaling, sigma, steepness

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._core import inner_functions
+from mocha_jax._core import pickling
 from mocha_jax._files.fingerprint import fingerprint
 from tests import zoo
 
@@ -91,7 +91,7 @@ def test_a_loss_made_of_a_function_within_a_function_comes_back():
     loss = mj.losses.from_scalar(lambda z, y: jax.nn.softplus(-y * z), binary=True)
     again, half, one = back(loss), jnp.asarray(0.5), jnp.asarray(1.0)
     assert again.value(half, one) == loss.value(half, one)
-    part = inner_functions.portable(partial(labelled(0.1), scale=0.0))
+    part = pickling.portable(partial(labelled(0.1), scale=0.0))
     assert back(part)(0) == 0.1
 
 
@@ -103,8 +103,8 @@ def test_what_cannot_come_back_is_said_when_it_leaves_or_arrives(monkeypatch):
     exec("def outer():\n    return lambda: 1", names)  # noqa: S102
     for function, message in ((itself, "refers to itself"), (names["outer"](), "no function")):
         with pytest.raises(pickle.PicklingError, match=message):
-            pickle.dumps(inner_functions.portable(function))
-    gone = pickle.dumps(inner_functions.portable(labelled(0.1)))
+            pickle.dumps(pickling.portable(function))
+    gone = pickle.dumps(pickling.portable(labelled(0.1)))
     monkeypatch.setitem(globals(), "labelled", lambda by: by)
     with pytest.raises(pickle.UnpicklingError, match="labelled.* is written otherwise here"):
         pickle.loads(gone)

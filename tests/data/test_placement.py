@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._data import node_arrays, storage
+from mocha_jax._data import layouts, node_arrays
 from mocha_jax._driver import rounds
 from mocha_jax._driver.config import make_config
 
@@ -19,7 +19,7 @@ M, N, D = 50, 20, 7
 
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setattr(storage, "_SMALL", 0)
+    monkeypatch.setattr(layouts, "_SMALL", 0)
     monkeypatch.setattr("mocha_jax._data.pack._PIECE", 9 * N * D * 8)  # nine nodes at a time
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(n, D)) for n in np.r_[N, rng.integers(5, N, M - 1)]]
@@ -63,10 +63,10 @@ def test_their_order_changes_no_result(data, algorithm):
 
 @pytest.mark.slow
 def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
-    monkeypatch.setattr(storage, "_SMALL", 0)
+    monkeypatch.setattr(layouts, "_SMALL", 0)
     monkeypatch.setattr("mocha_jax._node.buckets.PART", 2**15)
     m, n, d = 400, 30, 50
-    x = storage.row_by_row(jnp.ones((m, n, d)))
+    x = layouts.row_by_row(jnp.ones((m, n, d)))
     y = jnp.ones((m, n))
     data = mj.TaskData(x, y, y / n, jnp.arange(m, dtype=jnp.int32), loss_scaling="task_mean")
     problem = mj.Problem(data, mj.losses.Hinge(), mj.regularizers.Independent(0.1))
@@ -90,12 +90,12 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
 
 def test_samples_are_checked_where_they_are(monkeypatch):
     """NumPy's copy of an array in another order than its own stays as long as the array."""
-    monkeypatch.setattr(storage, "_SMALL", 0)
-    x = storage.row_by_row(jnp.ones((40, 3, 5)))
+    monkeypatch.setattr(layouts, "_SMALL", 0)
+    x = layouts.row_by_row(jnp.ones((40, 3, 5)))
     [view] = node_arrays._views(x)
     assert view.ctypes.data == x.unsafe_buffer_pointer()
     np.testing.assert_array_equal(view, np.ones((40, 3, 5)))
-    y, wrong = jnp.ones((40, 3)), storage.row_by_row(x.at[7, 2, 4].set(jnp.nan))
+    y, wrong = jnp.ones((40, 3)), layouts.row_by_row(x.at[7, 2, 4].set(jnp.nan))
     with pytest.raises(ValueError, match="x is NaN or infinite in task 7, node 7, row 2"):
         mj.TaskData(wrong, y, y, jnp.arange(40, dtype=jnp.int32))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax.datasets._fields import no_categories
+from mocha_jax.datasets._column_types import no_categories
 
 # Columns of real tables: levels and rows of cars, airports, barley and others.
 CATEGORIES = {

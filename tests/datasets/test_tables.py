@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 import mocha_jax as mj
 from mocha_jax._data import read as of_frames
-from mocha_jax.datasets import _fields
+from mocha_jax.datasets import _column_types
 
 SCHOOL = """school,hours,town,score
 007,1.5,Oslo,3
@@ -119,8 +119,8 @@ CELLS = st.one_of(
     first=st.integers(1, 4), lines=st.integers(1, 3), quoted=st.booleans(),
 )  # fmt: skip
 def test_whatever_a_writer_wrote_is_read(tmp_path, monkeypatch, rows, first, lines, quoted):
-    monkeypatch.setattr(_fields, "_FIRST", first)
-    monkeypatch.setattr(_fields, "_LINES", lines)
+    monkeypatch.setattr(_column_types, "_FIRST", first)
+    monkeypatch.setattr(_column_types, "_LINES", lines)
     buffer = io.StringIO(newline="")
     csv.writer(buffer, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL).writerows([("p", "q", "r"), *rows])
     with open(tmp_path / "t.csv", "w", encoding="utf-8", newline="") as file:
@@ -148,7 +148,7 @@ def test_one_column_may_have_blank_lines(tmp_path):
 
 
 def test_columns_that_are_texts_late_are_read_as_they_stand(tmp_path, monkeypatch):
-    monkeypatch.setattr(_fields, "_LINES", 10)
+    monkeypatch.setattr(_column_types, "_LINES", 10)
     rows = [f"{i},00{i},{i}.50\n" for i in range(300)]
     rows[250] = "x7,0250,n/a\n"
     table = mj.datasets.read_table(write(tmp_path, "a,b,c\n" + "".join(rows)), texts=["b"])
@@ -208,7 +208,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("first", [1, 100])
 def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path, monkeypatch, name, first):
-    monkeypatch.setattr(_fields, "_FIRST", first)
+    monkeypatch.setattr(_column_types, "_FIRST", first)
     text, message = BROKEN[name]
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         mj.datasets.csv(write(tmp_path, text), "y", "t")

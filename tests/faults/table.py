@@ -52,11 +52,11 @@ FAULTS = (
         "return Iterate(iterate.h + RELAXATION * (combine(jnp.stack(a)) - iterate.h), a), asked", ("servers",),
     ),
     Fault(
-        "rounding is not counted in a certificate", "_problem/rigorous_certificate.py",
+        "rounding is not counted in a certificate", "_problem/certificate.py",
         "return terms, value, moved + 8.0 * eps * jnp.abs(value)", "return terms, value, 0.0 * moved", ("problem",),
     ),
     Fault(
-        "an older bound counts although it is worse", "_problem/certificate.py",
+        "an older bound counts although it is worse", "_problem/gap.py",
         "better = by_bound < self.joint_gap", "better = by_bound > self.joint_gap", ("problem", "driver", "servers"),
     ),
     Fault(
@@ -106,11 +106,11 @@ FAULTS = (
         "return cls(precision, precision * mean)", "return cls(precision, mean)", ("neural",),
     ),
     Fault(
-        "folds are dealt by row, not in random order", "_data/split.py",
+        "folds are dealt by row, not in random order", "_data/splits_and_folds.py",
         "order = np.lexsort((draw, run, least[run], node))", "order = np.lexsort((run, least[run], node))", ("data", "selection"),
     ),
     Fault(
-        "standardising ignores the mean", "_data/scaling.py",
+        "standardising ignores the mean", "_data/moments.py",
         "return w, np.asarray(intercept, np.float64) - np.sum(w * self.mean, axis=-1) + self.level",
         "return w, np.asarray(intercept, np.float64) + self.level", ("data", "sklearn"),
     ),
@@ -123,7 +123,7 @@ FAULTS = (
         "jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))", "jnp.where(z * data.y > 0, 0.0, 1.0 + (data.y > 0))", ("metrics",),
     ),
     Fault(
-        "rounds of quantised vectors lose their scale", "federated/_sending.py",
+        "rounds of quantised vectors lose their scale", "federated/_compression.py",
         "return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]",
         "return held + code.steps.astype(held.dtype)", ("federated",),
     ),

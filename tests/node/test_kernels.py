@@ -29,11 +29,11 @@ CALLS = {"cuda": MOSAIC, "tpu": "tpu_custom_call"}
 EPOCHS = {"tpu": kernel_tpu.epoch}
 VARIANTS = {"tpu": partial(kernel_tpu.epoch, nodes=2, interpret=True)}
 if jax.__version_info__ < (0, 11):
-    from mocha_jax._node import kernel_gpu
+    from mocha_jax._node import kernel_triton
 
     CALLS |= {"cuda": TRITON, "rocm": TRITON}
-    EPOCHS |= dict.fromkeys(("cuda", "rocm"), kernel_gpu.epoch)
-    VARIANTS["gpu"] = partial(kernel_gpu.epoch, nodes=2, depth=2, interpret=True)
+    EPOCHS |= dict.fromkeys(("cuda", "rocm"), kernel_triton.epoch)
+    VARIANTS["gpu"] = partial(kernel_triton.epoch, nodes=2, depth=2, interpret=True)
 by_triton = pytest.mark.skipif("gpu" not in VARIANTS, reason="with this version of JAX nothing is by Triton")
 
 
@@ -136,7 +136,7 @@ def test_any_shape_and_storage_equals_a_loop(seed, n, m, d, nodes, depth, first,
     expected = numpy_epoch(0.5, *arrays)
     epochs = [partial(kernel_tpu.epoch, nodes=nodes, interpret=True)]
     if "gpu" in VARIANTS:
-        epochs.append(partial(kernel_gpu.epoch, nodes=nodes, depth=depth, interpret=True))
+        epochs.append(partial(kernel_triton.epoch, nodes=nodes, depth=depth, interpret=True))
     for epoch in epochs:
         beta, u, done = jax.jit(epoch)(loss, *arrays)
         np.testing.assert_allclose(beta, expected[0], rtol=1e-4, atol=2e-5)
@@ -168,7 +168,7 @@ def test_the_gpu_reads_no_row_that_is_not_visited():
     unused = ((weight == 0) | (steps == done)[None])[:, :, None]
     assert 0 < unused.sum() < unused.size
     rest = y, weight, norm2, beta, w, q, steps, order, u, done
-    one_pass = jax.jit(partial(kernel_gpu.epoch, mj.losses.Hinge(), interpret=True))
+    one_pass = jax.jit(partial(kernel_triton.epoch, mj.losses.Hinge(), interpret=True))
     for a, b in zip(one_pass(jnp.where(unused, jnp.nan, x), *rest), one_pass(x, *rest), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -340,7 +340,7 @@ def test_a_cpu_knows_nothing_of_kernels(monkeypatch):
 def test_without_what_its_kernel_is_written_in_a_gpu_has_the_loops(monkeypatch, request):
     jax.clear_caches()  # JAX keeps what it traced
     request.addfinalizer(jax.clear_caches)
-    for written_in, ours in (("triton", "kernel_gpu"), ("mosaic_gpu", "kernel_mosaic")):
+    for written_in, ours in (("triton", "kernel_triton"), ("mosaic_gpu", "kernel_gpu")):
         monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{written_in}", None)
         monkeypatch.delitem(sys.modules, f"mocha_jax._node.{ours}", raising=False)
         monkeypatch.delattr(jax.experimental.pallas, written_in, raising=False)

@@ -12,7 +12,7 @@ from sklearn.linear_model import Lasso as ReferenceLasso
 
 import mocha_jax as mj
 from mocha_jax._numerics.lasso import lasso
-from mocha_jax.regularizers._sparse import Lasso
+from mocha_jax.regularizers._sparse_precision import Lasso
 from tests import zoo
 
 

@@ -20,14 +20,14 @@ EXPECTED = {
     "jax.experimental.layout.Layout": {"_core/devices.py"},
     "jax.experimental.multihost_utils": {"_core/processes.py"},
     "jax.experimental.pallas": {
-        "_node/kernel_gpu.py", "_node/kernel_mosaic.py", "_node/kernel_tpu.py", "servers/_quadratic_programs_gpu.py",
-        "servers/_quadratic_programs_mosaic.py", "_numerics/tall_gpu.py",
+        "_node/kernel_triton.py", "_node/kernel_gpu.py", "_node/kernel_tpu.py", "servers/_quadratic_programs_triton.py",
+        "servers/_quadratic_programs_gpu.py", "_numerics/tall_gpu.py",
     },
     "jax.experimental.pallas.mosaic_gpu": {
-        "_core/mosaic.py", "_node/kernel_mosaic.py", "servers/_quadratic_programs_mosaic.py", "_numerics/tall_gpu.py",
+        "_core/mosaic.py", "_node/kernel_gpu.py", "servers/_quadratic_programs_gpu.py", "_numerics/tall_gpu.py",
     },
     "jax.experimental.pallas.tpu": {"_node/kernel_tpu.py"},
-    "jax.experimental.pallas.triton": {"_node/kernel_gpu.py", "servers/_quadratic_programs_gpu.py"},
+    "jax.experimental.pallas.triton": {"_node/kernel_triton.py", "servers/_quadratic_programs_triton.py"},
     "jax.extend.backend.get_default_device": {"_core/mosaic.py"},
 }  # fmt: skip
 

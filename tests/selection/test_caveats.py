@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._data.split import class_sizes
+from mocha_jax._data.splits_and_folds import class_sizes
 from mocha_jax._selection import caveats
 from tests.selection.problems import regression
 

@@ -163,7 +163,7 @@ def holders(text, call):
 def test_a_program_has_its_nodes_and_fits_the_card(m, d, p):
     if jax.__version_info__ < (0, 11):
         pytest.skip("this version of JAX has a kernel of its own")
-    plan = importlib.import_module("mocha_jax.servers._quadratic_programs_mosaic").plan(m, d, p)
+    plan = importlib.import_module("mocha_jax.servers._quadratic_programs_gpu").plan(m, d, p)
     assert plan.nodes <= m
     assert plan.nodes <= -(-m // plan.nodes)  # the rows that they add up to fill a tile
     assert plan.nodes * plan.lanes == 128

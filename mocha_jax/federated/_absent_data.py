@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from mocha_jax._core.devices import NodeSharding
 from mocha_jax._core.pytree import Tree
-from mocha_jax._data.storage import Layout
+from mocha_jax._data.layouts import Layout
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import Terms
 

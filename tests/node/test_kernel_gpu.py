@@ -15,7 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import mocha_jax as mj
 from mocha_jax._core import mosaic
-from mocha_jax._node import kernel_mosaic, kernel_tpu
+from mocha_jax._node import kernel_gpu, kernel_tpu
 from mocha_jax._node.buckets import time_major
 from mocha_jax._node.local_solver import ascend, visiting_orders
 from tests import zoo
@@ -31,7 +31,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 def epoch(loss, *arrays, races=False, **options):
     """The kernel, interpreted."""
     # What is worked on twice is written twice, which the detection of races would not like.
-    return kernel_mosaic.epoch(loss, *arrays, interpret=PARAMS(detect_races=races), **options)
+    return kernel_gpu.epoch(loss, *arrays, interpret=PARAMS(detect_races=races), **options)
 
 
 def lowered_for(card):
@@ -133,10 +133,10 @@ def test_vmap_and_scan_equal_one_at_a_time(d, copied):
 @pytest.mark.parametrize("loss", zoo.LOSSES)
 @pytest.mark.thin(1)
 def test_is_one_kernel_on_an_accelerator(loss):
-    copied = partial(kernel_mosaic.epoch, copied=True)
+    copied = partial(kernel_gpu.epoch, copied=True)
     assert custom_calls("cuda", copied, zoo.LOSSES[loss], *draw(0, 5, 300, 100)[:9], call=MOSAIC) == 1
     if ALL_ROWS:
-        assert custom_calls("cuda", kernel_mosaic.epoch, zoo.LOSSES[loss], *draw(0, 5, 9, 13)[:9], call=MOSAIC) == 1
+        assert custom_calls("cuda", kernel_gpu.epoch, zoo.LOSSES[loss], *draw(0, 5, 9, 13)[:9], call=MOSAIC) == 1
 
 
 @pytest.mark.skipif(not ALL_ROWS, reason="with this version of JAX other rows are for Triton")
@@ -148,7 +148,7 @@ def test_is_one_kernel_on_an_accelerator(loss):
 )  # fmt: skip
 @pytest.mark.thin(3)
 def test_any_shape_lowers(m, d, store):
-    one_pass = partial(kernel_mosaic.epoch, depth=2)
+    one_pass = partial(kernel_gpu.epoch, depth=2)
     assert custom_calls("cuda", one_pass, SMOOTHED, *draw(0, 2, m, d, store), call=MOSAIC) == 1
 
 
@@ -156,7 +156,7 @@ def test_a_batch_is_one_kernel():
     x, *rest = draw(0, 5, 64, 24, jnp.bfloat16)
 
     def one(gamma):
-        return kernel_mosaic.epoch(mj.losses.SmoothedHinge(gamma), x, *rest, copied=True)
+        return kernel_gpu.epoch(mj.losses.SmoothedHinge(gamma), x, *rest, copied=True)
 
     assert custom_calls("cuda", jax.vmap(one), jnp.ones(3, jnp.float32), call=MOSAIC) == 1
 
@@ -189,7 +189,7 @@ def test_the_card_and_the_shape_decide(card, m, d, store, copied):
     mosaic = copied is True or copied is False and ALL_ROWS
     assert calls == [int(mosaic), int(not mosaic and not ALL_ROWS)]
     with lowered_for(card):
-        assert kernel_mosaic.program((2, m, d), store).copied == bool(copied)
+        assert kernel_gpu.program((2, m, d), store).copied == bool(copied)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_card_that_is_not_known_is_not_chosen():
 def test_every_feature_is_in_a_piece(m):
     for d in range(1, 300):
         for store in (np.float32, jnp.bfloat16):
-            tile = kernel_mosaic.program((4, m, d), store)
+            tile = kernel_gpu.program((4, m, d), store)
             starts = tile.starts(d)
             assert tile.nodes <= m
             assert tile.nodes * tile.lanes <= 128
