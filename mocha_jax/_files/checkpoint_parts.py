@@ -24,7 +24,7 @@ from mocha_jax._files.owned_file import CheckpointError, OwnedFile, remove_if_ab
 
 Arrays = dict[str, np.ndarray]
 
-FORMAT = "mocha_jax checkpoint 6"
+FORMAT = "mocha_jax checkpoint 7"
 
 
 class Part:

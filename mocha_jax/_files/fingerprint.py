@@ -78,6 +78,12 @@ def fingerprint(*parts: object, contents: Contents = whole) -> str:
     return digest.hexdigest()
 
 
+def _kind(kind: type) -> tuple[str, str]:
+    """Name a class. Those of the library have names of their own, whichever module they are moved to."""
+    module = "mocha_jax" if kind.__module__.startswith("mocha_jax.") else kind.__module__
+    return module, kind.__qualname__
+
+
 def _feed(digest: hashlib.blake2b, value: object, contents: Contents, reading: tuple[int, ...] = ()) -> None:
     """Feed all parts of a value to the digest; `reading` are the objects that contain it."""
     if id(value) in reading:
@@ -88,7 +94,7 @@ def _feed(digest: hashlib.blake2b, value: object, contents: Contents, reading: t
         _feed(digest, part, contents, (*reading, id(value)))
 
     if isinstance(value, Pytree):
-        digest.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+        digest.update(f"{'.'.join(_kind(type(value)))}(".encode())
         for name, field in fields_of(value).items():
             digest.update(f"{name}=".encode())
             feed(field)
@@ -120,7 +126,7 @@ def _contents(value: object) -> tuple[object, ...]:
     if isinstance(value, types.ModuleType):
         return "module", value.__name__
     if isinstance(value, type):
-        return "class", value.__module__, value.__qualname__
+        return "class", *_kind(value)
     if isinstance(value, functools.partial):
         return "partial", value.func, value.args, value.keywords
     if inspect.ismethod(value):
@@ -137,7 +143,7 @@ def _contents(value: object) -> tuple[object, ...]:
     inner = getattr(value, "__wrapped__", None)
     if inner is not None:
         return "wrapped", inner
-    kind = type(value).__module__, type(value).__qualname__
+    kind = _kind(type(value))
     return "object", kind, getattr(value, "__qualname__", ""), getattr(value, "__dict__", {})
 
 
