@@ -110,7 +110,7 @@ Trees = TypeVarTuple("Trees")
 def platform_dependent(
     *operands: *Trees, default: Callable[[*Trees], Result], **branches: Callable[[*Trees], Result]
 ) -> Result:
-    """``branch(*given)``, with the branch for the platform that the program is lowered for.
+    """``branch(*operands)``, with the branch for the platform that the program is lowered for.
 
     `lax.platform_dependent` lowers one branch and traces all of them. Kernels take longer to trace than the loops they
     replace, and need modules of JAX that are slow to import. So only those platforms get their branch that a program of

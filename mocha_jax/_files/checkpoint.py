@@ -181,7 +181,12 @@ class Saver:
     def _check(self, path: Path, arrays: Arrays) -> None:
         """Take the digest out, and make sure that the rest is what was written, by this run."""
         digest = str(arrays.pop("digest", ""))
-        if str(arrays.get("format")) != FORMAT:
+        if (written := str(arrays.get("format"))) != FORMAT:
+            if written.startswith(FORMAT.rstrip("0123456789")):
+                raise CheckpointError(
+                    f"{path} is a {written}, and this version of the library continues {FORMAT} alone; finish the run "
+                    f"with the version that began it, or choose another path."
+                )
             raise CheckpointError(f"{path} is not a checkpoint of this library; choose another path.")
         if digest != digest_of(arrays):
             raise CheckpointError(f"{path} is damaged: its digest does not match; delete it to start afresh.")

@@ -34,7 +34,7 @@ def optimum(p):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-@pytest.mark.thin(1)
+@pytest.mark.thin(2)
 def test_one_round_solves_least_squares(regularizer, key):
     p = problem(mj.losses.Squared(), regularizer)
     state, _ = mj.run(p, mj.Newton(), key, num_rounds=1)

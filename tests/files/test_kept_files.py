@@ -48,3 +48,12 @@ def test_a_checkpoint_is_continued(folder, tmp_path):
     solution = mj.solve(kept.problem(), kept.ALGORITHM, tol=1e-3, key=kept.KEY, record_every=4, checkpoint=path)
     assert solution.status is mj.Status.CONVERGED
     assert solution.rounds > 8
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(folder, tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    np.savez(path, **{**np.load(folder / path.name), "format": np.array("mocha_jax checkpoint 6")})
+    before = path.read_bytes()
+    with pytest.raises(mj.CheckpointError, match="is a mocha_jax checkpoint 6, and this version .* checkpoint 7 alone"):
+        mj.solve(kept.problem(), kept.ALGORITHM, key=kept.KEY, record_every=4, checkpoint=path)
+    assert path.read_bytes() == before

@@ -34,7 +34,7 @@ def problem_of(kind, lam=0.1, lam2=0.01, regression=False, **kwargs):
 
 @each_kind
 @pytest.mark.parametrize(("lam", "lam2", "regression"), [(0.1, 0.01, False), (0.3, 1e-3, False), (0.02, 0.002, True)])
-@pytest.mark.thin(1)
+@pytest.mark.thin(2)
 def test_the_optimum_is_the_convex_solvers(kind, lam, lam2, regression):
     problem = problem_of(kind, lam, lam2, regression)
     loss = "squared" if regression else "hinge"
