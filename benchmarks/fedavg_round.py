@@ -77,7 +77,7 @@ def main() -> None:
         start = f"{first[name]:.1f}" if name in first else ""
         print(f"{name:<22}{seconds:>10.3f}{seconds / median['library']:>11.2f}{start:>14}")
     rounds = 2 * options.rounds
-    ends = ways["library"](rounds).params, ways["lax.map"](rounds)
+    ends = ways["library"](rounds).shared, ways["lax.map"](rounds)
     errors = [accuracy(problem, model, params) for params in ends]
     print("accuracy after {} rounds: library {:.3f}, lax.map {:.3f}".format(rounds, *errors))
     if options.json:

@@ -120,7 +120,7 @@ def _trial(options: argparse.Namespace, settings: str, trial: int) -> list[Row]:
         rows.append(Row(settings, trial, way, lam, 100.0 * error, time.perf_counter() - began))
 
     say("network", float("nan"), float(history.error[-1]))
-    params: tuple[Any, ...] = state.params
+    params: tuple[Any, ...] = state.shared
     kinds: tuple[Any, ...] = (mj.regularizers.Independent, mj.regularizers.Probabilistic)
     for kind, way in zip(kinds, ("local heads", "MTL heads"), strict=True):
         heads, lam, error = _heads(mj.features.Body(network, params), parts, kind, classes)
@@ -128,10 +128,10 @@ def _trial(options: argparse.Namespace, settings: str, trial: int) -> list[Row]:
     for again in range(2):
         personal, numbered = Personal(network, heads), mj.Prediction(_numbered(parts.train), test=_numbered(parts.test))
         trainer = mj.FedAvg(personal, optax.sgd(0.1), **averaging)
-        start = trainer.init(numbered).replace(params=tuple(params[:-1]))
+        start = trainer.init(numbered).replace(shared=tuple(params[:-1]))
         state, _ = mj.run(numbered, trainer, jax.random.fold_in(key, 2 + again), num_rounds=options.rounds // 4,
                           record_every=options.rounds // 4, state=start)  # fmt: skip
-        params = (*state.params, params[-1])
+        params = (*state.shared, params[-1])
         heads, lam, error = _heads(mj.features.Body(network, params), parts, kinds[1], classes)
     say("alternating", lam, error)
     say("no body", *_heads(None, parts, kinds[1], classes)[1:])

@@ -11,6 +11,7 @@ from mocha_jax import metrics as metrics
 from mocha_jax import multiclass as multiclass
 from mocha_jax import networks as networks
 from mocha_jax import partition as partition
+from mocha_jax import personalized as personalized
 from mocha_jax import plotting as plotting
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers

@@ -94,7 +94,7 @@ def _averaged(model: Any, problem: mj.Prediction, share: float, rate: float, rou
     """Runs of one algorithm: of another optimizer, however alike, the programs would be others."""
     algorithm = mj.FedAvg(model, optax.sgd(rate), batch_size=BATCH, fraction=share)
     key = jax.random.key(0)
-    return lambda: mj.run(problem, algorithm, key, num_rounds=rounds, record_every=rounds)[0].params
+    return lambda: mj.run(problem, algorithm, key, num_rounds=rounds, record_every=rounds)[0].shared
 
 
 def _right(model: Any, x: Array, y: Array, params: Any) -> float:

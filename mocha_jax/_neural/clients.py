@@ -58,9 +58,9 @@ class Trained(NamedTuple, Generic[Params]):
 
 
 def train(
-    key: Array, data: TaskData, client: Array, budget: Array, schedule: Schedule,
-    optimizer: optax.GradientTransformation, loss: Callable[[Params, Batch, Array], Array], params: Params,
-    state: optax.OptState, rate: Array,
+    key: Array, data: TaskData, client: Array, weight: Array, budget: Array, schedule: Schedule,
+    optimizer: optax.GradientTransformation, gradient: Callable[[Params, Batch, Array], tuple[Array, Params]],
+    params: Params, state: optax.OptState, rate: Array,
 ) -> Trained[Params]:  # fmt: skip
     """Train on one client's samples; an epoch goes through all of them in random order, the last batch may be short.
 
@@ -71,16 +71,17 @@ def train(
       key: of this client in this round.
       data: of all clients; only the rows asked for are read.
       client: [] int32 which one.
+      weight: [n] of its samples; 0 for padding.
       budget: [] int32 steps to do.
       schedule: epochs and size of a batch.
       optimizer: any.
-      loss: ``loss(params, batch, key)``, differentiated.
+      gradient: ``gradient(params, batch, key)``, a loss and the direction of ascent that the optimizer takes for its
+        gradient.
       params: where to begin.
       state: of the optimizer; it draws anew, by this key.
       rate: [] factor of every update.
     """
     room, n = schedule.room(data), data.y.shape[1]
-    weight = data.weight[client]
     size = jnp.sum(weight > 0, dtype=jnp.int32)
     per_epoch = jnp.maximum(-(-size // room), 1)
     optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
@@ -104,10 +105,10 @@ def train(
                 data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
             )
             fold = jax.random.fold_in(epoch_key, i)
-            value, gradient = jax.value_and_grad(loss)(params, batch, fold)
+            value, ascent = gradient(params, batch, fold)
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
                 updates, state = optimizer.update(
-                    gradient, state, params, value=value, grad=gradient, value_fn=lambda p: loss(p, batch, fold)
+                    ascent, state, params, value=value, grad=ascent, value_fn=lambda p: gradient(p, batch, fold)[0]
                 )
                 params = jax.tree.map(lambda p, u: p + (rate * u).astype(p.dtype), params, updates)
             return params, state, total + value

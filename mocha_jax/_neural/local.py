@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -10,35 +9,16 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from mocha_jax._algorithms.base import State
-from mocha_jax._core.pytree import tree
-from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.clients import at_once, over_clients, train
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.client_server import ClientServer, TrainingState
+from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, mean_loss, mean_of_known, resumed
-from mocha_jax.likelihoods import Likelihood
+from mocha_jax._neural.trainer import mean_of_known
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
 
-Own = tuple[Params, optax.OptState, Array]  # a client's parameters, optimizer and mean loss
 
-
-class LocalState(State):
-    """The state of separate training between rounds."""
-
-    params: Any = tree()  # of every client, ``[m, ...]``
-    optimizer: optax.OptState = tree()  # of every client, ``[m, ...]``
-    losses: Array  # [m] mean over its last training; infinite before any
-    diverged: Array  # [] int32 trainings left out so far because they were not finite
-    failed: Array  # [] int32 of them in a row, up to now
-
-    @property
-    def loss(self) -> Array:
-        """Mean over the clients that have trained."""
-        return mean_of_known(self.losses)
-
-
-class Local(Trainer):
+class Local(ClientServer):
     """Every client trains its own network, without communication; with one client, the global baseline.
 
     Train on ``problem.merged()``, which has all samples with one client, for a model of centralised data: it is
@@ -66,49 +46,33 @@ class Local(Trainer):
       ((6, 5, 2), (1, 5, 2))
     """
 
-    carries = LocalState
+    def declared(self) -> Declared:
+        return Declared(Method(_nothing, _train_on, _unchanged, own=self._first, personal_model=_own_params))
 
-    def init(self, problem: Prediction) -> LocalState:
-        m, dtype = problem.data.num_nodes, problem.data.dtype
-        params = jax.vmap(lambda node: self.start(problem, node))(jnp.arange(m))
-        return LocalState(
-            jnp.zeros((), jnp.int32), params, jax.vmap(self.client_optimizer.init)(params),
-            jnp.full(m, jnp.inf, dtype), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
-        )  # fmt: skip
+    def _first(self, b: Beginning, node: Array) -> tuple[Params, optax.OptState, Array]:
+        """A client's parameters, optimizer and mean loss before any training."""
+        params = b.begin(node)
+        return params, self.client_optimizer.init(params), jnp.full((), jnp.inf, jax.tree.leaves(params)[0].dtype)
 
-    def resume(self, state: LocalState, problem: Prediction) -> LocalState:
-        return resumed("Local", state, self.init, problem)
+    def step(self, key: Array, state: TrainingState, problem: Prediction, work: Work) -> tuple[TrainingState, Info]:
+        after, info = super().step(key, state, problem, work)
+        return after.exchange(loss=mean_of_known(after.own[2])), info
 
-    def message(self, problem: Prediction) -> tuple[float, float]:
-        return 0.0, 0.0
 
-    def step(self, key: Array, state: LocalState, problem: Prediction, work: Work) -> tuple[LocalState, Info]:
-        data = problem.data
-        budget = work.budget(self.full_work(problem))
+def _nothing(b: Beginning) -> ServerParts:
+    return ServerParts()
 
-        def client(
-            inputs: tuple[Array, Likelihood, Array], data: TaskData, place: Array, node: Array, budget: Array, own: Own
-        ) -> tuple[Own, tuple[Array, Array]]:
-            key, likelihood, rate = inputs
-            params, optimizer, before = own
-            done = train(jax.random.fold_in(key, node), data, place, budget, self.schedule, self.client_optimizer,
-                         partial(mean_loss, self.model, likelihood), params, optimizer, rate)  # fmt: skip
-            finite = all_finite((done.params, done.loss))
-            new = jax.tree.map(partial(jnp.where, finite), (done.params, done.optimizer, done.loss), own)
-            return new, (finite.astype(jnp.int32), (~finite).astype(jnp.int32))
 
-        inputs = key, problem.likelihood, jnp.asarray(self.rate, data.dtype)
-        (params, optimizer, losses), (good, bad) = over_clients(
-            data, budget, at_once(self.at_once), client, inputs, (state.params, state.optimizer, state.losses),
-            (jnp.zeros((), jnp.int32),) * 2,
-        )  # fmt: skip
-        failed = failures(state.failed, good, bad)
-        return LocalState(state.round + 1, params, optimizer, losses, state.diverged + bad, failed), info(
-            self, problem, budget
-        )
+def _train_on(c: Client, own: Any) -> tuple[Any, Answer]:
+    """Train the client's network on from where it is."""
+    params, optimizer, _ = own
+    done = c.train(params, optimizer=optimizer)
+    return (done.params, done.optimizer, done.loss), Answer(loss=done.loss)
 
-    def parameters(self, state: LocalState, problem: Prediction, node: Array | int) -> Any:
-        return jax.tree.map(lambda a: a[node], state.params)
 
-    def weights(self, state: LocalState) -> Params:
-        return state.params
+def _unchanged(s: ServerRound) -> ServerParts:
+    return s.parts
+
+
+def _own_params(shared: Any, row: Any, own: Any) -> Params:
+    return own[0]

@@ -22,7 +22,7 @@ from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Network, Params
 
 # Samples that are predicted at once, of a node and of all: a network's activations of all may not fit into memory.
-_ROWS, _AT_ONCE = 512, 2048
+ROWS, _AT_ONCE = 512, 2048
 
 
 class Prediction(Federated):
@@ -168,7 +168,7 @@ def score(data: TaskData, likelihood: Likelihood, judge: Judge, whose: Array | N
       clients: ``[k]`` which clients have data.
     """
     m, n = data.y.shape
-    rows = min(n, _ROWS)
+    rows = min(n, ROWS)
     more = -n % rows
 
     def one(samples: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:

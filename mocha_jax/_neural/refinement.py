@@ -165,8 +165,8 @@ def refine(
         return expected + inputs.temperature * refinement.divergences(v) / total
 
     start = refinement.begin(inputs.begin, latest, own.private, inputs.first, jnp.isinf(own.loss))
-    done = train(jax.random.fold_in(inputs.key, node), data, place, budget, how.schedule, how.optimizer, loss, start,
-                 how.optimizer.init(start), inputs.rate)  # fmt: skip
+    done = train(jax.random.fold_in(inputs.key, node), data, place, data.weight[place], budget, how.schedule,
+                 how.optimizer, jax.value_and_grad(loss), start, how.optimizer.init(start), inputs.rate)  # fmt: skip
     factor = own.factor ** (1.0 - inputs.damping) * refinement.factor(done.params) ** inputs.damping
     if how.sent < 1.0:
         factor = most_of(how.sent, own.factor, factor, inputs.posterior)

@@ -12,7 +12,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.bayesian import VirtualState
-from mocha_jax._neural.fedavg import FedAvgState
+from mocha_jax._neural.client_server import TrainingState
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer
 from mocha_jax._problem.problem import Quality
@@ -38,7 +38,7 @@ class Training(Quality):
         return jnp.asarray(self.alive)
 
 
-def training(state: FedAvgState | VirtualState, counts: Array) -> Training:
+def training(state: TrainingState | VirtualState, counts: Array) -> Training:
     """The quality of a state, after the answers of nodes with so many samples ``[m]``."""
     nodes = jnp.maximum(jnp.sum(counts > 0, dtype=jnp.int32), 1)
     return Training(jnp.full_like(state.loss, jnp.inf), state.loss, state.diverged, state.failed < nodes)

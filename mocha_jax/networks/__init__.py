@@ -1,7 +1,8 @@
 r"""Models that are not linear: pairs of pure functions, ``init(key)`` and ``apply(params, x, key)``.
 
 `MLP`, `CNN` and, for sequences, `LSTM` come with the library, `Lateral` and `LateralCNN` are the two-part networks of
-VIRTUAL, and `Model` takes the functions of any other library. Of flax, for instance,
+VIRTUAL, `Parted` keeps a part of any network private, `Mixture` averages several, and `Model` takes the functions of
+any other library. Of flax, for instance,
 
 ```python
 net = flax.linen.Dense(10)
@@ -39,6 +40,9 @@ from mocha_jax.networks._pictures import CNN as CNN
 from mocha_jax.networks._pictures import LateralCNN as LateralCNN
 from mocha_jax.networks._sequences import LSTM as LSTM
 from mocha_jax.networks._sequences import LSTMLayer as LSTMLayer
+from mocha_jax.networks._wrapped import Mixture as Mixture
+from mocha_jax.networks._wrapped import MixtureParameters as MixtureParameters
+from mocha_jax.networks._wrapped import Parted as Parted
 
 __all__ = [
     "CNN",
@@ -48,9 +52,12 @@ __all__ = [
     "Layer",
     "LSTM",
     "LSTMLayer",
+    "Mixture",
+    "MixtureParameters",
     "MLP",
     "Model",
     "Network",
+    "Parted",
     "SplitParameters",
 ]
 

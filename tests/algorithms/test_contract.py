@@ -35,6 +35,10 @@ NETWORKS = {
     "fedsgd": mj.FedAvg(networks.MODEL, optax.sgd(0.3), batch_size=None),
     "local": mj.Local(networks.MODEL, optax.adam(0.01), batch_size=4),
     "virtual": mj.Virtual(networks.MODEL, optax.adam(0.01), batch_size=4),
+    "ditto": mj.personalized.ditto(networks.MODEL, optax.sgd(0.1), personal_optimizer=optax.adam(0.01), batch_size=4),
+    "scaffold": mj.personalized.scaffold(networks.MODEL, optax.sgd(0.1), local_epochs=2, batch_size=4),
+    "fedu": mj.personalized.fedu(networks.MODEL, optax.sgd(0.1), graph=np.ones((5, 5)), batch_size=4),
+    "apfl": mj.personalized.apfl(networks.MODEL, optax.sgd(0.1), mixing_rate=0.1, batch_size=4),
 }
 ALL = ALGORITHMS | NETWORKS
 every_algorithm = pytest.mark.parametrize("name", ALL)

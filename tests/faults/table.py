@@ -97,9 +97,9 @@ FAULTS = (
         "delta, gbar, bar = cs * dbar + sn * alfa, sn * dbar + cs * alfa, (-cs * off, sn * off)", ("derivatives",),
     ),
     Fault(
-        "federated averaging weighs every client alike", "_neural/fedavg.py",
-        "weight = jnp.where(finite, jnp.sum(data.weight[place]), 0.0)",
-        "weight = jnp.where(finite, jnp.ones(()), 0.0).astype(data.dtype)", ("neural",),
+        "federated averaging weighs every client alike", "_neural/client.py",
+        "return jnp.sum(self.data.weight[self.place])",
+        "return jnp.ones((), self.data.dtype)", ("personalized", "neural"),
     ),
     Fault(
         "a Gaussian's shift is its mean", "_neural/gaussian.py",

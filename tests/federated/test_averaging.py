@@ -50,7 +50,7 @@ def test_it_is_the_simulation(case, systems, key):
     server, nodes = both_sides(algorithm, xs, ys, scaling)
     there, _, reports = world.deployed(server, nodes, key, rounds, plan)
     chex.assert_trees_all_close(server.weights(there), algorithm.weights(state), rtol=1e-9, atol=1e-11)
-    chex.assert_trees_all_close(there.inner.state.server, state.server, rtol=1e-9, atol=1e-11)
+    chex.assert_trees_all_close(there.inner.state.kept, state.kept, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose([float(r.quality.loss) for r in reports], history.loss, rtol=1e-9)
     np.testing.assert_array_equal(there.counts[there.held > 0], problem.data.sizes[there.held > 0])
 
@@ -62,7 +62,7 @@ def test_what_nodes_optimizers_draw_is_what_the_simulation_draws(key):
     state, _ = mj.run(world.prediction_of(xs, ys), algorithm, key, num_rounds=2)
     server, nodes = both_sides(algorithm, xs, ys)
     there, _, _ = world.deployed(server, nodes, key, 2)
-    chex.assert_trees_all_close(server.weights(there), state.params, rtol=1e-9, atol=1e-11)
+    chex.assert_trees_all_close(server.weights(there), state.shared, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(key):
     state, history = mj.run(problem, algorithm, key, num_rounds=rounds)
     server, nodes = both_sides(algorithm, xs, ys)
     there, _, reports = world.deployed(server, nodes, key, rounds)
-    chex.assert_trees_all_close(server.weights(there), state.params, rtol=1e-9, atol=1e-11)
+    chex.assert_trees_all_close(server.weights(there), state.shared, rtol=1e-9, atol=1e-11)
     assert [int(r.quality.diverged) for r in reports] == history.diverged.tolist() == [1, 2, 3]
     assert all(r.accepted == tuple(range(world.M)) and bool(r.quality.finite) for r in reports)
     # Where all of them are so, nothing changes, and the report says that it makes no sense to go on.
@@ -137,13 +137,13 @@ def test_a_node_keeps_nothing_and_draws_by_its_number(key):
     server, nodes = both_sides(FEDAVG, xs, ys)
     mine, up = nodes[2].step(key, nodes[2].init(), server.down(server.init(), 2))
     assert jax.tree.leaves(mine) == []
-    assert set(up.arrays) >= {"change.0.w", "weight", "samples"}
+    assert set(up.arrays) >= {"total.0.w", "weight", "samples"}
     again = nodes[2].step(key, nodes[2].init(), server.down(server.init(), 2))[1]
     chex.assert_trees_all_equal(dict(up.arrays), dict(again.arrays))
     other = nodes[2].step(key, (), dataclasses.replace(server.down(server.init(), 2), task=3))[1]
-    assert (other.arrays["change.0.w"] != up.arrays["change.0.w"]).any()
+    assert (other.arrays["total.0.w"] != up.arrays["total.0.w"]).any()
     none = nodes[2].step(key, (), server.down(server.init(), 2, steps=0))[1]
-    assert float(none.arrays["weight"]) == 0.0 == np.abs(none.arrays["change.0.w"]).max()
+    assert float(none.arrays["weight"]) == 0.0 == np.abs(none.arrays["total.0.w"]).max()
 
 
 def test_a_late_answer_is_a_change_of_what_there_is_now(key):
@@ -154,8 +154,8 @@ def test_a_late_answer_is_a_change_of_what_there_is_now(key):
     there, _ = server.step(start, {1: nodes[1].step(key, (), server.down(start, 1))[1]})
     after, report = server.step(there, {0: late})
     assert report.accepted == (0,)
-    moved = np.asarray(there.inner.state.params[0].w) - late.arrays["change.0.w"] / late.arrays["weight"]
-    np.testing.assert_allclose(after.inner.state.params[0].w, moved, rtol=1e-12)
+    moved = np.asarray(there.inner.state.shared[0].w) - late.arrays["total.0.w"] / late.arrays["weight"]
+    np.testing.assert_allclose(after.inner.state.shared[0].w, moved, rtol=1e-12)
     assert server.step(after, {0: late})[1].refused
 
 

@@ -20,7 +20,7 @@ def test_a_full_batch_is_fedsgd(key):
     problem, eta = make_problem(), 0.3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None)
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
-    params = algorithm.init(problem).params
+    params = algorithm.init(problem).shared
     sizes = np.asarray(problem.data.sizes, float)
     for _ in range(3):
         gradients = [jax.grad(mean_loss)(params, *rows(problem.data, k)) for k in range(5)]
@@ -28,7 +28,7 @@ def test_a_full_batch_is_fedsgd(key):
             lambda *g: sum(float(n) * a for n, a in zip(sizes, g, strict=True)) / float(sizes.sum()), *gradients
         )
         params = jax.tree.map(lambda p, g: p - eta * g, params, average)
-    chex.assert_trees_all_close(state.params, params, rtol=1e-10, atol=1e-13)
+    chex.assert_trees_all_close(state.shared, params, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
@@ -37,7 +37,7 @@ def test_epochs_of_fedprox_are_a_loop(mu, key):
     problem, eta, epochs = make_problem(), 0.2, 3
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), local_epochs=epochs, batch_size=None, proximal=mu)
     state, _ = one_round(algorithm, problem, key)
-    start, sizes = algorithm.init(problem).params, np.asarray(problem.data.sizes, float)
+    start, sizes = algorithm.init(problem).shared, np.asarray(problem.data.sizes, float)
 
     def loss(params, x, y):
         distance = sum(jnp.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (params, start)), strict=True))
@@ -53,7 +53,7 @@ def test_epochs_of_fedprox_are_a_loop(mu, key):
     expected = jax.tree.map(
         lambda *p: sum(float(n) * a for n, a in zip(sizes, p, strict=True)) / float(sizes.sum()), *ends
     )
-    chex.assert_trees_all_close(state.params, expected, rtol=1e-10, atol=1e-13)
+    chex.assert_trees_all_close(state.shared, expected, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_fedprox_with_zero_is_fedavg_bit_for_bit(key):
     plain, _ = mj.run(problem, fed, key, num_rounds=4)
     algorithm = fed.replace(proximal=np.zeros(()))
     assert algorithm.proximal is not None  # the term is there
-    chex.assert_trees_all_equal(plain.params, mj.run(problem, algorithm, key, num_rounds=4)[0].params)
+    chex.assert_trees_all_equal(plain.shared, mj.run(problem, algorithm, key, num_rounds=4)[0].shared)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it(key):
             mj.run(problem, mj.FedAvg(MODEL, optax.adam(0.1), batch_size=b, local_epochs=2), key, num_rounds=2)[0]
             for b in (None, size)
         ]
-        chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
+        chex.assert_trees_all_close(states[0].shared, states[1].shared, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_an_epoch_sees_every_sample_once(key):
     model = mj.networks.Model(lambda key: jnp.zeros((n, 1)), lambda w, x: x @ w)
     for batch in (1, 2, 4, 5, 7):
         algorithm = mj.Local(model, optax.sgd(1.0), batch_size=batch)
-        w = np.asarray(mj.run(problem, algorithm, key, num_rounds=1)[0].params[..., 0])
+        w = np.asarray(mj.run(problem, algorithm, key, num_rounds=1)[0].own[0][..., 0])
         size = y / w[0]  # of the batch that a sample was in
         last = n % batch or batch
         np.testing.assert_allclose(np.sort(size), np.sort([last] * last + [batch] * (n - last)), rtol=1e-9)
@@ -98,7 +98,7 @@ def test_every_epoch_has_an_order_of_its_own(epochs, rounds):
     problem = mj.Prediction(mj.pack_tasks([np.eye(n)], [y]), mj.likelihoods.Gaussian(1.0))
     model = mj.networks.Model(lambda key: jnp.zeros((n, 1)), lambda w, x: x @ w)
     algorithm = mj.Local(model, optax.sgd(1.0), batch_size=4, local_epochs=epochs)
-    w = np.asarray(mj.run(problem, algorithm, jax.random.key(0), num_rounds=rounds)[0].params[0, :, 0])
+    w = np.asarray(mj.run(problem, algorithm, jax.random.key(0), num_rounds=rounds)[0].own[0][0, :, 0])
     # Twice in the batch of four, twice in that of three, or once in each.
     moved = np.array([1 / 4 + 3 / 4 / 4, 1 / 3 + 2 / 3 / 3, 1 / 4 + 3 / 4 / 3])
     which = np.abs(w[:, None] / y[:, None] - moved[None, :])
@@ -114,10 +114,10 @@ def test_order_of_clients_and_padding_change_nothing(key):
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     xs, ys = zip(*(rows(data, k) for k in order), strict=True)
     turned, _ = mj.run(problem.replace(data=mj.pack_tasks(xs, ys)), algorithm, key, num_rounds=3)
-    chex.assert_trees_all_close(state.params, turned.params, rtol=1e-9, atol=1e-12)
+    chex.assert_trees_all_close(state.shared, turned.shared, rtol=1e-9, atol=1e-12)
     algorithm = algorithm.replace(batch_size=4, fraction=0.5)
     states = [mj.run(problem.replace(data=d), algorithm, key, num_rounds=3)[0] for d in (data, data.pad(nodes=7))]
-    chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
+    chex.assert_trees_all_close(states[0].shared, states[1].shared, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_clients_at_once_are_clients_in_turn(at_once, key):
             mj.run(problem, make(MODEL, optax.adam(0.05), batch_size=4, at_once=a), key, num_rounds=2)[0]
             for a in (1, at_once)
         ]
-        chex.assert_trees_all_close(states[0].params, states[1].params, rtol=1e-9, atol=1e-12)
+        chex.assert_trees_all_close(states[0].shared, states[1].shared, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
@@ -163,12 +163,12 @@ def test_who_does_not_answer_is_not_averaged(key):
     state, history = mj.run(problem, algorithm, key, num_rounds=3, systems=mj.systems.Trace(table))
     xs, ys = zip(*(rows(problem.data, k) for k in (0, 2, 4)), strict=True)
     alone, _ = mj.run(problem.replace(data=mj.pack_tasks(xs, ys)), algorithm, key, num_rounds=3)
-    chex.assert_trees_all_close(state.params, alone.params, rtol=1e-9, atol=1e-12)
+    chex.assert_trees_all_close(state.shared, alone.shared, rtol=1e-9, atol=1e-12)
     numbers = algorithm.size(problem)
     assert history.active.tolist() == [3, 3, 3]
     np.testing.assert_allclose(history.bytes_up, 4.0 * numbers * 3 * np.arange(1, 4))
     silent = mj.run(problem, algorithm, key, num_rounds=2, systems=mj.systems.NeverAnswers(tuple(range(5))))
-    chex.assert_trees_all_equal(silent[0].params, algorithm.init(problem).params)
+    chex.assert_trees_all_equal(silent[0].shared, algorithm.init(problem).shared)
     assert silent[1].quality.finite.all()
 
 
@@ -178,7 +178,7 @@ def test_a_budget_cuts_local_steps(key):
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.2), local_epochs=4, batch_size=None)
     cut, history = mj.run(problem, algorithm, key, num_rounds=2, systems=mj.systems.PartialEpochs(0.25, 0.25))
     whole, _ = mj.run(problem, algorithm.replace(local_epochs=1), key, num_rounds=2)
-    chex.assert_trees_all_close(cut.params, whole.params, rtol=1e-10, atol=1e-13)
+    chex.assert_trees_all_close(cut.shared, whole.shared, rtol=1e-10, atol=1e-13)
     assert history.steps.tolist() == [5, 5]
 
 
@@ -199,10 +199,10 @@ def test_server_optimizers_take_the_average_change_for_a_gradient(key):
     at, momentum = plain.init(problem), None
     for _ in range(3):
         after, _ = one_round(plain, problem, key, at)
-        g = jax.tree.map(lambda a, b: a - b, at.params, after.params)
+        g = jax.tree.map(lambda a, b: a - b, at.shared, after.shared)
         momentum = g if momentum is None else jax.tree.map(lambda v, g: beta * v + g, momentum, g)
-        at = at.replace(params=jax.tree.map(lambda p, v: p - v, at.params, momentum))
-    chex.assert_trees_all_close(state.params, at.params, rtol=1e-9, atol=1e-12)
+        at = at.replace(shared=jax.tree.map(lambda p, v: p - v, at.shared, momentum))
+    chex.assert_trees_all_close(state.shared, at.shared, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -252,7 +252,7 @@ def test_local_is_fedavg_of_one_client(key):
     settings = dict(batch_size=4, local_epochs=2, seed=3)
     together, _ = mj.run(problem, mj.FedAvg(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
     alone, _ = mj.run(problem, mj.Local(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
-    chex.assert_trees_all_close(jax.tree.map(lambda a: a[None], together.params), alone.params, rtol=1e-9, atol=1e-12)
+    chex.assert_trees_all_close(jax.tree.map(lambda a: a[None], together.shared), alone.own[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_the_optimizer_of_local_goes_on(key):
     problem = make_problem(m=2, test=False)
     once, _ = mj.run(problem, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=4), key, num_rounds=1)
     twice, _ = mj.run(problem, mj.Local(MODEL, optax.adam(0.1), batch_size=None, local_epochs=2), key, num_rounds=2)
-    chex.assert_trees_all_close(once.params, twice.params, rtol=1e-9, atol=1e-12)
+    chex.assert_trees_all_close(once.own[0], twice.own[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_the_global_model_is_judged_task_by_task(key):
     errors = []
     for k in range(5):
         x, y = rows(problem.test, k)
-        errors.append((np.asarray(mlp(jax.tree.map(lambda a: a[0], state.params), x)).argmax(1) != y).mean())
+        errors.append((np.asarray(mlp(jax.tree.map(lambda a: a[0], state.own[0]), x)).argmax(1) != y).mean())
     np.testing.assert_allclose(history.error[-1], np.mean(errors))
     np.testing.assert_allclose(algorithm.scores(state, merged).error, errors)
 
@@ -34,7 +34,7 @@ def test_errors_are_means_over_tasks_and_over_samples():
     wrong = []
     for k in range(5):
         x, y = rows(problem.test, k)
-        wrong.append(np.asarray(mlp(state.params, x)).argmax(1) != y)
+        wrong.append(np.asarray(mlp(state.shared, x)).argmax(1) != y)
     columns = history.to_dict()
     np.testing.assert_allclose(columns["error"], [np.mean([w.mean() for w in wrong])], rtol=1e-12)
     np.testing.assert_allclose(columns["sample_error"], [np.concatenate(wrong).mean()], rtol=1e-12)
@@ -47,7 +47,7 @@ def test_many_samples_are_judged_in_parts(key):
     problem = mj.Prediction(make_problem().data, test=mj.pack_tasks([x], [y]))
     algorithm = mj.FedAvg(MODEL, optax.sgd(0.1))
     scores = algorithm.scores(algorithm.init(problem), problem)
-    z = np.asarray(mlp(algorithm.init(problem).params, x))
+    z = np.asarray(mlp(algorithm.init(problem).shared, x))
     np.testing.assert_allclose(scores.error, [(z.argmax(1) != y).mean()], rtol=1e-12)
     logs = z - np.log(np.exp(z).sum(1, keepdims=True))
     np.testing.assert_allclose(scores.loss, [-logs[np.arange(1300), y].mean()], rtol=1e-10)
@@ -79,7 +79,7 @@ def test_a_test_set_of_one_task_is_judged_by_all_clients(key):
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     one = problem.replace(test=held)
     each = [
-        (np.asarray(mlp(jax.tree.map(lambda a, k=k: a[k], state.params), x)).argmax(1) != y).mean() for k in range(4)
+        (np.asarray(mlp(jax.tree.map(lambda a, k=k: a[k], state.own[0]), x)).argmax(1) != y).mean() for k in range(4)
     ]
     np.testing.assert_allclose(algorithm.scores(state, one).error, [np.mean(each)])
     fed = mj.FedAvg(MODEL, optax.sgd(0.1))
@@ -138,7 +138,7 @@ def test_every_task_is_judged_by_the_network_of_its_own_client(key):
     scores = algorithm.scores(state, problem)
     for k in range(4):
         x, y = rows(problem.test, k)
-        own = jax.tree.map(lambda a, k=k: a[k], state.params)
+        own = jax.tree.map(lambda a, k=k: a[k], state.own[0])
         np.testing.assert_allclose(scores.error[k], (np.asarray(mlp(own, x)).argmax(1) != y).mean())
         np.testing.assert_allclose(scores.loss[k], mean_loss(own, x, y), rtol=1e-10)
 

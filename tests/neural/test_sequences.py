@@ -46,7 +46,7 @@ def losses_of(w, text):
 def test_a_full_batch_of_texts_is_one_step_down_the_mean_of_their_means(key):
     problem, eta = make_problem(), 0.7
     state, history = mj.run(problem, mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None), key, num_rounds=1)
-    start = mj.FedAvg(MODEL, optax.sgd(eta)).init(problem).params
+    start = mj.FedAvg(MODEL, optax.sgd(eta)).init(problem).shared
     every = [text for client in texts() for text in client]
     step, value = np.zeros((V, V)), 0.0
     for text in every:  # softmax minus what is there, averaged over a text, then over all texts
@@ -54,7 +54,7 @@ def test_a_full_batch_of_texts_is_one_step_down_the_mean_of_their_means(key):
         for a, b in zip(text[:-1], text[1:], strict=True):
             p = np.exp(start[a]) / np.exp(start[a]).sum()
             step[a] += (p - np.eye(V)[b]) / (len(text) - 1) / len(every)
-    np.testing.assert_allclose(state.params, start - eta * step, rtol=1e-10)
+    np.testing.assert_allclose(state.shared, start - eta * step, rtol=1e-10)
     np.testing.assert_allclose(history.loss[-1], value, rtol=1e-10)
 
 
@@ -63,12 +63,12 @@ def test_weights_of_lengths_make_every_symbol_count_alike(key):
     problem, eta = make_problem(), 0.7
     by_symbol = problem.replace(data=problem.data.replace(weight=problem.data.weight * problem.data.y))
     state, _ = mj.run(by_symbol, mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None), key, num_rounds=1)
-    start = mj.FedAvg(MODEL, optax.sgd(eta)).init(problem).params
+    start = mj.FedAvg(MODEL, optax.sgd(eta)).init(problem).shared
     pairs = [pair for client in texts() for text in client for pair in zip(text[:-1], text[1:], strict=True)]
     step = np.zeros((V, V))
     for a, b in pairs:
         step[a] += (np.exp(start[a]) / np.exp(start[a]).sum() - np.eye(V)[b]) / len(pairs)
-    np.testing.assert_allclose(state.params, start - eta * step, rtol=1e-10)
+    np.testing.assert_allclose(state.shared, start - eta * step, rtol=1e-10)
 
 
 @pytest.mark.parametrize("make", [mj.FedAvg, mj.Local, mj.Virtual])
@@ -112,7 +112,7 @@ def test_longer_rows_and_more_of_them_change_nothing(key):
     tall = make_problem().replace(data=packed(texts()).pad(rows=11))
     for problem in (wide, tall):
         state, _ = mj.run(problem, algorithm, key, num_rounds=3)
-        chex.assert_trees_all_close(plain.params, state.params, rtol=1e-12)
+        chex.assert_trees_all_close(plain.shared, state.shared, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -126,12 +126,12 @@ def test_a_mask_has_holes(key):
     data = mj.pack_tasks([np.concatenate([inputs, masked], 1).astype(float)], [np.full(7, T)])
     problem, eta = mj.Prediction(data, mj.likelihoods.Sequence()), 0.5
     algorithm = mj.FedAvg(MODEL, optax.sgd(eta), batch_size=None)
-    start, state = algorithm.init(problem).params, mj.run(problem, algorithm, key, num_rounds=1)[0]
+    start, state = algorithm.init(problem).shared, mj.run(problem, algorithm, key, num_rounds=1)[0]
     step = np.zeros((V, V))
     for i, s in np.argwhere(some):
         a = inputs[i, s]
         step[a] += (np.exp(start[a]) / np.exp(start[a]).sum() - np.eye(V)[labels[i, s]]) / some[i].sum() / 7
-    np.testing.assert_allclose(state.params, start - eta * step, rtol=1e-10)
+    np.testing.assert_allclose(state.shared, start - eta * step, rtol=1e-10)
 
 
 def test_sequences_of_real_labels(key):
@@ -142,7 +142,7 @@ def test_sequences_of_real_labels(key):
     problem = mj.Prediction(data, mj.likelihoods.Sequence(mj.likelihoods.Gaussian(0.5)))
     line = mj.networks.Model(lambda key: jnp.zeros(()), lambda w, x: w * x[..., None])
     state, history = mj.run(problem, mj.FedAvg(line, optax.sgd(0.2), batch_size=None), key, num_rounds=100)
-    np.testing.assert_allclose(state.params, -2.0, rtol=1e-6)
+    np.testing.assert_allclose(state.shared, -2.0, rtol=1e-6)
     np.testing.assert_allclose(history.error[-1], 0.0, atol=1e-9)
 
 

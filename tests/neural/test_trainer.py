@@ -115,7 +115,7 @@ def noise_of(make, *keys):
         states = [algorithm.init(problem)]
         for r in range(2):
             states.append(step(jax.random.fold_in(key, r), states[-1]))
-        runs.append([np.reshape(state.params, (-1, 800)) for state in states])
+        runs.append([np.reshape(algorithm.weights(state), (-1, 800)) for state in states])
     return np.diff(runs, axis=1)
 
 

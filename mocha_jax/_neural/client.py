@@ -1,0 +1,154 @@
+"""A client in a round, with the operations that methods of federated training are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from mocha_jax._core.pytree import Tree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order, train
+from mocha_jax._neural.prediction import ROWS
+from mocha_jax._neural.trainer import mean_loss
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.likelihoods import Likelihood
+from mocha_jax.networks import Network, Params
+from mocha_jax.networks._base import outputs
+
+LOCAL = "local"  # the first phase of every round
+
+# Folded into a client's key for phases after the first one, and for batches drawn besides; epochs count below them.
+_PHASES, _DRAWS = np.uint32(2**32 - 2**16), np.uint32(2**32 - 2**17)
+
+Objective = Callable[[Any, Batch, Array], Array]  # of parameters, a batch and a key
+Gradient = Callable[[Any, Batch, Array], tuple[Array, Any]]  # of the same: a loss, and a direction of ascent
+
+
+class Phase(NamedTuple):
+    """A phase of a client's training in a round; static."""
+
+    name: str
+    optimizer: optax.GradientTransformation
+    epochs: int
+    batch_size: int | None  # None: all samples at once
+    gradients: float = 1.0  # of a batch that a step computes, which is its price
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of its epochs."""
+        return Schedule(self.epochs, self.batch_size)
+
+
+class Client(NamedTuple):
+    """A client in a round: what it received, and its operations.
+
+    A method's functions of a client are written for one client and mapped over all of them.
+    """
+
+    shared: Any  # what the server sends to all
+    row: Any  # what the server sends to this client alone
+    numbers: Mapping[str, Array]  # the method's, by name
+    rate: Array  # [] factor of every update
+    key: Array  # of this client in this round
+    data: TaskData  # has its samples
+    place: Array  # [] int32 where
+    node: Array  # [] int32 its number among all
+    steps: Mapping[str, Array]  # [] int32 of each phase
+    phases: Mapping[str, Phase]
+    network: Network
+    likelihood: Likelihood
+
+    @property
+    def weight(self) -> Array:
+        """The total weight of its samples, []: their number with ``loss_scaling="sum"``, 1 with ``"task_mean"``."""
+        return jnp.sum(self.data.weight[self.place])
+
+    def mean_loss(self, params: Params, batch: Batch, key: Array | None) -> Array:
+        """Return the weighted mean loss of a batch, the objective of plain training."""
+        return mean_loss(self.network, self.likelihood, params, batch, key)
+
+    def train(
+        self, params: Tree, objective: Objective | None = None, *, gradient: Gradient | None = None,
+        phase: str = LOCAL, optimizer: optax.OptState | None = None, weight: Array | None = None,
+    ) -> Trained[Any]:  # fmt: skip
+        """Train for the steps of a phase.
+
+        Args:
+          params: where to begin.
+          objective: ``objective(params, batch, key)``, differentiated. Default `mean_loss`.
+          gradient: in place of its gradient, ``gradient(params, batch, key)``: a loss and a direction of ascent.
+          phase: by name; its budget, optimizer and batches.
+          optimizer: state of the optimizer. Default: it begins anew.
+          weight: ``[n]`` of the samples, positive where they are real. Default the data's.
+        """
+        phases = list(self.phases)
+        how = self.phases[phase]
+        key = self.key if phase == phases[0] else jax.random.fold_in(self.key, _PHASES + np.uint32(phases.index(phase)))
+        begin = how.optimizer.init(params) if optimizer is None else optimizer
+        if gradient is None:
+            gradient = jax.value_and_grad(self.mean_loss if objective is None else objective)
+        weight = self.data.weight[self.place] if weight is None else weight
+        return train(key, self.data, self.place, weight, self.steps[phase], how.schedule, how.optimizer, gradient,
+                     params, begin, self.rate)  # fmt: skip
+
+    def losses(self, params: Params) -> Array:
+        """Compute the loss of each of its samples, ``[n]``; 0 for padding."""
+
+        def some(rows: tuple[Array, Array, Array]) -> Array:
+            x, y = self.likelihood.parts(rows[0].astype(rows[1].dtype), rows[1])
+            losses = self.likelihood.loss(outputs(self.network, params, x, y.shape), y)
+            return jnp.where(rows[2] > 0, losses.reshape(len(rows[1]), -1).sum(axis=1), 0.0)
+
+        x, y, weight = (a[self.place] for a in (self.data.x, self.data.y, self.data.weight))
+        return lax.map(some, (x[:, None], y[:, None], weight[:, None]), batch_size=ROWS)[:, 0]
+
+    def loss(self, params: Params) -> Array:
+        """Compute the weighted mean loss of all its samples, []."""
+        weight = self.data.weight[self.place]
+        return safe_ratio(jnp.sum(weight * self.losses(params)), jnp.sum(weight))
+
+    def batch(self, key: Array, phase: str = LOCAL) -> Batch:
+        """Draw another batch of a phase's size, without replacement; all samples where it is as large as that."""
+        data, place = self.data, self.place
+        weight, room = data.weight[place], self.phases[phase].schedule.room(data)
+        if room == len(weight):
+            return Batch(data.x[place].astype(data.dtype), data.y[place], weight)
+        rows = in_random_order(jax.random.fold_in(key, _DRAWS), weight > 0)[:room]
+        return Batch(data.x[place, rows].astype(data.dtype), data.y[place, rows], weight[rows])
+
+
+def squared_distance(a: Tree, b: Tree) -> Array:
+    """Sum the squares of the differences of two trees."""
+    squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), a, b)
+    return jnp.asarray(sum(jax.tree.leaves(squares)))
+
+
+def pulled(objective: Objective, strength: Array, target: Tree) -> Objective:
+    r"""Add $\tfrac\lambda2\|\theta-\theta_0\|^2$ to an objective."""
+    return lambda params, batch, key: objective(params, batch, key) + 0.5 * strength * squared_distance(params, target)
+
+
+def scaled(factor: Array, tree: Tree) -> Any:
+    """Multiply all arrays of a tree by a number."""
+    return jax.tree.map(lambda a: factor * a, tree)
+
+
+def difference(a: Tree, b: Tree) -> Any:
+    """Subtract a tree from another one."""
+    return jax.tree.map(lambda a, b: a - b, a, b)
+
+
+def divided(budget: Array, phases: Mapping[str, Phase], data: TaskData, place: Array) -> dict[str, Array]:
+    """Divide a client's budget of steps among phases in proportion to their full work."""
+    if len(phases) < 2:
+        return dict.fromkeys(phases, budget)
+    ends = jnp.cumsum(jnp.stack([phase.schedule.steps(data)[place] for phase in phases.values()]), dtype=jnp.int32)
+    share = safe_ratio(budget.astype(data.dtype), ends[-1].astype(data.dtype))
+    steps = jnp.diff(jnp.round(share * ends.astype(data.dtype)).astype(jnp.int32), prepend=jnp.zeros((1,), jnp.int32))
+    return dict(zip(phases, steps, strict=True))

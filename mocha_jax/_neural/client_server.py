@@ -1,0 +1,374 @@
+"""Federated training as a client's and a server's function: methods are declarations of these."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from mocha_jax._algorithms.base import State
+from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
+from mocha_jax._core.pytree import Tree, tree
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.client import LOCAL, Client, Phase, divided
+from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
+from mocha_jax._neural.prediction import Prediction
+from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, resumed
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.likelihoods import Likelihood
+from mocha_jax.networks import Params
+from mocha_jax.systems._base import Info, Work
+
+
+class TrainingState(State):
+    """The state of a method of federated training between rounds."""
+
+    shared: Any = tree()  # the server's trees: what goes to all clients,
+    rows: Any = tree()  # ``[m, ...]`` to each,
+    kept: Any = tree()  # and what stays
+    own: Any = tree()  # ``[m, ...]`` what every client keeps
+    ready: Any = tree()  # ``[m, ...]`` `Method.ready` of the last `resume`, which `solve` ends with
+    loss: Array  # [] mean over the training of the last round; infinite before any
+    diverged: Array  # [] int32 answers left out so far because they were not finite
+    failed: Array  # [] int32 of them in a row, up to now
+
+
+class RoundInputs(NamedTuple):
+    """The inputs of all clients in a round."""
+
+    key: Array
+    shared: Any
+    numbers: Mapping[str, Array]
+    rate: Array
+    likelihood: Likelihood
+
+
+class Heard(NamedTuple):
+    """The sum over the clients' answers."""
+
+    total: Any
+    weight: Array  # [] of their samples
+    loss: Array  # [] mean over their training, times the weight
+    diverged: Array  # [] int32 answers that were not finite
+
+
+class Sent(NamedTuple):
+    """The rows of the clients' answers."""
+
+    row: Any
+    answered: Array  # bool
+
+
+class ClientServer(Trainer):
+    r"""Federated training by a client's and a server's function, which a `Method` declares.
+
+    In a round the clients receive the server's trees, train, and answer; the server combines the answers. Systems
+    apply: a budget cuts the steps of a client's phases, each in proportion, and clients that do not answer keep what
+    they had.
+    """
+
+    carries = TrainingState
+
+    @abstractmethod
+    def declared(self) -> Declared:
+        """The functions, and what they are given."""
+
+    @property
+    def all_phases(self) -> dict[str, Phase]:
+        """The phases of a round by name, the first one in front."""
+        declared = self.declared()
+        first = Phase(LOCAL, self.client_optimizer, self.local_epochs, self.batch_size, declared.gradients)
+        return {phase.name: phase for phase in (first, *declared.phases)}
+
+    def init(self, problem: Prediction) -> TrainingState:
+        m, dtype = problem.data.num_nodes, problem.data.dtype
+        parts = self.first_parts(m, dtype)
+        own = self.first_own(jnp.arange(m, dtype=jnp.int32), dtype)
+        state = TrainingState(
+            jnp.zeros((), jnp.int32), *parts, own, (), jnp.full((), jnp.inf, dtype),
+            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
+        )  # fmt: skip
+        like = jax.eval_shape(self.made_ready, state, problem)
+        return state.replace(ready=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
+
+    def first_parts(self, m: int, dtype: Any) -> ServerParts:
+        """The server's trees before the first round."""
+        return self.declared().method.start(self._beginning(m, dtype))
+
+    def first_own(self, nodes: Array, dtype: Any) -> Any:
+        """The trees that clients keep before it, ``[m, ...]``, of their numbers ``[m]`` int32."""
+        own = self.declared().method.own
+        return () if own is None else jax.vmap(partial(own, self._beginning(len(nodes), dtype)))(nodes)
+
+    def _beginning(self, m: int, dtype: Any) -> Beginning:
+        declared = self.declared()
+        return Beginning(partial(self.begin, dtype), self._numbers(dtype), declared.optimizer, m)
+
+    def _numbers(self, dtype: Any) -> dict[str, Array]:
+        return {name: jnp.asarray(value, dtype) for name, value in self.declared().numbers.items()}
+
+    def resume(self, state: TrainingState, problem: Prediction) -> TrainingState:
+        state = resumed(type(self).__name__, state, self.init, problem)
+        return state.replace(ready=self.made_ready(state, problem))
+
+    def full_work(self, problem: Prediction) -> Array:
+        return sum((p.schedule.steps(problem.data) for p in self.all_phases.values()), jnp.zeros((), jnp.int32))
+
+    def step_flops(self, problem: Prediction) -> Array:
+        """Those of all phases' steps, averaged."""
+        data, one, phases = problem.data, super().step_flops(problem), self.all_phases
+        if len(phases) == 1:
+            return one * phases[LOCAL].gradients
+        rows = safe_ratio(data.sizes.astype(data.dtype), self.schedule.per_epoch(data).astype(data.dtype))
+        work = sum(
+            (jnp.asarray(p.gradients * p.epochs, data.dtype) * data.sizes.astype(data.dtype) for p in phases.values()),
+            jnp.zeros_like(one),
+        )
+        return safe_ratio(one, rows) * safe_ratio(work, self.full_work(problem).astype(data.dtype))
+
+    def message(self, problem: Prediction) -> tuple[float, float]:
+
+        def both() -> tuple[ServerParts, Answer]:
+            parts = self.first_parts(1, problem.data.dtype)
+            return parts, self.answer_like(parts)
+
+        parts, answer = jax.eval_shape(both)
+        return _size((parts.shared, parts.rows)), _size((answer.total, answer.row))
+
+    def answer_like(self, parts: ServerParts) -> Answer:
+        """Shapes of one client's answer to trees of these shapes."""
+        sends, row = self.declared().method.sends, jax.tree.map(lambda a: a[0], parts.rows)
+        return Answer(parts.shared) if sends is None else sends(parts.shared, row)
+
+    def inputs(self, key: Array, shared: Tree, problem: Prediction) -> RoundInputs:
+        """The inputs of the clients in a round with that key."""
+        dtype = problem.data.dtype
+        return RoundInputs(key, shared, self._numbers(dtype), jnp.asarray(self.rate, dtype), problem.likelihood)
+
+    def at_client(
+        self, inputs: RoundInputs, row: Tree, data: TaskData, place: Array, node: Array, budget: Array,
+        phases: Mapping[str, Phase] | None = None,
+    ) -> Client:  # fmt: skip
+        """A client in a round.
+
+        Args:
+          inputs: of the round.
+          row: what the server sends to it alone.
+          data: has its samples.
+          place: [] int32 where.
+          node: [] int32 its number among all.
+          budget: [] int32 steps to do.
+          phases: of its training; default those of a round.
+        """
+        phases = self.all_phases if phases is None else phases
+        return Client(
+            inputs.shared, row, inputs.numbers, inputs.rate, jax.random.fold_in(inputs.key, node), data, place, node,
+            divided(budget, phases, data, place), phases, self.model, inputs.likelihood,
+        )  # fmt: skip
+
+    def answer(self, c: Client, own: Tree, sent: Sent) -> tuple[tuple[Any, Sent], Heard]:
+        """One client's round: what it keeps and its row, those before where the answer is not finite; and its sums."""
+        new, answer = self.declared().method.client(c, own)
+        finite = all_finite((new, answer))
+        weight = jnp.where(finite, c.weight, 0.0)
+        total = jax.tree.map(lambda a: jnp.where(finite, a, jnp.zeros_like(a)), answer.total)
+        kept = jax.tree.map(partial(jnp.where, finite), (new, answer.row), (own, sent.row))
+        loss = jnp.where(finite, weight * answer.loss, 0.0)
+        return (kept[0], Sent(kept[1], finite)), Heard(total, weight, loss, (~finite).astype(jnp.int32))
+
+    def step(self, key: Array, state: TrainingState, problem: Prediction, work: Work) -> tuple[TrainingState, Info]:
+        budget = work.budget(self.full_work(problem))
+        own, sent, heard = self._at_clients(key, state, problem, budget)
+        weights = jnp.sum(problem.data.weight, axis=1)
+        return self.heard(state, heard, sent, weights).replace(own=own), info(self, problem, budget)
+
+    def _at_clients(
+        self, key: Array, state: TrainingState, problem: Prediction, budget: Array
+    ) -> tuple[Any, Sent, Heard]:
+        """The clients' part of a round: what they keep, their rows and the sum of their answers."""
+        data = problem.data
+        like = self.answer_like(ServerParts(state.shared, state.rows))
+        m, zero = data.num_nodes, jnp.zeros((), data.dtype)
+        sent = Sent(zeros_like(like.row, m), jnp.zeros((m,), bool))
+
+        def client(
+            inputs: RoundInputs, data: TaskData, place: Array, node: Array, budget: Array, own: tuple[Any, Any, Sent]
+        ) -> tuple[tuple[Any, Any, Sent], Heard]:
+            kept, row, sent = own
+            (kept, sent), heard = self.answer(self.at_client(inputs, row, data, place, node, budget), kept, sent)
+            return (kept, row, sent), heard
+
+        inputs = self.inputs(key, state.shared, problem)
+        none = Heard(zeros_like(like.total), zero, zero, jnp.zeros((), jnp.int32))
+        (own, _, sent), heard = over_clients(
+            data, budget, at_once(self.at_once), client, inputs, (state.own, state.rows, sent), none
+        )
+        return own, sent, heard
+
+    @on_purpose
+    def join(self, state: TrainingState, problem: Prediction, key: Array, rounds: int = 1) -> TrainingState:
+        """Make personal models of clients that took no part, with the server as it is.
+
+        The new clients do their part of some rounds, of which the server does not hear. They begin with what the server
+        has, where a paper does not say otherwise; one of `fine_tuned` or `ifca` needs no round.
+
+        Args:
+          state: of a run of this algorithm.
+          problem: of the new clients.
+          key: of their draws.
+          rounds: how many.
+
+        Returns:
+          A state of the problem, to predict by: ``algorithm.scores(state, problem)``, ``algorithm.weights(state)``.
+
+        Examples:
+          >>> import jax, optax, mocha_jax as mj
+          >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+          >>> problem = mj.Prediction(data.replace(y=(data.y > 0).astype(data.dtype)))
+          >>> algorithm = mj.personalized.ditto(mj.networks.MLP(5, 2), optax.sgd(0.1))
+          >>> state, _ = mj.run(problem, algorithm, jax.random.key(0), num_rounds=5)
+          >>> other = mj.datasets.federation(jax.random.key(1), 3, 5).data
+          >>> new = mj.Prediction(other.replace(y=(other.y > 0).astype(other.dtype)))
+          >>> algorithm.weights(algorithm.join(state, new, jax.random.key(2)))[0].w.shape
+          (3, 5, 2)
+        """
+        self.expect_both(state, problem)
+        check.key("join", key)
+        check.integer("join", 0, rounds=rounds)
+        self.check(problem)
+        return _joined(key, self, state, problem, rounds)
+
+    def _join(self, state: TrainingState, problem: Prediction, key: Array, rounds: int) -> TrainingState:
+        method, data = self.declared().method, problem.data
+        m, full = data.num_nodes, self.full_work(problem)
+        rows = jax.tree.map(lambda a: jnp.broadcast_to(jnp.mean(a, axis=0), (m, *a.shape[1:])), state.rows)
+        own = self.first_own(jnp.arange(m, dtype=jnp.int32), data.dtype)
+        if method.joins is not None:
+            own = jax.vmap(partial(method.joins, state.shared))(rows, own)
+        kept_by_server = method.personal_model is not None and method.own is None
+
+        def one(state: TrainingState, r: Array) -> tuple[TrainingState, None]:
+            own, sent, _ = self._at_clients(jax.random.fold_in(key, r), state, problem, full)
+            return state.exchange(own=own, rows=sent.row if kept_by_server else state.rows), None
+
+        began = state.exchange(rows=rows, own=own, ready=())
+        after, _ = lax.scan(one, began, jnp.arange(rounds, dtype=jnp.int32))
+        return after.exchange(ready=self.made_ready(after, problem))
+
+    def heard(self, state: TrainingState, heard: Heard, sent: Sent, weights: Array) -> TrainingState:
+        """The server's part of a round: the state after it.
+
+        Args:
+          state: the state before.
+          heard: the sum of the answers.
+          sent: rows of clients ``[m, ...]``.
+          weights: ``[m]`` of all clients.
+        """
+        before, declared = ServerParts(state.shared, state.rows, state.kept), self.declared()
+        after = declared.method.server(
+            ServerRound(before, heard.total, sent.row, sent.answered, heard.weight, weights,
+                        self._numbers(weights.dtype), declared.optimizer)
+        )  # fmt: skip
+        some = heard.weight > 0
+        parts = jax.tree.map(partial(jnp.where, some), after, before)
+        return TrainingState(
+            state.round + 1, parts.shared, parts.rows, parts.kept, state.own, state.ready,
+            jnp.where(some, safe_ratio(heard.loss, heard.weight), state.loss), state.diverged + heard.diverged,
+            failures(state.failed, some.astype(jnp.int32), heard.diverged),
+        )  # fmt: skip
+
+    def made_ready(self, state: TrainingState, problem: Prediction) -> Any:
+        """`Method.ready` of every client, ``[m, ...]``; nothing of a method without."""
+        if self.declared().method.ready is None:
+            return ()
+        # The draws depend on the state alone, and are none of a round's.
+        key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), state.round)
+        inputs = self.inputs(key, state.shared, problem)
+        return self.ready_at(lambda node: inputs, state.rows, state.own, problem)
+
+    def ready_at(self, inputs: Callable[[Array], RoundInputs], rows: Any, own: Any, problem: Prediction) -> Any:
+        """`Method.ready` of every client, of the inputs of each."""
+        declared, data = self.declared(), problem.data
+        ready, phases = declared.method.ready, {phase.name: phase for phase in declared.tuning}
+        assert ready is not None
+
+        def at(data: TaskData, place: Array, node: Array, budget: Array, own: Any, row: Any) -> Any:
+            return ready(self.at_client(inputs(node), row, data, place, node, budget, phases), own)
+
+        def client(
+            _: tuple[()], data: TaskData, place: Array, node: Array, budget: Array, held: tuple[Any, Any, Any]
+        ) -> tuple[tuple[Any, Any, Any], tuple[()]]:
+            return (*held[:2], at(data, place, node, budget, *held[:2])), ()
+
+        zero = jnp.zeros((), jnp.int32)
+        like = jax.eval_shape(lambda *first: at(data, zero, zero, zero, *first), *jax.tree.map(_first, (own, rows)))
+        steps = sum((phase.schedule.steps(data) for phase in phases.values()), jnp.zeros((), jnp.int32))
+        budget = jnp.maximum(steps, (data.sizes > 0).astype(jnp.int32))  # it may need no step
+        begin = own, rows, zeros_like(like, data.num_nodes)
+        return over_clients(data, budget, at_once(self.at_once), client, (), begin, ())[0][2]
+
+    def certify(self, state: TrainingState, problem: Prediction) -> Any:
+        return super().certify(state.replace(ready=self.made_ready(state, problem)), problem)
+
+    def parameters(self, state: TrainingState, problem: Prediction, node: Array | int) -> Any:
+        model = self.declared().method.personal_model
+        if model is None:
+            return self.weights(state)
+        return model(state.shared, *jax.tree.map(lambda a: a[node], self._own(state)))
+
+    def weights(self, state: TrainingState) -> Params:
+        """The parameters that predict: those for all clients, or ``[m, ...]`` of each."""
+        method = self.declared().method
+        if method.personal_model is not None:
+            return mapped(method.personal_model, state.shared, *self._own(state))
+        return state.shared if method.global_model is None else method.global_model(state.shared, state.kept)
+
+    def _own(self, state: TrainingState) -> tuple[Any, Any]:
+        """Rows and what stands for the clients' own trees, ``[m, ...]``."""
+        return state.rows, state.own if self.declared().method.ready is None else state.ready
+
+    def whose(self, problem: Prediction) -> Array | None:
+        if self.declared().method.personal_model is None:
+            return jnp.zeros(problem.judged_on.num_nodes, jnp.int32)
+        return super().whose(problem)
+
+
+def _join(key: Array, algorithm: ClientServer, state: TrainingState, problem: Prediction, rounds: int) -> TrainingState:
+    return algorithm._join(state, problem, key, rounds)
+
+
+_joined = jax.jit(_join, static_argnums=4)
+
+
+def zeros_like(shapes: Tree, *lead: int) -> Any:
+    """Make zeros of these shapes, with leading axes of those lengths."""
+    return jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), shapes)
+
+
+def mapped(model: Callable[[Any, Any, Any], Params], shared: Tree, rows: Tree, own: Tree) -> Params:
+    """Map a model over clients, ``[m, ...]``; what is the same for all of them has no axis."""
+    args = shared, *jax.tree.map(_first, (rows, own))
+    program, shapes = jax.make_jaxpr(model, return_shape=True)(*args)
+    places = {id(variable): i for i, variable in enumerate(program.jaxpr.invars[: len(jax.tree.leaves(shared))])}
+    whole = jax.tree.leaves(shared)
+    each = jax.tree.leaves(jax.vmap(partial(model, shared))(rows, own))
+    leaves = [
+        whole[places[id(out)]] if id(out) in places else leaf
+        for out, leaf in zip(program.jaxpr.outvars, each, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _first(a: Array) -> Array:
+    return a[0]
+
+
+def _size(shapes: Tree) -> float:
+    return float(sum(leaf.size for leaf in jax.tree.leaves(shapes)))

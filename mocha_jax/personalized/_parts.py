@@ -1,0 +1,86 @@
+"""Parts that methods of several papers share."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._neural.client import Phase
+from mocha_jax._neural.composed import Composed
+from mocha_jax._neural.method import Beginning, Method
+from mocha_jax.networks import Network, Params
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Options of every method; `Composed` says what they are."""
+
+    server_optimizer: optax.GradientTransformation
+    fraction: Hyperparameter
+    local_epochs: int
+    batch_size: int | None
+    rate: Hyperparameter
+    seed: Hyperparameter | int
+    at_once: int | None
+
+
+class Extra(TypedDict, total=False):
+    """Additions of a method to `Composed`."""
+
+    phases: tuple[Phase, ...]
+    tuning: tuple[Phase, ...]
+    gradients: float
+
+
+def composed(
+    owner: str, method: Method, model: Network, optimizer: optax.GradientTransformation,
+    numbers: dict[str, Hyperparameter], options: TrainingOptions, **extra: Unpack[Extra],
+) -> Composed:  # fmt: skip
+    """Put a method together; raise where a hyperparameter is no number, 0 or more."""
+    for name, number in numbers.items():
+        check.nonnegative(owner, **{name: number})
+    return Composed(model, optimizer, method=method, numbers=numbers, **extra, **options)
+
+
+def phase(
+    owner: str, name: str, optimizer: optax.GradientTransformation, epochs: int, options: TrainingOptions,
+    gradients: float = 1.0,
+) -> Phase:  # fmt: skip
+    """A phase with the batches of the first one."""
+    check.integer(owner, 1, **{f"{name}_epochs": epochs})
+    return Phase(name, optimizer, int(epochs), options.get("batch_size", 10), gradients)
+
+
+def same_model(b: Beginning, node: Array) -> Params:
+    """Keep a network, which begins as the server's."""
+    return b.begin(0)
+
+
+def no_correction(b: Beginning, node: Array) -> Params:
+    """Keep a correction of gradients, which begins as zeros."""
+    return jax.tree.map(jnp.zeros_like, b.begin(0))
+
+
+def from_shared(shared: Any, row: Any, first: Params) -> Params:
+    """Begin with the server's network, as a client that comes late."""
+    return shared
+
+
+def own_model(shared: Any, row: Any, own: Params) -> Params:
+    """Predict by the network that the client keeps."""
+    return own
+
+
+def row_model(shared: Any, row: Params, own: Any) -> Params:
+    """Predict by the network that the server has for the client."""
+    return row
+
+
+def everywhere(params: Params, m: int) -> Any:
+    """Repeat a tree for m clients, ``[m, ...]``."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (m, *a.shape)), params)

@@ -1,0 +1,1 @@
+"""Methods of personalised federated learning against oracles in NumPy, each written from its paper alone."""
