@@ -13,6 +13,7 @@ from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.method import Declared, Method
+from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import of_optax
 from mocha_jax.systems import Sampled, System
 
@@ -61,6 +62,11 @@ class Composed(Sampling):
     phases: tuple[Phase, ...] = static(default=(), kw_only=True)
     tuning: tuple[Phase, ...] = static(default=(), kw_only=True)
     gradients: float = static(default=1.0, kw_only=True)
+
+    def check(self, problem: Prediction) -> None:
+        super().check(problem)
+        if self.method.check is not None:
+            self.method.check(self.numbers, problem.data)
 
     def declared(self) -> Declared:
         return Declared(

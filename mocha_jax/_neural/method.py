@@ -10,6 +10,7 @@ import optax
 from jax import Array
 
 from mocha_jax._core.pytree import Hyperparameter, Tree
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, Phase
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Params
@@ -81,6 +82,7 @@ class Method(NamedTuple):
         Default: that tree.
       ready: ``ready(c, own)``, what stands for `own` there, made on the client's samples by what the server has now,
         as fine-tuning does; it is not kept. Default: `own`.
+      check: ``check(numbers, data)``, raises where the method's numbers do not fit the clients'.
     """
 
     start: Callable[[Beginning], ServerParts]
@@ -92,6 +94,7 @@ class Method(NamedTuple):
     personal_model: Callable[[Any, Any, Any], Params] | None = None
     joins: Callable[[Any, Any, Any], Any] | None = None
     ready: Callable[[Client, Any], Any] | None = None
+    check: Callable[[Mapping[str, Any], TaskData], None] | None = None
 
 
 class Declared(NamedTuple):

@@ -43,7 +43,7 @@ class Parted(Network):
         all_paths = paths(self.network)
         marks = [self._is_private(path) for path in all_paths]
         if unknown := [p for p in self.private if not any(_begins(path, p) for path in all_paths)]:
-            raise ValueError(f"Parted: there is no parameter {unknown[0]!r}; they are {', '.join(all_paths)}.")
+            raise ValueError(f"Parted: private has {unknown[0]!r}, and the parameters are {', '.join(all_paths)}.")
         if all(marks):
             raise ValueError(f"Parted: private must leave a parameter to be shared; they are {', '.join(all_paths)}.")
 

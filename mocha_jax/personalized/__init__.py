@@ -8,7 +8,7 @@ put together from the operations of a `Client`; a method of one's own is one mor
 Weights of clients are $c_k$, the total weight of their samples: their number with ``loss_scaling="sum"``, alike with
 ``"task_mean"``, which most of the papers take.
 
-It may import `_core`, `_numerics`, `networks` and `_neural`.
+It may import `_core`, `_data`, `_numerics`, `networks` and `_neural`.
 """
 
 from mocha_jax._neural.client import Client as Client

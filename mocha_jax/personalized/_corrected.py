@@ -17,7 +17,7 @@ from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed, no_correction
+from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, no_correction
 
 
 def scaffold(
@@ -49,6 +49,7 @@ def scaffold(
     References:
       - [Karimireddy et al., SCAFFOLD](https://arxiv.org/abs/1910.06378), 2020, Algorithm 1.
     """
+    check_made_of("scaffold", model, client_optimizer)
     return composed("scaffold", SCAFFOLD, model, optax.chain(_summed(), client_optimizer), {}, options)
 
 

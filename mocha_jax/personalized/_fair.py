@@ -158,9 +158,12 @@ def _agnostic_client(c: Client, own: Any) -> tuple[Any, Answer]:
 
 
 def _agnostic_server(s: ServerRound) -> ServerParts:
-    params = difference(s.parts.shared, s.total)
+    real = s.weights > 0
+    # At first the mixture is over all clients, those without data among them.
+    everybody = jnp.sum(jnp.where(real, s.parts.rows, 0.0))
+    params = jax.tree.map(lambda w, a: w - safe_ratio(a, everybody), s.parts.shared, s.total)
     losses = jnp.where(s.answered, s.sent, 0.0)
-    mixture = _onto_simplex(s.parts.rows + s.numbers["mixture_rate"] * losses, s.weights > 0)
+    mixture = _onto_simplex(s.parts.rows + s.numbers["mixture_rate"] * losses, real)
     count = s.parts.kept.rounds + 1.0
     average = jax.tree.map(lambda a, w: a + (w - a) / count, s.parts.kept.model, params)
     return ServerParts(params, mixture, IterateAverage(average, count))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, pulled
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
@@ -58,8 +61,18 @@ def fedu(
         2021, Algorithm 1.
     """
     matrix = check.square("fedu", "graph", graph)
+    known = check.concrete(matrix)
+    if known is not None and not np.allclose(known, known.T, rtol=1e-5, atol=0.0):
+        raise ValueError("fedu: graph must be symmetric; (graph + graph.T) / 2 is.")
     numbers = {"graph": matrix, "strength": strength, "server_rate": server_rate}
     return composed("fedu", FEDU, model, client_optimizer, numbers, options)
+
+
+def _has_all(numbers: Mapping[str, Any], data: TaskData) -> None:
+    """Raise where the graph leaves a client out that has data."""
+    sizes, known = check.concrete(data.sizes), len(numbers["graph"])
+    if sizes is not None and np.any(sizes[known:] > 0):
+        raise ValueError(f"fedu: graph must be [m, m], of all {len(sizes)} clients; it is of {known}.")
 
 
 def _models_of_all(b: Beginning) -> ServerParts:
@@ -77,7 +90,11 @@ def _from_row(c: Client, own: Any) -> tuple[Any, Answer]:
 
 def _along_the_laplacian(s: ServerRound) -> ServerParts:
     models, present = _renewed(s, s.parts.rows), s.answered.astype(s.weights.dtype)
-    graph = s.numbers["graph"] * present[:, None] * present[None, :]
+    more = len(present) - len(s.numbers["graph"])
+    if more < 0:
+        raise ValueError(f"fedu: graph must be [m, m], of the {len(present)} clients; it is of {len(present) - more}.")
+    # Clients without data that fill up devices have no neighbours.
+    graph = jnp.pad(s.numbers["graph"], (0, more)) * present[:, None] * present[None, :]
     pulls = s.numbers["server_rate"] * s.numbers["strength"] * (jnp.diag(jnp.sum(graph, axis=1)) - graph)
     return s.parts._replace(rows=jax.tree.map(lambda a: a - jnp.tensordot(pulls, a, 1), models))
 
@@ -91,7 +108,7 @@ def _renewed(s: ServerRound, models: Params) -> Any:
     return jax.tree.map(either, s.sent, models)
 
 
-FEDU = Method(_models_of_all, _from_row, _along_the_laplacian, _row_of_row, personal_model=row_model)
+FEDU = Method(_models_of_all, _from_row, _along_the_laplacian, _row_of_row, personal_model=row_model, check=_has_all)
 
 
 def fedamp(

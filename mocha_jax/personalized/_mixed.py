@@ -18,7 +18,7 @@ from mocha_jax._neural.fedavg import averaged, first_model
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Mixture, MixtureParameters, Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed
+from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed
 
 
 def apfl(
@@ -58,6 +58,7 @@ def apfl(
       - [Deng et al., Adaptive Personalized Federated Learning](https://arxiv.org/abs/2003.13461), 2020, Algorithm 1.
     """
     check.in_unit_interval("apfl", mixing=mixing)
+    check.nonnegative("apfl", mixing_rate=mixing_rate)
     numbers: dict[str, Hyperparameter] = {"mixing": mixing}
     if not (isinstance(mixing_rate, int | float) and mixing_rate == 0):
         numbers["mixing_rate"] = mixing_rate
@@ -139,6 +140,8 @@ def ifca(
       - [Ghosh et al., An Efficient Framework for Clustered Federated Learning](https://arxiv.org/abs/2006.04088), 2020,
         Algorithm 1.
     """
+    check_made_of("ifca", model, client_optimizer)
+    check.integer("ifca", 1, clusters=clusters)
     mixture = Mixture(model, clusters, classes)
     return composed("ifca", IFCA, mixture, client_optimizer, {}, options)
 
@@ -231,6 +234,8 @@ def fedem(
       - [Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions](https://arxiv.org/abs/2108.10252),
         2021, Algorithm 1.
     """
+    check_made_of("fedem", model, client_optimizer)
+    check.integer("fedem", 1, components=components)
     mixture = Mixture(model, components, classes)
     return composed("fedem", FEDEM, mixture, client_optimizer, {}, options)
 

@@ -14,6 +14,7 @@ from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Beginning, Method
+from mocha_jax._neural.trainer import of_optax
 from mocha_jax.networks import Network, Params
 
 
@@ -43,8 +44,16 @@ def composed(
 ) -> Composed:  # fmt: skip
     """Put a method together; raise where a hyperparameter is no number, 0 or more."""
     for name, number in numbers.items():
+        if name != "graph":
+            check.scalar(owner, **{name: number})
         check.nonnegative(owner, **{name: number})
     return Composed(model, optimizer, method=method, numbers=numbers, **extra, **options)
+
+
+def check_made_of(owner: str, model: object, optimizer: object) -> None:
+    """Raise where these are no network and no optimizer, before others are made of them."""
+    check.instance(owner, "model", model, Network, "networks.MLP(784, 10, (200, 200))")
+    of_optax(owner, "client_optimizer", optimizer, "optax.sgd(0.1)")
 
 
 def phase(
@@ -53,6 +62,7 @@ def phase(
 ) -> Phase:  # fmt: skip
     """A phase with the batches of the first one."""
     check.integer(owner, 1, **{f"{name}_epochs": epochs})
+    of_optax(owner, f"{name}_optimizer", optimizer, "optax.sgd(0.1)")
     return Phase(name, optimizer, int(epochs), options.get("batch_size", 10), gradients)
 
 

@@ -17,7 +17,15 @@ from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model, send_change
 from mocha_jax._neural.method import Answer, Method
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed, from_shared, own_model, phase, same_model
+from mocha_jax.personalized._parts import (
+    TrainingOptions,
+    check_made_of,
+    composed,
+    from_shared,
+    own_model,
+    phase,
+    same_model,
+)
 
 
 def ditto(
@@ -58,8 +66,12 @@ def ditto(
     References:
       - [Li et al., Ditto: Fair and Robust Federated Learning](https://arxiv.org/abs/2012.04221), 2021, Algorithm 1.
     """
+    check_made_of("ditto", model, client_optimizer)
     epochs = options.get("local_epochs", 1) if personal_epochs is None else personal_epochs
-    personal = phase("ditto", "personal", personal_optimizer or client_optimizer, epochs, options)
+    if personal_epochs is None:
+        check.integer("ditto", 1, local_epochs=epochs)
+    optimizer = client_optimizer if personal_optimizer is None else personal_optimizer
+    personal = phase("ditto", "personal", optimizer, epochs, options)
     return composed("ditto", DITTO, model, client_optimizer, {"strength": strength}, options, phases=(personal,))
 
 
@@ -156,6 +168,7 @@ def pfedme(
       - [T Dinh et al., Personalized Federated Learning with Moreau Envelopes](https://arxiv.org/abs/2006.08848), 2020,
         Algorithm 1.
     """
+    check_made_of("pfedme", model, client_optimizer)
     check.integer("pfedme", 1, inner_steps=inner_steps)
     numbers = {"strength": strength, "inner_rate": inner_rate, "inner_steps": float(inner_steps)}
     return composed("pfedme", PFEDME, model, _beside_point(client_optimizer), numbers, options, gradients=inner_steps)

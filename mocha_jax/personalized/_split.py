@@ -15,7 +15,7 @@ from mocha_jax._neural.fedavg import averaged
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts
 from mocha_jax.networks import Network, Params, Parted, SplitParameters
 from mocha_jax.networks._wrapped import paths
-from mocha_jax.personalized._parts import TrainingOptions, composed, phase
+from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, phase
 
 
 def fedper(
@@ -48,6 +48,7 @@ def fedper(
     References:
       - [Arivazhagan et al., Federated Learning with Personalization Layers](https://arxiv.org/abs/1912.00818), 2019.
     """
+    check_made_of("fedper", model, client_optimizer)
     return composed("fedper", JOINT, parted(model, private), client_optimizer, {}, options)
 
 
@@ -74,6 +75,7 @@ def lg_fedavg(
     References:
       - [Liang et al., Think Locally, Act Globally](https://arxiv.org/abs/2001.01523), 2020, Algorithm 1.
     """
+    check_made_of("lg_fedavg", model, client_optimizer)
     if private is None:
         last = Parted(model).private or ()
         private = tuple(path for path in paths(model) if path.partition("/")[0] not in last)
@@ -108,6 +110,7 @@ def fedbn(
     References:
       - [Li et al., FedBN: Federated Learning on Non-IID Features](https://arxiv.org/abs/2102.07623), 2021, Algorithm 1.
     """
+    check_made_of("fedbn", model, client_optimizer)
     if private is None:
         private = tuple(path for path in paths(model) if "norm" in path.lower() or "bn" in path.lower())
         if not private:
@@ -151,7 +154,9 @@ def fedrep(
     References:
       - [Collins et al., Exploiting Shared Representations](https://arxiv.org/abs/2102.07078), 2021, Algorithm 1.
     """
-    body = phase("fedrep", "body", body_optimizer or client_optimizer, body_epochs, options)
+    check_made_of("fedrep", model, client_optimizer)
+    optimizer = client_optimizer if body_optimizer is None else body_optimizer
+    body = phase("fedrep", "body", optimizer, body_epochs, options)
     return composed("fedrep", FEDREP, parted(model, private), client_optimizer, {}, options, phases=(body,))
 
 

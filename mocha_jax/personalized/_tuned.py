@@ -15,8 +15,9 @@ from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model, send_change
 from mocha_jax._neural.method import Answer, Method
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed, own_model, phase
+from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, own_model, phase
 
 
 def fine_tuned(
@@ -51,7 +52,9 @@ def fine_tuned(
       - [Li et al., Ditto: Fair and Robust Federated Learning](https://arxiv.org/abs/2012.04221), 2021, which compares
         with it.
     """
-    tuning = phase("fine_tuned", "tuning", tuning_optimizer or client_optimizer, tuning_epochs, options)
+    check_made_of("fine_tuned", model, client_optimizer)
+    optimizer = client_optimizer if tuning_optimizer is None else tuning_optimizer
+    tuning = phase("fine_tuned", "tuning", optimizer, tuning_epochs, options)
     return composed("fine_tuned", FINE_TUNED, model, client_optimizer, {}, options, tuning=(tuning,))
 
 
@@ -138,7 +141,7 @@ def _stepped(c: Client, own: Any) -> Params:
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Array, Params]:
         value, gradient = jax.value_and_grad(c.mean_loss)(params, batch, key)
         # Updates are multiplied by the clients' rate, and this step is of another one.
-        return value, scaled(c.numbers["inner_rate"] / c.rate, gradient)
+        return value, scaled(safe_ratio(c.numbers["inner_rate"], c.rate), gradient)
 
     return c.train(c.shared, gradient=gradient, phase="tuning").params
 
