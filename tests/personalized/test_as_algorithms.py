@@ -131,3 +131,24 @@ def test_models_predict_by_name_and_come_back_from_their_files(name, tmp_path):
         wanted = algorithm.predict(solution.state, problem, k, x).mean
         for each in (model, read):
             np.testing.assert_allclose(each.predict_proba(np.asarray(x), k), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [K - 1, K + 1])
+def test_a_graph_of_other_clients_is_refused(size, key):
+    algorithm = P.fedu(MODEL, SGD, graph=np.ones((size, size)))
+    with pytest.raises(ValueError, match=rf"fedu: graph must be \[m, m\], of (all|the) {K} clients; it is of {size}\."):
+        mj.run(make_problem(), algorithm, key, num_rounds=1)
+
+
+def test_bad_graphs_are_refused():
+    with pytest.raises(ValueError, match="fedu: graph must be symmetric"):
+        P.fedu(MODEL, SGD, graph=np.triu(np.ones((K, K))))
+    with pytest.raises(ValueError, match="fedu: graph must be"):
+        P.fedu(MODEL, SGD, graph=-GRAPH)
+
+
+@pytest.mark.slow
+def test_clients_without_a_rate_stay_where_they_are(key):
+    algorithm, problem = P.per_fedavg(MODEL, SGD, rate=0.0, **OPTIONS), make_problem()
+    state = algorithm.init(problem)
+    chex.assert_trees_all_equal(models(algorithm, state, problem)[0], algorithm.begin(np.float64))
