@@ -18,12 +18,14 @@ pytestmark = pytest.mark.skipif(not (ROOT / "experiments").exists(), reason="the
 def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from experiments import (
+        _personalized_parts,
         defaults,
         fedavg_rounds,
         heads,
         images,
         kernels,
         mixed,
+        personalized,
         protocol,
         roles,
         rows,
@@ -37,7 +39,7 @@ def experiments(monkeypatch):
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
-        tuning=tuning,
+        tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts,
     )  # fmt: skip
 
 
@@ -302,6 +304,64 @@ def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, mon
     assert first.endswith(again[again.index("\n|") :])
     rows = experiments.rows.read(tmp_path / "trials.csv", study.Row)
     assert len(rows) == {"kernels": 2, "mixed": 4, "heads": 5, "defaults": 4, "tuning": 3}[name]
+
+
+@pytest.mark.extended
+def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
+    study = experiments.personalized
+
+    def main(*methods, report=()):
+        monkeypatch.setattr(
+            "sys.argv",
+            ["personalized", "--sets", "mixture", "school", "--data", "--seeds", "1", "--clients", "4", "--rounds", "2",
+             "--rates", "1", "--out", str(tmp_path), *report, "--methods", *methods],
+        )  # fmt: skip
+        study.main()
+        return capsys.readouterr()
+
+    linear = study.METHODS[-2]
+    first = main("Local", "Ditto")
+    assert "school.npz is not here" in first.err
+    (tmp_path / "trials.csv").open("a").write("mixture,rounds=2")  # cut off by a kill
+    both = main("Local", "Ditto", linear)
+    assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in ("Local", "Ditto", linear)] == [
+        1
+    ] * 3
+    rows = {row.method: row for row in experiments.rows.read(tmp_path / "trials.csv", study.Row)}
+    assert list(rows) == ["Local", "Ditto", linear]
+    assert all(len(row.scores.split()) == 4 and row.lte > 0 for row in rows.values())
+    parameters = 50 * 50 + 50 + 50 * 2 + 2
+    assert rows["Ditto"].sent == rows["Ditto"].received == pytest.approx(4e-6 * parameters * rows["Ditto"].rounds)
+    assert rows["Local"].sent == 0
+    again = main("Local", "Ditto", linear, report=["--report"]).out
+    assert again == both.out[both.out.index("\n|") :]
+    assert (tmp_path / "personalized.png").stat().st_size > 5_000
+
+
+def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
+    parts, rng = experiments.personalized_parts, np.random.default_rng(0)
+    x, y, task = rng.normal(size=(90, 3)), rng.normal(3.0, 12.0, 90), np.repeat([0, 1, 2], 30)
+    np.savez(tmp_path / "school.npz", X=x, y=y, task=task)
+    found = parts.federation(parts.SOURCES["school"], 0, 0, tmp_path / "school.npz")
+    assert [data.sizes.tolist() for data in found[1:4]] == [[12] * 3, [6] * 3, [12] * 3]
+    assert found.shape == parts.Shape("numbers", 3, 1, 3)
+    real = np.asarray(found.test.weight) > 0
+    off = np.asarray(found.test.y)[None, :, :, None] + np.array([0.0, 0.5])[:, None, None, None]
+    rmse, loss = parts.scores(found.shape, off, found.test, found.scale)
+    np.testing.assert_allclose(rmse, [[0.0] * 3, [0.5 * y.std()] * 3], atol=1e-6)
+    assert loss.tolist() == pytest.approx([0.0, 0.25])
+    rare = found.shape._replace(kind="rare", outputs=2)
+    data = found.test.replace(y=np.where(np.arange(real.shape[1]) % 3 == 0, 1.0, 0.0) * [[0.0], [1.0], [1.0]])
+    p = rng.choice([0.2, 0.5, 0.7], (*real.shape, 1))
+    area = parts.scores(rare, np.concatenate([1.0 - p, p], axis=-1), data, 1.0)[0]
+    kept = data.replace(y=2.0 * data.y - 1.0)
+    np.testing.assert_allclose(area, _areas(p[..., 0], kept), rtol=1e-6)
+
+
+def _areas(scores, data):
+    """The library's areas, of a model with one feature, the score itself."""
+    one = data.replace(x=scores[..., None] * np.ones_like(np.asarray(data.y))[..., None])
+    return np.asarray(mj.metrics.auc(np.ones((data.num_tasks, 1)), one, per_task=True))
 
 
 @pytest.mark.slow

@@ -1,0 +1,331 @@
+"""Data sets, methods and scores of `experiments.personalized`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+import mocha_jax as mj
+from experiments import images
+
+P = mj.personalized
+
+HIDDEN = (50,)
+ROWS = {"train": 100, "held": 50, "test": 150}  # of a client at most; all seeds then share compiled programs
+SHARES = {"train": 0.4, "held": 0.2, "test": 0.4}
+LENGTH = 8.0  # of samples, root mean square, at most: one range of rates then suits all sets
+
+
+class Shape(NamedTuple):
+    """Properties of a data set that programs depend on."""
+
+    kind: str  # of labels: "classes", "rare" for two of which one is rare, or "numbers"
+    features: int
+    outputs: int  # of a network
+    clients: int
+
+    @property
+    def network(self) -> mj.networks.MLP:
+        """The network that all methods train."""
+        return mj.networks.MLP(self.features, self.outputs, HIDDEN)
+
+    @property
+    def likelihood(self) -> mj.likelihoods.Likelihood:
+        """The likelihood of its labels."""
+        return mj.likelihoods.Gaussian() if self.kind == "numbers" else mj.likelihoods.Categorical()
+
+
+class Federation(NamedTuple):
+    """The samples of one data set and seed."""
+
+    shape: Shape
+    train: mj.TaskData
+    held: mj.TaskData  # for all choices
+    test: mj.TaskData
+    scale: float  # of the labels, where they were standardised
+
+
+class Outcome(NamedTuple):
+    """The best run of a method."""
+
+    scores: np.ndarray  # [m]
+    chosen: str
+    rounds: int
+    sent: float
+    received: float
+    lte: float
+
+
+class Traffic(NamedTuple):
+    """Of one round: bytes of a client, and simulated seconds."""
+
+    up: Array
+    down: Array
+    seconds: Array
+
+
+class Source(NamedTuple):
+    """A data set: how its clients come about."""
+
+    draw: Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]  # of a seed and how many clients, or of a file
+    kind: str = "classes"
+    clients: int = 0  # 0: those of the file
+    file: str = ""
+
+    @property
+    def natural(self) -> bool:
+        """Tell whether a client is the same one with every seed."""
+        return not self.clients
+
+
+def federation(source: Source, seed: int, clients: int, path: Path | None) -> Federation:
+    """Draw a data set and divide every client's samples at random into those for training, choosing and testing."""
+    places = (path,) if path is not None else ()
+    xs, ys = source.draw(*places, *((seed, clients) if source.clients else ()))
+    scale, centre = (np.std(np.concatenate(ys)), np.mean(np.concatenate(ys))) if source.kind == "numbers" else (1.0, 0)
+    length = np.sqrt(np.mean(np.sum(np.concatenate(xs).astype(float) ** 2, axis=1)))
+    factor = min(1.0, LENGTH / length)
+    rng, parts = np.random.default_rng([seed, 1]), {name: ([], []) for name in ROWS}  # type: ignore[var-annotated]
+    for x, y in zip(xs, ys, strict=True):
+        order = rng.permutation(len(y))
+        cuts = np.maximum(np.round(np.cumsum([SHARES["train"], SHARES["held"]]) * len(y)).astype(int), (1, 2))
+        for (name, (some_xs, some_ys)), rows in zip(parts.items(), np.split(order, cuts), strict=True):
+            rows = rows[: ROWS[name]]
+            some_xs.append((factor * x[rows]).astype(np.float32))
+            some_ys.append(((y[rows] - centre) / scale).astype(np.float32))
+    packed = {
+        name: mj.pack_tasks(*both, rows=ROWS[name], loss_scaling="task_mean") for name, both in parts.items()
+    }  # fmt: skip
+    outputs = 1 if source.kind == "numbers" else int(max(y.max() for y in ys)) + 1
+    return Federation(Shape(source.kind, xs[0].shape[1], outputs, len(xs)), *packed.values(), float(scale))
+
+
+def _dealt(x: np.ndarray, y: np.ndarray, parts: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [x[rows] for rows in parts], [y[rows] for rows in parts]
+
+
+def _digits(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return _dealt(x / 16.0, y, mj.partition.dirichlet(jax.random.key(seed), y, clients, 0.1, least=20))
+
+
+def _mnist(way: str) -> Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]:
+    def draw(path: Path, seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        digits = images.mnist(path)[0]
+        chosen = np.random.default_rng([seed, 2]).choice(len(digits.y), 120 * clients, replace=False)
+        x, y, key = digits.x[chosen], digits.y[chosen], jax.random.key(seed)
+        if way == "shards":
+            return _dealt(x, y, mj.partition.shards(key, y, clients, 2))
+        return _dealt(x, y, mj.partition.dirichlet(key, y, clients, 0.1, least=20))
+
+    return draw
+
+
+def _file(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The tasks of a file; features standardised, classes from 0 on."""
+    file = np.load(path, allow_pickle=False)
+    x, y = file["X"].astype(float), file["y"]
+    spread = x.std(axis=0)
+    x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    if len(classes := np.unique(y)) < 10:
+        y = np.searchsorted(classes, y)
+    owner = file["subject" if "subject" in file.files else "task"]
+    return _dealt(x, y, mj.partition.by_group(owner))
+
+
+def _synthetic(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Synthetic(1, 1) of Li et al. 2020 (FedProx): a softmax model and a distribution of inputs of every client's own.
+
+    W_k ~ N(u_k, 1) with u_k ~ N(0, alpha), x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1) and B_k ~ N(0, beta).
+    """
+    rng, d, c = np.random.default_rng([seed, 3]), 60, 10
+    xs, ys = [], []
+    for _ in range(clients):
+        n = min(int(rng.lognormal(4.0, 2.0)) + 50, 300)
+        w, b = rng.normal(rng.normal(), 1.0, (d, c)), rng.normal(rng.normal(), 1.0, c)
+        x = rng.normal(rng.normal(rng.normal(), 1.0, d), np.arange(1.0, d + 1.0) ** -0.6, (n, d))
+        xs.append(x)
+        ys.append((x @ w + b).argmax(axis=1))
+    return xs, ys
+
+
+def _mixture(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The mixture of Marfoq et al. 2021 (FedEM): three logistic models, mixed in shares of every client's own.
+
+    Shares pi_k ~ Dir(0.4), models and inputs uniform on [-1, 1]^d, labels by sigmoid(x'theta + e) with e ~ N(0, 1).
+    """
+    rng, d = np.random.default_rng([seed, 4]), 50
+    models = rng.uniform(-1.0, 1.0, (3, d))
+    xs, ys = [], []
+    for _ in range(clients):
+        n, shares = min(int(rng.lognormal(4.0, 1.0)) + 50, 300), rng.dirichlet(np.full(3, 0.4))
+        x, which = rng.uniform(-1.0, 1.0, (n, d)), rng.choice(3, n, p=shares)
+        z = np.sum(x * models[which], axis=1) + rng.normal(size=n)
+        xs.append(x)
+        ys.append((rng.uniform(size=n) < 1.0 / (1.0 + np.exp(-z))).astype(int))
+    return xs, ys
+
+
+SOURCES = {
+    "digits": Source(_digits, clients=20),
+    "mixture": Source(_mixture, clients=24),
+    "synthetic(1, 1)": Source(_synthetic, clients=30),
+    "land mines": Source(_file, "rare", file="landmine_full"),
+    "school": Source(_file, "numbers", file="school"),
+    "vehicle": Source(_file, file="vehicle"),
+    "HAR": Source(_file, file="har"),
+    "MNIST shards": Source(_mnist("shards"), clients=50, file="mnist"),
+    "MNIST Dirichlet": Source(_mnist("dirichlet"), clients=50, file="mnist"),
+}
+
+
+class Way(NamedTuple):
+    """A method that trains networks."""
+
+    make: Callable[[Shape, Any, Any, dict[str, Any]], mj.Algorithm]  # of a shape, a rate, a number, and options
+    numbers: tuple[float, ...] = ()  # of its own, to choose from
+    static: bool = False  # whether a number makes a program of its own
+
+
+SGD, ADAM = optax.sgd(1.0), optax.adam(0.02)  # times a rate of the grid
+PULLS = (0.03, 0.1, 0.3, 1.0)
+
+
+def _with_norm(s: Shape) -> mj.networks.Model:
+    """The network with its hidden layer normalised (FedBN keeps the scale and the shift)."""
+    first, last = mj.networks.MLP(s.features, HIDDEN[0]), mj.networks.MLP(HIDDEN[0], s.outputs)
+
+    def init(key: Array) -> dict[str, Any]:
+        keys = jax.random.split(key)
+        norm = {"scale": jnp.ones(HIDDEN[0]), "shift": jnp.zeros(HIDDEN[0])}
+        return {"first": first.init(keys[0]), "norm": norm, "last": last.init(keys[1])}
+
+    def apply(params: dict[str, Any], x: Array) -> Array:
+        h = jax.nn.standardize(first.apply(params["first"], x), axis=-1, epsilon=1e-5)
+        norm = params["norm"]
+        return last.apply(params["last"], jax.nn.relu(h * norm["scale"][None] + norm["shift"][None]))
+
+    return mj.networks.Model(init, apply)
+
+
+def _pfedme(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Algorithm:
+    # The grid's rate is that of theta. The model goes a tenth of the way to theta in a step, as in the paper.
+    return P.pfedme(s.network, SGD, strength=strength, inner_rate=rate, **{**o, "rate": 0.1 / strength})
+
+
+def _fedu(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Algorithm:
+    graph = (np.ones((s.clients, s.clients)) - np.eye(s.clients)) / s.clients
+    return P.fedu(s.network, SGD, graph=graph.astype(np.float32), strength=strength, server_rate=1.0, **o)
+
+
+def _fedamp(s: Shape, rate: Any, sharpness: Any, o: dict[str, Any]) -> mj.Algorithm:
+    attention = sharpness / s.clients  # the most with which all clouds are averages
+    return P.fedamp(s.network, SGD, strength=0.3 * attention, attention=attention, sharpness=sharpness, **o)
+
+
+def _ifca(s: Shape, rate: Any, restart: Any, o: dict[str, Any]) -> mj.Algorithm:
+    seed = 4 * o["seed"] + jnp.asarray(restart).astype(o["seed"].dtype)
+    return P.ifca(s.network, SGD, clusters=3, classes=s.kind != "numbers", **{**o, "seed": seed})
+
+
+def _virtual(s: Shape, rate: Any, temperature: Any, o: dict[str, Any]) -> mj.Algorithm:
+    model = mj.networks.Lateral(s.features, s.outputs, HIDDEN)
+    return mj.Virtual(model, ADAM, temperature=temperature, first_scale=0.02, noise="local", draws=10, parallel=True,
+                      **o)  # fmt: skip
+
+
+BASELINE, ALONE = "FedAvg + fine-tuning", "Local"
+WAYS = {
+    ALONE: Way(lambda s, r, v, o: mj.Local(s.network, SGD, **o)),
+    "FedAvg": Way(lambda s, r, v, o: mj.FedAvg(s.network, SGD, **o)),
+    "FedProx": Way(lambda s, r, v, o: mj.FedAvg(s.network, SGD, proximal=v, **o), PULLS),
+    BASELINE: Way(lambda s, r, v, o: P.fine_tuned(s.network, SGD, tuning_epochs=v, **o), (1, 3, 10, 30), static=True),
+    "Ditto": Way(lambda s, r, v, o: P.ditto(s.network, SGD, strength=v, **o), PULLS),
+    "MR-MTL": Way(lambda s, r, v, o: P.mr_mtl(s.network, SGD, strength=v, **o), PULLS),
+    "pFedMe": Way(_pfedme, (1.0, 5.0, 15.0, 30.0)),
+    "FedPer": Way(lambda s, r, v, o: P.fedper(s.network, SGD, **o)),
+    "LG-FedAvg": Way(lambda s, r, v, o: P.lg_fedavg(s.network, SGD, **o)),
+    "FedBN": Way(lambda s, r, v, o: P.fedbn(_with_norm(s), SGD, **o)),
+    "FedRep": Way(lambda s, r, v, o: P.fedrep(s.network, SGD, **o)),
+    "SCAFFOLD": Way(lambda s, r, v, o: P.scaffold(s.network, SGD, **o)),
+    "FedDyn": Way(lambda s, r, v, o: P.feddyn(s.network, SGD, strength=v, **o), PULLS),
+    "Per-FedAvg": Way(lambda s, r, v, o: P.per_fedavg(s.network, SGD, inner_rate=v, **o), PULLS),
+    "APFL": Way(lambda s, r, v, o: P.apfl(s.network, SGD, mixing=v, **o), (0.25, 0.5, 0.75, 0.9)),
+    "IFCA": Way(_ifca, (0, 1, 2, 3)),
+    "FedEM": Way(lambda s, r, v, o: P.fedem(s.network, SGD, classes=s.kind != "numbers", **o)),
+    "FedU": Way(_fedu, (0.01, 0.03, 0.1, 0.3)),
+    "FedAMP": Way(_fedamp, (1.0, 10.0, 100.0, 1000.0)),
+    "q-FFL": Way(lambda s, r, v, o: P.q_ffl(s.network, SGD, fairness=v, lipschitz=1.0 / r, **o), (0.01, 0.1, 1.0, 5.0)),
+    "AFL": Way(lambda s, r, v, o: P.afl(s.network, SGD, mixture_rate=v, **o), (0.003, 0.01, 0.03, 0.1)),
+    "VIRTUAL": Way(_virtual, (1.0, 0.1, 0.01, 0.001)),
+}
+CONVEX = {
+    "linear, near their mean (11)": mj.grid(
+        mj.regularizers.MeanRegularized, lam1=[1e-1, 1e-2, 1e-3, 1e-4], lam2=[1e-2, 1e-3, 1e-4]
+    ),
+    "linear, learned covariance (14)": mj.grid(
+        mj.regularizers.Probabilistic, lam=[1e-1, 1e-2, 1e-3, 1e-4], sigma2=[1.0, 10.0, 100.0]
+    ),
+}
+METHODS = (*WAYS, *CONVEX)
+
+
+def scores(shape: Shape, predicted: np.ndarray, data: mj.TaskData, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Score predictions ``[..., m, n, c]`` of every client, and the mean loss, which decides between equal scores.
+
+    Args:
+      shape: of the data set.
+      predicted: probabilities of classes, or numbers ``[..., m, n, 1]``.
+      data: the labels.
+      scale: of the labels.
+
+    Returns:
+      Accuracies, areas under the ROC curve or RMSE ``[..., m]``, NaN where there is none; and losses ``[...]``.
+    """
+    y, real = np.asarray(data.y), np.asarray(data.weight) > 0
+    count = np.maximum(real.sum(axis=1), 1)
+    if shape.kind == "numbers":
+        squares = (np.where(real, predicted[..., 0] - y, 0.0) ** 2).sum(axis=-1) / count
+        return scale * np.sqrt(squares), squares.mean(axis=-1)
+    picked = np.take_along_axis(predicted, np.broadcast_to(y.astype(int), predicted.shape[:-1])[..., None], -1)[..., 0]
+    loss = (np.where(real, -np.log(np.maximum(picked, 1e-30)), 0.0).sum(axis=-1) / count).mean(axis=-1)
+    if shape.kind == "classes":
+        right = predicted.argmax(axis=-1) == y
+        return np.where(real, right, 0.0).sum(axis=-1) / count, loss
+    areas = []
+    for t in range(len(y)):
+        high, low = (predicted[..., t, real[t] & (y[t] == k), 1] for k in (1, 0))
+        if not (high.shape[-1] and low.shape[-1]):
+            areas.append(np.full(predicted.shape[:-3], np.nan))
+            continue
+        above = high[..., :, None] - low[..., None, :]
+        areas.append(np.mean((above > 0) + 0.5 * (above == 0), axis=(-1, -2)))
+    return np.stack(areas, axis=-1), loss
+
+
+def best(shape: Shape, judged: np.ndarray, loss: np.ndarray) -> tuple[int, int]:
+    """The run and the record with the best mean score ``[runs, records, m]``; of equals the one of the least loss."""
+    mean = np.nanmean(judged, axis=-1) * (1.0 if shape.kind == "numbers" else -1.0)
+    order = np.lexsort((np.nan_to_num(loss, nan=np.inf).ravel(), np.nan_to_num(mean, nan=np.inf).ravel()))
+    run, record = np.unravel_index(order[0], mean.shape)
+    return int(run), int(record)
+
+
+def with_constant(data: mj.TaskData) -> mj.TaskData:
+    """Append a constant feature."""
+    one = (data.weight > 0).astype(data.x.dtype)[..., None]
+    return data.replace(x=jnp.concatenate([data.x, one], axis=2))
+
+
+def signs(data: mj.TaskData) -> mj.TaskData:
+    """Labels of one class, +1, against the others, -1."""
+    return data.replace(y=jnp.where(data.y > 0, 1.0, -1.0).astype(data.dtype))
