@@ -294,7 +294,7 @@ def scores(shape: Shape, predicted: np.ndarray, data: mj.TaskData, scale: float)
     y, real = np.asarray(data.y), np.asarray(data.weight) > 0
     count = np.maximum(real.sum(axis=1), 1)
     if shape.kind == "numbers":
-        squares = (np.where(real, predicted[..., 0] - y, 0.0) ** 2).sum(axis=-1) / count
+        squares = (np.where(real, predicted[..., 0] - y, 0.0).astype(float) ** 2).sum(axis=-1) / count
         return scale * np.sqrt(squares), squares.mean(axis=-1)
     picked = np.take_along_axis(predicted, np.broadcast_to(y.astype(int), predicted.shape[:-1])[..., None], -1)[..., 0]
     loss = (np.where(real, -np.log(np.maximum(picked, 1e-30)), 0.0).sum(axis=-1) / count).mean(axis=-1)

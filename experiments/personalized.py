@@ -239,13 +239,14 @@ def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace)
             solution = mj.solve(problem(train, chosen), algorithm, **how)
             last, of_each = solution.weights, np.array([solution.rounds])
     asked, cost = algorithm.request(problem(signs(train) if several else train)), mj.costs.lte()
-    flops = asked.steps * asked.step_flops + asked.fixed_flops
+    flops = asked.steps.astype(train.dtype) * asked.step_flops + asked.fixed_flops
     together = cost.replace(latency=0.0).round_seconds(cost.replace(latency=0.0).seconds(flops, asked.down, asked.up))
-    lte = float(of_each.sum() * together + of_each.max() * cost.latency)
-    sent, received = (4e-6 * float(of_each.sum() * numbers) for numbers in (asked.up, asked.down))
+    most, vectors = int(of_each.max()), int(of_each.sum())
+    lte = vectors * float(together) + most * float(cost.latency)
+    sent, received = (4e-6 * vectors * float(numbers) for numbers in (asked.up, asked.down))
     record = jax.tree.map(lambda leaf: float(leaf[chosen]), candidates)
     tested = scores(shape, predicted(last, test), fed.test, fed.scale)[0]
-    return Outcome(tested, repr(record), int(of_each.max()), sent, received, lte)
+    return Outcome(tested, repr(record), most, sent, received, lte)
 
 
 def gathered(rows: list[Row]) -> dict[str, dict[str, np.ndarray]]:

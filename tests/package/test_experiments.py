@@ -322,12 +322,13 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
     linear = study.METHODS[-2]
     first = main("Local", "Ditto")
     assert "school.npz is not here" in first.err
-    (tmp_path / "trials.csv").open("a").write("mixture,rounds=2")  # cut off by a kill
+    path = tmp_path / "trials.csv"
+    path.write_text(path.read_text() + "mixture,rounds=2")  # cut off by a kill
     both = main("Local", "Ditto", linear)
     assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in ("Local", "Ditto", linear)] == [
         1
     ] * 3
-    rows = {row.method: row for row in experiments.rows.read(tmp_path / "trials.csv", study.Row)}
+    rows = {row.method: row for row in experiments.rows.read(path, study.Row)}
     assert list(rows) == ["Local", "Ditto", linear]
     assert all(len(row.scores.split()) == 4 and row.lte > 0 for row in rows.values())
     parameters = 50 * 50 + 50 + 50 * 2 + 2
