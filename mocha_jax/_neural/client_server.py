@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import State
@@ -19,12 +20,15 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import LOCAL, Client, Phase, divided
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
-from mocha_jax._neural.prediction import Prediction
+from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, resumed
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
+
+# Folded into the key of the algorithm's seed, beyond the numbers of clients.
+_TUNING = np.uint32(2**32 - 3)
 
 
 class TrainingState(State):
@@ -34,7 +38,7 @@ class TrainingState(State):
     rows: Any = tree()  # ``[m, ...]`` to each,
     kept: Any = tree()  # and what stays
     own: Any = tree()  # ``[m, ...]`` what every client keeps
-    ready: Any = tree()  # ``[m, ...]`` `Method.ready` of the last `resume`, which `solve` ends with
+    ready: Any = tree()  # ``[m, ...]`` `Method.ready`, from `resume` to the next round; else NaN
     loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 answers left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
@@ -95,8 +99,7 @@ class ClientServer(Trainer):
             jnp.zeros((), jnp.int32), *parts, own, (), jnp.full((), jnp.inf, dtype),
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
         )  # fmt: skip
-        like = jax.eval_shape(self.made_ready, state, problem)
-        return state.replace(ready=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like))
+        return state.replace(ready=unknown(jax.eval_shape(self.made_ready, state, problem)))
 
     def first_parts(self, m: int, dtype: Any) -> ServerParts:
         """The server's trees before the first round."""
@@ -122,7 +125,7 @@ class ClientServer(Trainer):
         return sum((p.schedule.steps(problem.data) for p in self.all_phases.values()), jnp.zeros((), jnp.int32))
 
     def step_flops(self, problem: Prediction) -> Array:
-        """Those of all phases' steps, averaged."""
+        """Average the operations of the steps of all phases, ``[m]``."""
         data, one, phases = problem.data, super().step_flops(problem), self.all_phases
         if len(phases) == 1:
             return one * phases[LOCAL].gradients
@@ -134,7 +137,6 @@ class ClientServer(Trainer):
         return safe_ratio(one, rows) * safe_ratio(work, self.full_work(problem).astype(data.dtype))
 
     def message(self, problem: Prediction) -> tuple[float, float]:
-
         def both() -> tuple[ServerParts, Answer]:
             parts = self.first_parts(1, problem.data.dtype)
             return parts, self.answer_like(parts)
@@ -144,7 +146,7 @@ class ClientServer(Trainer):
 
     def answer_like(self, parts: ServerParts) -> Answer:
         """Shapes of one client's answer to trees of these shapes."""
-        sends, row = self.declared().method.sends, jax.tree.map(lambda a: a[0], parts.rows)
+        sends, row = self.declared().method.sends, jax.tree.map(_first, parts.rows)
         return Answer(parts.shared) if sends is None else sends(parts.shared, row)
 
     def inputs(self, key: Array, shared: Tree, problem: Prediction) -> RoundInputs:
@@ -187,7 +189,9 @@ class ClientServer(Trainer):
         budget = work.budget(self.full_work(problem))
         own, sent, heard = self._at_clients(key, state, problem, budget)
         weights = jnp.sum(problem.data.weight, axis=1)
-        return self.heard(state, heard, sent, weights).replace(own=own), info(self, problem, budget)
+        # Of the server's new trees no client has made anything ready.
+        after = self.heard(state, heard, sent, weights).replace(own=own, ready=unknown(state.ready))
+        return after, info(self, problem, budget)
 
     def _at_clients(
         self, key: Array, state: TrainingState, problem: Prediction, budget: Array
@@ -288,10 +292,13 @@ class ClientServer(Trainer):
         """`Method.ready` of every client, ``[m, ...]``; nothing of a method without."""
         if self.declared().method.ready is None:
             return ()
-        # The draws depend on the state alone, and are none of a round's.
-        key = jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), state.round)
-        inputs = self.inputs(key, state.shared, problem)
+        inputs = self.inputs(self.tuning_key, state.shared, problem)
         return self.ready_at(lambda node: inputs, state.rows, state.own, problem)
+
+    @property
+    def tuning_key(self) -> Array:
+        """The key of the draws by which clients are made ready, none of a round's nor of first parameters."""
+        return jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _TUNING)
 
     def ready_at(self, inputs: Callable[[Array], RoundInputs], rows: Any, own: Any, problem: Prediction) -> Any:
         """`Method.ready` of every client, of the inputs of each."""
@@ -314,17 +321,26 @@ class ClientServer(Trainer):
         begin = own, rows, zeros_like(like, data.num_nodes)
         return over_clients(data, budget, at_once(self.at_once), client, (), begin, ())[0][2]
 
-    def certify(self, state: TrainingState, problem: Prediction) -> Any:
-        return super().certify(state.replace(ready=self.made_ready(state, problem)), problem)
+    def judge(self, state: TrainingState, problem: Prediction) -> Judge:
+        current = state.exchange(ready=self.made_ready(state, problem))
+        return self.judge_by(lambda client: self._of_client(current, client), problem)
 
     def parameters(self, state: TrainingState, problem: Prediction, node: Array | int) -> Any:
+        return self._of_client(state.exchange(ready=self.made_ready(state, problem)), node)
+
+    def _of_client(self, state: TrainingState, node: Array | int) -> Any:
+        """The parameters that predict at a client, of a state whose clients are ready."""
         model = self.declared().method.personal_model
         if model is None:
             return self.weights(state)
         return model(state.shared, *jax.tree.map(lambda a: a[node], self._own(state)))
 
     def weights(self, state: TrainingState) -> Params:
-        """The parameters that predict: those for all clients, or ``[m, ...]`` of each."""
+        """The parameters that predict: those for all clients, or ``[m, ...]`` of each.
+
+        Of a method with `Method.ready` they are NaN after a round: ``resume`` makes the clients ready, and `solve` ends
+        with it.
+        """
         method = self.declared().method
         if method.personal_model is not None:
             return mapped(method.personal_model, state.shared, *self._own(state))
@@ -345,6 +361,13 @@ def _join(key: Array, algorithm: ClientServer, state: TrainingState, problem: Pr
 
 
 _joined = jax.jit(_join, static_argnums=4)
+
+
+def unknown(shapes: Tree) -> Any:
+    """Make trees of these shapes of NaN, where numbers may be that."""
+    return jax.tree.map(
+        lambda a: jnp.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0, a.dtype), shapes
+    )
 
 
 def zeros_like(shapes: Tree, *lead: int) -> Any:

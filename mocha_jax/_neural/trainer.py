@@ -178,9 +178,13 @@ class Trainer(Algorithm[Prediction]):
 
     def judge(self, state: Any, problem: Prediction) -> Judge:
         """Losses and errors of samples, by a client's network."""
+        return self.judge_by(lambda client: self.parameters(state, problem, client), problem)
+
+    def judge_by(self, parameters: Callable[[Array], Params], problem: Prediction) -> Judge:
+        """Losses and errors of samples, by the parameters of a client."""
 
         def judged(client: Array, x: Array, y: Array) -> tuple[Array, Array]:
-            predicted = outputs(self.model, self.parameters(state, problem, client), x, y.shape)
+            predicted = outputs(self.model, parameters(client), x, y.shape)
             return problem.likelihood.loss(predicted, y), problem.likelihood.error(predicted, y)
 
         return judged

@@ -136,10 +136,10 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
             numbers = jnp.zeros(state.incarnation.shape, jnp.int32)
             own = self._or_first(numbers > 0, numbers, state, _latest(state))
         if method.ready is not None:
-            key = jax.random.key(jnp.asarray(algorithm.seed, jnp.uint32))
             own = algorithm.ready_at(
-                lambda node: algorithm.inputs(key, row_of(down.shared, node), problem), down.row, own, problem
-            )
+                lambda node: algorithm.inputs(algorithm.tuning_key, row_of(down.shared, node), problem), down.row, own,
+                problem,
+            )  # fmt: skip
         return jax.vmap(method.personal_model)(down.shared, down.row, own)
 
     def work(self, key: Array, state: Any, header: Header, down: TrainingDown) -> tuple[Any, Array, TrainingUp]:

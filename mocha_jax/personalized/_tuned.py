@@ -27,8 +27,8 @@ def fine_tuned(
     r"""Compose federated averaging with fine-tuning: each client predicts by the server's model, trained on.
 
     Rounds are those of `FedAvg`. Whenever predictions are judged, and at the end of `solve`, every client trains the
-    server's model for `tuning_epochs` on its samples; nothing of that goes back. A state of `run` has it after
-    ``algorithm.resume(state, problem)``.
+    server's model for `tuning_epochs` on its samples; nothing of that goes back. After `run`, ``algorithm.weights`` are NaN
+    until ``algorithm.resume(state, problem)``.
 
     Args:
       model: from `mocha_jax.networks`.

@@ -266,3 +266,19 @@ def test_afl():
         lambda s, k: oracles.model_of_afl(s), rounds=(list(range(K)),) * 3,
     )  # fmt: skip
     np.testing.assert_allclose(after.rows, state["mixture"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", [P.fine_tuned, P.per_fedavg])
+@pytest.mark.thin(1)
+def test_a_state_of_a_run_is_judged_by_tuned_models(make, key):
+    """Scores and predictions tune anew; weights, which cannot without samples, are NaN until `resume`."""
+    problem, algorithm = make_problem(), make(MODEL, SGD, batch_size=4)
+    state, history = mj.run(problem, algorithm, key, num_rounds=2)
+    resumed = algorithm.resume(state, problem)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(state)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(resumed)))
+    np.testing.assert_allclose(algorithm.scores(state, problem).error.mean(), history.error[-1])
+    both = [algorithm.predict(s, problem, 1, problem.data.x[1]).mean for s in (state, resumed)]
+    np.testing.assert_array_equal(*both)
+    after, _ = mj.run(problem, algorithm, key, num_rounds=1, state=resumed)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(after)))
