@@ -31,18 +31,27 @@ Gradient = Callable[[Any, Batch, Array], tuple[Array, Any]]  # of the same: a lo
 
 
 class Phase(NamedTuple):
-    """A phase of a client's training in a round; static."""
+    """A phase of a client's training after the first one; static. Its defaults are those of the first."""
 
     name: str
-    optimizer: optax.GradientTransformation
-    epochs: int
-    batch_size: int | None  # None: all samples at once
+    optimizer: optax.GradientTransformation | None = None
+    epochs: int | None = None
+    full_batch: bool = False  # all samples at once
     gradients: float = 1.0  # of a batch that a step computes, which is its price
 
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of its epochs."""
-        return Schedule(self.epochs, self.batch_size)
+
+class PhaseTraining(NamedTuple):
+    """Optimizer, epochs and batches of a client in a phase; static."""
+
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    gradients: float = 1.0
+
+    def of(self, phase: Phase) -> PhaseTraining:
+        """Those of another phase."""
+        epochs = self.schedule.epochs if phase.epochs is None else phase.epochs
+        batch = None if phase.full_batch else self.schedule.batch
+        return PhaseTraining(phase.optimizer or self.optimizer, Schedule(epochs, batch), phase.gradients)
 
 
 class Client(NamedTuple):
@@ -60,7 +69,7 @@ class Client(NamedTuple):
     place: Array  # [] int32 where
     node: Array  # [] int32 its number among all
     steps: Mapping[str, Array]  # [] int32 of each phase
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, PhaseTraining]
     network: Network
     likelihood: Likelihood
 
@@ -105,7 +114,11 @@ class Client(NamedTuple):
             losses = self.likelihood.loss(outputs(self.network, params, x, y.shape), y)
             return jnp.where(rows[2] > 0, losses.reshape(len(rows[1]), -1).sum(axis=1), 0.0)
 
-        x, y, weight = (a[self.place] for a in (self.data.x, self.data.y, self.data.weight))
+        data, place, weight = self.data, self.place, self.data.weight[self.place]
+        every = jnp.arange(len(weight), dtype=jnp.int32)
+        # In place of padding the first real row, which a model can always predict; it counts for nothing.
+        rows = jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
+        x, y = data.x[place, rows], data.y[place, rows]
         return lax.map(some, (x[:, None], y[:, None], weight[:, None]), batch_size=ROWS)[:, 0]
 
     def loss(self, params: Params) -> Array:
@@ -117,10 +130,13 @@ class Client(NamedTuple):
         """Draw another batch of a phase's size, without replacement; all samples where it is as large as that."""
         data, place = self.data, self.place
         weight, room = data.weight[place], self.phases[phase].schedule.room(data)
-        if room == len(weight):
-            return Batch(data.x[place].astype(data.dtype), data.y[place], weight)
-        rows = in_random_order(jax.random.fold_in(key, _DRAWS), weight > 0)[:room]
-        return Batch(data.x[place, rows].astype(data.dtype), data.y[place, rows], weight[rows])
+        places = jnp.arange(room, dtype=jnp.int32)
+        size = jnp.sum(weight > 0, dtype=jnp.int32)
+        # What is missing are samples of the client again, with weight 0.
+        order = in_random_order(jax.random.fold_in(key, _DRAWS), weight > 0)
+        rows = order[places % jnp.maximum(size, 1)]
+        weight = jnp.where(places < size, weight[rows], 0.0)
+        return Batch(data.x[place, rows].astype(data.dtype), data.y[place, rows], weight)
 
 
 def squared_distance(a: Tree, b: Tree) -> Array:
@@ -144,7 +160,7 @@ def difference(a: Tree, b: Tree) -> Any:
     return jax.tree.map(lambda a, b: a - b, a, b)
 
 
-def divided(budget: Array, phases: Mapping[str, Phase], data: TaskData, place: Array) -> dict[str, Array]:
+def divided(budget: Array, phases: Mapping[str, PhaseTraining], data: TaskData, place: Array) -> dict[str, Array]:
     """Divide a client's budget of steps among phases in proportion to their full work."""
     if len(phases) < 2:
         return dict.fromkeys(phases, budget)

@@ -17,7 +17,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Tree, tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.client import LOCAL, Client, Phase, divided
+from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Judge, Prediction
@@ -85,11 +85,16 @@ class ClientServer(Trainer):
         """The functions, and what they are given."""
 
     @property
-    def all_phases(self) -> dict[str, Phase]:
+    def all_phases(self) -> dict[str, PhaseTraining]:
         """The phases of a round by name, the first one in front."""
-        declared = self.declared()
-        first = Phase(LOCAL, self.client_optimizer, self.local_epochs, self.batch_size, declared.gradients)
-        return {phase.name: phase for phase in (first, *declared.phases)}
+        declared, wraps = self.declared(), self.declared().method.wraps
+        optimizer = self.client_optimizer if wraps is None else wraps(self.client_optimizer)
+        return {LOCAL: PhaseTraining(optimizer, self.schedule, declared.gradients), **self._as_first(declared.phases)}
+
+    def _as_first(self, phases: tuple[Phase, ...]) -> dict[str, PhaseTraining]:
+        """Other phases by name, with the settings of the first one where they name none."""
+        first = PhaseTraining(self.client_optimizer, self.schedule)
+        return {phase.name: first.of(phase) for phase in phases}
 
     def init(self, problem: Prediction) -> TrainingState:
         m, dtype = problem.data.num_nodes, problem.data.dtype
@@ -130,10 +135,8 @@ class ClientServer(Trainer):
         if len(phases) == 1:
             return one * phases[LOCAL].gradients
         rows = safe_ratio(data.sizes.astype(data.dtype), self.schedule.per_epoch(data).astype(data.dtype))
-        work = sum(
-            (jnp.asarray(p.gradients * p.epochs, data.dtype) * data.sizes.astype(data.dtype) for p in phases.values()),
-            jnp.zeros_like(one),
-        )
+        passes = sum(phase.gradients * phase.schedule.epochs for phase in phases.values())
+        work = jnp.asarray(passes, data.dtype) * data.sizes.astype(data.dtype)
         return safe_ratio(one, rows) * safe_ratio(work, self.full_work(problem).astype(data.dtype))
 
     def message(self, problem: Prediction) -> tuple[float, float]:
@@ -156,7 +159,7 @@ class ClientServer(Trainer):
 
     def at_client(
         self, inputs: RoundInputs, row: Tree, data: TaskData, place: Array, node: Array, budget: Array,
-        phases: Mapping[str, Phase] | None = None,
+        phases: Mapping[str, PhaseTraining] | None = None,
     ) -> Client:  # fmt: skip
         """A client in a round.
 
@@ -303,7 +306,7 @@ class ClientServer(Trainer):
     def ready_at(self, inputs: Callable[[Array], RoundInputs], rows: Any, own: Any, problem: Prediction) -> Any:
         """`Method.ready` of every client, of the inputs of each."""
         declared, data = self.declared(), problem.data
-        ready, phases = declared.method.ready, {phase.name: phase for phase in declared.tuning}
+        ready, phases = declared.method.ready, self._as_first(declared.tuning)
         assert ready is not None
 
         def at(data: TaskData, place: Array, node: Array, budget: Array, own: Any, row: Any) -> Any:

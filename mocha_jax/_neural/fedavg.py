@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Client, difference, pulled, scaled
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
@@ -18,7 +17,7 @@ def first_model(b: Beginning) -> ServerParts:
     return ServerParts(params, (), b.optimizer.init(params))
 
 
-def send_change(c: Client, own: Any) -> tuple[Any, Answer]:
+def send_change(c: Client, own: Tree) -> tuple[Tree, Answer]:
     """Train the server's network and send how it changed; a `proximal` term keeps it near where it began."""
     objective = pulled(c.mean_loss, c.numbers["proximal"], c.shared) if "proximal" in c.numbers else c.mean_loss
     done = c.train(c.shared, objective)

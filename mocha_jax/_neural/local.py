@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from mocha_jax._core.pytree import Tree
 from mocha_jax._neural.client import Client
 from mocha_jax._neural.client_server import ClientServer, TrainingState
 from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
@@ -16,6 +15,8 @@ from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import mean_of_known
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
+
+Own = tuple[Params, optax.OptState, Array]  # a client's parameters, optimizer and mean loss
 
 
 class Local(ClientServer):
@@ -49,7 +50,7 @@ class Local(ClientServer):
     def declared(self) -> Declared:
         return Declared(Method(_nothing, _train_on, _unchanged, own=self._first, personal_model=_own_params))
 
-    def _first(self, b: Beginning, node: Array) -> tuple[Params, optax.OptState, Array]:
+    def _first(self, b: Beginning, node: Array) -> Own:
         """A client's parameters, optimizer and mean loss before any training."""
         params = b.begin(node)
         return params, self.client_optimizer.init(params), jnp.full((), jnp.inf, jax.tree.leaves(params)[0].dtype)
@@ -63,7 +64,7 @@ def _nothing(b: Beginning) -> ServerParts:
     return ServerParts()
 
 
-def _train_on(c: Client, own: Any) -> tuple[Any, Answer]:
+def _train_on(c: Client, own: Own) -> tuple[Own, Answer]:
     """Train the client's network on from where it is."""
     params, optimizer, _ = own
     done = c.train(params, optimizer=optimizer)
@@ -74,5 +75,5 @@ def _unchanged(s: ServerRound) -> ServerParts:
     return s.parts
 
 
-def _own_params(shared: Any, row: Any, own: Any) -> Params:
+def _own_params(shared: Tree, row: Tree, own: Own) -> Params:
     return own[0]

@@ -78,6 +78,7 @@ class Method(NamedTuple):
       global_model: ``global_model(shared, kept)``, the parameters that predict for all clients; `kept` is empty at a
         node. Default: `shared`.
       personal_model: in place of it, ``personal_model(shared, row, own)``, those that predict for one.
+      wraps: ``wraps(optimizer)``, the client optimizer of the first phase, made of the caller's. Default: that one.
       joins: ``joins(shared, row, first)``, what stands for `own`'s tree at a client that comes when training is over.
         Default: that tree.
       ready: ``ready(c, own)``, what stands for `own` there, made on the client's samples by what the server has now,
@@ -92,6 +93,7 @@ class Method(NamedTuple):
     own: Callable[[Beginning, Any], Any] | None = None
     global_model: Callable[[Any, Any], Params] | None = None
     personal_model: Callable[[Any, Any, Any], Params] | None = None
+    wraps: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
     joins: Callable[[Any, Any, Any], Any] | None = None
     ready: Callable[[Client, Any], Any] | None = None
     check: Callable[[Mapping[str, Any], TaskData], None] | None = None

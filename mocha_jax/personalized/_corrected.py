@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,20 @@ import optax
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Client, difference, pulled, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, no_correction
+from mocha_jax.personalized._parts import (
+    ClientOptions,
+    TrainingOptions,
+    composed,
+    no_correction,
+    without_server_optimizer,
+)
 
 
 def scaffold(
@@ -49,8 +55,7 @@ def scaffold(
     References:
       - [Karimireddy et al., SCAFFOLD](https://arxiv.org/abs/1910.06378), 2020, Algorithm 1.
     """
-    check_made_of("scaffold", model, client_optimizer)
-    return composed("scaffold", SCAFFOLD, model, optax.chain(_summed(), client_optimizer), {}, options)
+    return composed("scaffold", SCAFFOLD, model, client_optimizer, {}, options)
 
 
 class Controlled(NamedTuple):
@@ -60,8 +65,8 @@ class Controlled(NamedTuple):
     control: Params
 
 
-def _summed() -> optax.GradientTransformation:
-    """Keep the sum of all gradients."""
+def _summed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keep the sum of all gradients beside an optimizer's state."""
 
     def init(params: Params) -> Params:
         return jax.tree.map(jnp.zeros_like, params)
@@ -69,7 +74,7 @@ def _summed() -> optax.GradientTransformation:
     def update(updates: Params, state: Params, params: Params | None = None) -> tuple[Params, Params]:
         return updates, jax.tree.map(jnp.add, state, updates)
 
-    return optax.GradientTransformation(init, update)
+    return optax.chain(optax.GradientTransformation(init, update), optimizer)
 
 
 def _no_control(b: Beginning) -> ServerParts:
@@ -101,16 +106,18 @@ def _controlling(s: ServerRound) -> ServerParts:
     return s.parts._replace(shared=Controlled(params, control), kept=state)
 
 
-def _controlled_model(shared: Controlled, kept: Any) -> Params:
+def _controlled_model(shared: Controlled, kept: Tree) -> Params:
     return shared.model
 
 
-SCAFFOLD = Method(_no_control, _controlled, _controlling, own=no_correction, global_model=_controlled_model)
+SCAFFOLD = Method(
+    _no_control, _controlled, _controlling, own=no_correction, global_model=_controlled_model, wraps=_summed
+)
 
 
 def feddyn(
     model: Network, client_optimizer: optax.GradientTransformation, *, strength: Hyperparameter = 0.1,
-    **options: Unpack[TrainingOptions],
+    **options: Unpack[ClientOptions],
 ) -> Composed:  # fmt: skip
     r"""Compose FedDyn: federated averaging with a dynamic regularizer, whose clients agree at the optimum.
 
@@ -144,6 +151,7 @@ def feddyn(
     References:
       - [Acar et al., Federated Learning Based on Dynamic Regularization](https://arxiv.org/abs/2111.04263), 2021.
     """
+    without_server_optimizer("feddyn", options)
     check.positive("feddyn", strength=strength)
     return composed("feddyn", FEDDYN, model, client_optimizer, {"strength": strength}, options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +10,18 @@ import optax
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Client, difference, scaled
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed
+from mocha_jax.personalized._parts import ClientOptions, composed, without_server_optimizer
 
 
 def q_ffl(
     model: Network, client_optimizer: optax.GradientTransformation, *, fairness: Hyperparameter = 1.0,
-    lipschitz: Hyperparameter = 10.0, **options: Unpack[TrainingOptions],
+    lipschitz: Hyperparameter = 10.0, **options: Unpack[ClientOptions],
 ) -> Composed:  # fmt: skip
     r"""Compose q-FedAvg: federated averaging in which clients with larger losses count more.
 
@@ -58,6 +58,7 @@ def q_ffl(
     """
     check.positive("q_ffl", lipschitz=lipschitz)
     numbers = {"fairness": fairness, "lipschitz": lipschitz}
+    without_server_optimizer("q_ffl", options)
     return composed("q_ffl", Q_FFL, model, client_optimizer, numbers, options)
 
 
@@ -72,11 +73,11 @@ def _plain_model(b: Beginning) -> ServerParts:
     return ServerParts(b.begin(0))
 
 
-def _with_norm(shared: Params, row: Any) -> Answer:
+def _with_norm(shared: Params, row: Tree) -> Answer:
     return Answer(FairChange(shared, jnp.zeros((), jax.tree.leaves(shared)[0].dtype)))
 
 
-def _fair_client(c: Client, own: Any) -> tuple[Any, Answer]:
+def _fair_client(c: Client, own: Tree) -> tuple[Tree, Answer]:
     q, smooth = c.numbers["fairness"], c.numbers["lipschitz"]
     loss = jnp.maximum(c.loss(c.shared), 1e-10)  # which has a power of q - 1
     done = c.train(c.shared)
@@ -97,7 +98,7 @@ Q_FFL = Method(_plain_model, _fair_client, _fair_server, _with_norm)
 
 def afl(
     model: Network, client_optimizer: optax.GradientTransformation, *, mixture_rate: Hyperparameter = 0.1,
-    **options: Unpack[TrainingOptions],
+    **options: Unpack[ClientOptions],
 ) -> Composed:  # fmt: skip
     r"""Compose agnostic federated learning: the model that is best for the worst mixture of the clients.
 
@@ -131,6 +132,7 @@ def afl(
     References:
       - [Mohri et al., Agnostic Federated Learning](https://arxiv.org/abs/1902.00146), 2019, Algorithm 1.
     """
+    without_server_optimizer("afl", options)
     return composed("afl", AFL, model, client_optimizer, {"mixture_rate": mixture_rate}, options)
 
 
@@ -152,7 +154,7 @@ def _with_loss(shared: Params, row: Array) -> Answer:
     return Answer(shared, row)
 
 
-def _agnostic_client(c: Client, own: Any) -> tuple[Any, Answer]:
+def _agnostic_client(c: Client, own: Tree) -> tuple[Tree, Answer]:
     loss, done = c.loss(c.shared), c.train(c.shared)
     return own, Answer(scaled(c.row, difference(c.shared, done.params)), loss, done.loss)
 
@@ -178,7 +180,7 @@ def _onto_simplex(point: Array, real: Array) -> Array:
     return jnp.where(real, jnp.maximum(point - surplus[jnp.maximum(count - 1, 0)], 0.0), 0.0)
 
 
-def _average_model(shared: Params, kept: Any) -> Params:
+def _average_model(shared: Params, kept: Tree) -> Params:
     if kept == ():  # a node, which receives the last one
         return shared
     started = kept.rounds > 0

@@ -13,18 +13,26 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, pulled
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, composed, everywhere, own_model, row_model, same_model
+from mocha_jax.personalized._parts import (
+    ClientOptions,
+    composed,
+    everywhere,
+    own_model,
+    row_model,
+    same_model,
+    without_server_optimizer,
+)
 
 
 def fedu(
     model: Network, client_optimizer: optax.GradientTransformation, *, graph: ArrayLike,
-    strength: Hyperparameter = 0.01, server_rate: Hyperparameter = 0.1, **options: Unpack[TrainingOptions],
+    strength: Hyperparameter = 0.01, server_rate: Hyperparameter = 0.1, **options: Unpack[ClientOptions],
 ) -> Composed:  # fmt: skip
     r"""Compose FedU: personal models that the server moves along the Laplacian of a graph of the clients.
 
@@ -65,6 +73,7 @@ def fedu(
     if known is not None and not np.allclose(known, known.T, rtol=1e-5, atol=0.0):
         raise ValueError("fedu: graph must be symmetric; (graph + graph.T) / 2 is.")
     numbers = {"graph": matrix, "strength": strength, "server_rate": server_rate}
+    without_server_optimizer("fedu", options)
     return composed("fedu", FEDU, model, client_optimizer, numbers, options)
 
 
@@ -79,11 +88,11 @@ def _models_of_all(b: Beginning) -> ServerParts:
     return ServerParts(rows=everywhere(b.begin(0), b.clients))
 
 
-def _row_of_row(shared: Any, row: Params) -> Answer:
+def _row_of_row(shared: Tree, row: Params) -> Answer:
     return Answer(row=row)
 
 
-def _from_row(c: Client, own: Any) -> tuple[Any, Answer]:
+def _from_row(c: Client, own: Tree) -> tuple[Tree, Answer]:
     done = c.train(c.row)
     return own, Answer(row=done.params, loss=done.loss)
 
@@ -113,7 +122,7 @@ FEDU = Method(_models_of_all, _from_row, _along_the_laplacian, _row_of_row, pers
 
 def fedamp(
     model: Network, client_optimizer: optax.GradientTransformation, *, strength: Hyperparameter = 1.0,
-    attention: Hyperparameter = 0.1, sharpness: Hyperparameter = 1.0, **options: Unpack[TrainingOptions],
+    attention: Hyperparameter = 0.1, sharpness: Hyperparameter = 1.0, **options: Unpack[ClientOptions],
 ) -> Composed:  # fmt: skip
     r"""Compose FedAMP: personal models pulled to clouds of models, in which similar ones count most.
 
@@ -152,6 +161,7 @@ def fedamp(
     """
     check.positive("fedamp", attention=attention, sharpness=sharpness)
     numbers = {"strength": strength, "attention": attention, "sharpness": sharpness}
+    without_server_optimizer("fedamp", options)
     return composed("fedamp", FEDAMP, model, client_optimizer, numbers, options)
 
 
@@ -176,7 +186,7 @@ def _attentive(s: ServerRound) -> ServerParts:
     return ServerParts(rows=jax.tree.map(lambda a: a - jnp.tensordot(pulls, a, 1), models), kept=models)
 
 
-def _from_cloud(shared: Any, row: Params, first: Params) -> Params:
+def _from_cloud(shared: Tree, row: Params, first: Params) -> Params:
     return row
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 from jax import Array, lax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Client, difference, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
@@ -96,11 +96,11 @@ def _apfl_client(c: Client, kept: MixedModel) -> tuple[MixedModel, Answer]:
     return MixedModel(done.params.own, share), Answer(change, loss=done.loss)
 
 
-def _mixed_model(shared: Params, row: Any, own: MixedModel) -> Params:
+def _mixed_model(shared: Params, row: Tree, own: MixedModel) -> Params:
     return _interpolated(jnp.asarray(own.share), own.own, shared)
 
 
-def _own_as_shared(shared: Params, row: Any, first: MixedModel) -> MixedModel:
+def _own_as_shared(shared: Params, row: Tree, first: MixedModel) -> MixedModel:
     return first._replace(own=shared)
 
 
@@ -158,7 +158,7 @@ def _components(b: Beginning) -> ServerParts:
     return ServerParts(params, (), b.optimizer.init(params))
 
 
-def _of_components(shared: Params, row: Any) -> Answer:
+def _of_components(shared: Params, row: Tree) -> Answer:
     return Answer(ClusterChange(shared, jnp.zeros(len(jax.tree.leaves(shared)[0]), jax.tree.leaves(shared)[0].dtype)))
 
 
@@ -168,13 +168,13 @@ def _one(c: Client) -> Client:
     return c._replace(network=c.network.network)
 
 
-def _best(c: Client, own: Any) -> Array:
+def _best(c: Client, own: Tree) -> Array:
     """Mark the component with the least loss on the client's samples, ``[k]``."""
     losses = lax.map(_one(c).loss, c.shared)
     return jax.nn.one_hot(jnp.argmin(losses), len(losses), dtype=losses.dtype)
 
 
-def _ifca_client(c: Client, own: Any) -> tuple[Any, Answer]:
+def _ifca_client(c: Client, own: Tree) -> tuple[Tree, Answer]:
     mark = _best(c, own)
     begin = jax.tree.map(lambda a: a[jnp.argmax(mark)], c.shared)
     done = _one(c).train(begin)
@@ -189,7 +189,7 @@ def _each_averaged(s: ServerRound) -> ServerParts:
     return s.parts._replace(shared=params, kept=state)
 
 
-def _mixture(shared: Params, row: Any, own: Array) -> MixtureParameters:
+def _mixture(shared: Params, row: Tree, own: Array) -> MixtureParameters:
     return MixtureParameters(shared, own)
 
 

@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Beginning, Method
@@ -18,16 +18,21 @@ from mocha_jax._neural.trainer import of_optax
 from mocha_jax.networks import Network, Params
 
 
-class TrainingOptions(TypedDict, total=False):
+class ClientOptions(TypedDict, total=False):
     """Options of every method; `Composed` says what they are."""
 
-    server_optimizer: optax.GradientTransformation
     fraction: Hyperparameter
     local_epochs: int
     batch_size: int | None
     rate: Hyperparameter
     seed: Hyperparameter | int
     at_once: int | None
+
+
+class TrainingOptions(ClientOptions, total=False):
+    """Options of a method whose server has an optimizer."""
+
+    server_optimizer: optax.GradientTransformation
 
 
 class Extra(TypedDict, total=False):
@@ -40,14 +45,21 @@ class Extra(TypedDict, total=False):
 
 def composed(
     owner: str, method: Method, model: Network, optimizer: optax.GradientTransformation,
-    numbers: dict[str, Hyperparameter], options: TrainingOptions, **extra: Unpack[Extra],
+    numbers: dict[str, Hyperparameter], options: ClientOptions | TrainingOptions, **extra: Unpack[Extra],
 ) -> Composed:  # fmt: skip
     """Put a method together; raise where a hyperparameter is no number, 0 or more."""
+    check_made_of(owner, model, optimizer)
     for name, number in numbers.items():
         if name != "graph":
             check.scalar(owner, **{name: number})
         check.nonnegative(owner, **{name: number})
     return Composed(model, optimizer, method=method, numbers=numbers, **extra, **options)
+
+
+def without_server_optimizer(owner: str, options: ClientOptions) -> None:
+    """Raise where an optimizer is given to a server whose step is the method's own."""
+    if "server_optimizer" in options:
+        raise ValueError(f"{owner}: the server has no optimizer; leave server_optimizer out.")
 
 
 def check_made_of(owner: str, model: object, optimizer: object) -> None:
@@ -57,13 +69,14 @@ def check_made_of(owner: str, model: object, optimizer: object) -> None:
 
 
 def phase(
-    owner: str, name: str, optimizer: optax.GradientTransformation, epochs: int, options: TrainingOptions,
-    gradients: float = 1.0,
+    owner: str, name: str, optimizer: optax.GradientTransformation | None, epochs: int | None
 ) -> Phase:  # fmt: skip
-    """A phase with the batches of the first one."""
-    check.integer(owner, 1, **{f"{name}_epochs": epochs})
-    of_optax(owner, f"{name}_optimizer", optimizer, "optax.sgd(0.1)")
-    return Phase(name, optimizer, int(epochs), options.get("batch_size", 10), gradients)
+    """Make a phase with the batches of the first one; raise where its settings are none."""
+    if epochs is not None:
+        check.integer(owner, 1, **{f"{name}_epochs": epochs})
+    if optimizer is not None:
+        of_optax(owner, f"{name}_optimizer", optimizer, "optax.sgd(0.1)")
+    return Phase(name, optimizer, None if epochs is None else int(epochs))
 
 
 def same_model(b: Beginning, node: Array) -> Params:
@@ -76,17 +89,17 @@ def no_correction(b: Beginning, node: Array) -> Params:
     return jax.tree.map(jnp.zeros_like, b.begin(0))
 
 
-def from_shared(shared: Any, row: Any, first: Params) -> Params:
+def from_shared(shared: Tree, row: Tree, first: Params) -> Params:
     """Begin with the server's network, as a client that comes late."""
     return shared
 
 
-def own_model(shared: Any, row: Any, own: Params) -> Params:
+def own_model(shared: Tree, row: Tree, own: Params) -> Params:
     """Predict by the network that the client keeps."""
     return own
 
 
-def row_model(shared: Any, row: Params, own: Any) -> Params:
+def row_model(shared: Tree, row: Params, own: Tree) -> Params:
     """Predict by the network that the server has for the client."""
     return row
 

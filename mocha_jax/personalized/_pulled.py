@@ -19,7 +19,6 @@ from mocha_jax._neural.method import Answer, Method
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import (
     TrainingOptions,
-    check_made_of,
     composed,
     from_shared,
     own_model,
@@ -66,12 +65,7 @@ def ditto(
     References:
       - [Li et al., Ditto: Fair and Robust Federated Learning](https://arxiv.org/abs/2012.04221), 2021, Algorithm 1.
     """
-    check_made_of("ditto", model, client_optimizer)
-    epochs = options.get("local_epochs", 1) if personal_epochs is None else personal_epochs
-    if personal_epochs is None:
-        check.integer("ditto", 1, local_epochs=epochs)
-    optimizer = client_optimizer if personal_optimizer is None else personal_optimizer
-    personal = phase("ditto", "personal", optimizer, epochs, options)
+    personal = phase("ditto", "personal", personal_optimizer, personal_epochs)
     return composed("ditto", DITTO, model, client_optimizer, {"strength": strength}, options, phases=(personal,))
 
 
@@ -168,10 +162,9 @@ def pfedme(
       - [T Dinh et al., Personalized Federated Learning with Moreau Envelopes](https://arxiv.org/abs/2006.08848), 2020,
         Algorithm 1.
     """
-    check_made_of("pfedme", model, client_optimizer)
     check.integer("pfedme", 1, inner_steps=inner_steps)
     numbers = {"strength": strength, "inner_rate": inner_rate, "inner_steps": float(inner_steps)}
-    return composed("pfedme", PFEDME, model, _beside_point(client_optimizer), numbers, options, gradients=inner_steps)
+    return composed("pfedme", PFEDME, model, client_optimizer, numbers, options, gradients=inner_steps)
 
 
 class _WithPoint(NamedTuple):
@@ -215,4 +208,7 @@ def _pfedme_client(c: Client, own: Params) -> tuple[Params, Answer]:
     return done.params.point, Answer(scaled(c.weight, difference(c.shared, done.params.model)), loss=done.loss)
 
 
-PFEDME = Method(first_model, _pfedme_client, averaged, own=same_model, personal_model=own_model, joins=from_shared)
+PFEDME = Method(
+    first_model, _pfedme_client, averaged, own=same_model, personal_model=own_model, wraps=_beside_point,
+    joins=from_shared,
+)  # fmt: skip

@@ -8,6 +8,7 @@ import jax
 import optax
 from jax import Array
 
+from mocha_jax._core.pytree import Tree
 from mocha_jax._neural.client import Client, difference, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
@@ -155,8 +156,7 @@ def fedrep(
       - [Collins et al., Exploiting Shared Representations](https://arxiv.org/abs/2102.07078), 2021, Algorithm 1.
     """
     check_made_of("fedrep", model, client_optimizer)
-    optimizer = client_optimizer if body_optimizer is None else body_optimizer
-    body = phase("fedrep", "body", optimizer, body_epochs, options)
+    body = phase("fedrep", "body", body_optimizer, body_epochs)
     return composed("fedrep", FEDREP, parted(model, private), client_optimizer, {}, options, phases=(body,))
 
 
@@ -180,7 +180,7 @@ def _private_part(b: Beginning, node: Array) -> Params:
     return b.begin(node).private
 
 
-def _both_parts(shared: Params, row: Any, own: Params) -> SplitParameters:
+def _both_parts(shared: Params, row: Tree, own: Params) -> SplitParameters:
     return SplitParameters(shared, own)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import optax
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter
+from mocha_jax._core.pytree import Hyperparameter, Tree
 from mocha_jax._neural.client import Client, Phase, difference, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
@@ -17,7 +17,7 @@ from mocha_jax._neural.fedavg import averaged, first_model, send_change
 from mocha_jax._neural.method import Answer, Method
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
-from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, own_model, phase
+from mocha_jax.personalized._parts import TrainingOptions, composed, own_model, phase
 
 
 def fine_tuned(
@@ -27,8 +27,8 @@ def fine_tuned(
     r"""Compose federated averaging with fine-tuning: each client predicts by the server's model, trained on.
 
     Rounds are those of `FedAvg`. Whenever predictions are judged, and at the end of `solve`, every client trains the
-    server's model for `tuning_epochs` on its samples; nothing of that goes back. After `run`, ``algorithm.weights`` are NaN
-    until ``algorithm.resume(state, problem)``.
+    server's model for `tuning_epochs` on its samples; nothing of that goes back. After `run`, ``algorithm.weights`` are
+    NaN until ``algorithm.resume(state, problem)``.
 
     Args:
       model: from `mocha_jax.networks`.
@@ -52,13 +52,11 @@ def fine_tuned(
       - [Li et al., Ditto: Fair and Robust Federated Learning](https://arxiv.org/abs/2012.04221), 2021, which compares
         with it.
     """
-    check_made_of("fine_tuned", model, client_optimizer)
-    optimizer = client_optimizer if tuning_optimizer is None else tuning_optimizer
-    tuning = phase("fine_tuned", "tuning", optimizer, tuning_epochs, options)
+    tuning = phase("fine_tuned", "tuning", tuning_optimizer, tuning_epochs)
     return composed("fine_tuned", FINE_TUNED, model, client_optimizer, {}, options, tuning=(tuning,))
 
 
-def _tuned(c: Client, own: Any) -> Params:
+def _tuned(c: Client, own: Tree) -> Params:
     return c.train(c.shared, phase="tuning").params
 
 
@@ -105,7 +103,7 @@ def per_fedavg(
     """
     check.flag("per_fedavg", second_order=second_order)
     check.integer("per_fedavg", 1, tuning_steps=tuning_steps)
-    tuning = Phase("tuning", optax.sgd(1.0), int(tuning_steps), None)
+    tuning = Phase("tuning", optax.sgd(1.0), int(tuning_steps), full_batch=True)
     method, gradients = (SECOND_ORDER, 4.0) if second_order else (FIRST_ORDER, 2.0)
     return composed("per_fedavg", method, model, client_optimizer, {"inner_rate": inner_rate}, options,
                     tuning=(tuning,), gradients=gradients)  # fmt: skip
@@ -117,7 +115,7 @@ def _adapted(c: Client, params: Params, key: Array) -> Params:
     return difference(params, scaled(c.numbers["inner_rate"], gradient))
 
 
-def _first_order(c: Client, own: Any) -> tuple[Any, Answer]:
+def _first_order(c: Client, own: Tree) -> tuple[Tree, Answer]:
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Array, Params]:
         return jax.value_and_grad(c.mean_loss)(_adapted(c, params, key), batch, key)
 
@@ -125,7 +123,7 @@ def _first_order(c: Client, own: Any) -> tuple[Any, Answer]:
     return own, Answer(scaled(c.weight, difference(c.shared, done.params)), loss=done.loss)
 
 
-def _second_order(c: Client, own: Any) -> tuple[Any, Answer]:
+def _second_order(c: Client, own: Tree) -> tuple[Tree, Answer]:
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Array, Params]:
         value, outer = jax.value_and_grad(c.mean_loss)(_adapted(c, params, key), batch, key)
         third = jax.random.fold_in(key, 1)
@@ -137,7 +135,7 @@ def _second_order(c: Client, own: Any) -> tuple[Any, Answer]:
     return own, Answer(scaled(c.weight, difference(c.shared, done.params)), loss=done.loss)
 
 
-def _stepped(c: Client, own: Any) -> Params:
+def _stepped(c: Client, own: Tree) -> Params:
     def gradient(params: Params, batch: Batch, key: Array) -> tuple[Array, Params]:
         value, gradient = jax.value_and_grad(c.mean_loss)(params, batch, key)
         # Updates are multiplied by the clients' rate, and this step is of another one.

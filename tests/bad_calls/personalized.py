@@ -56,6 +56,9 @@ def methods():
         "afl": {"mixture_rate": Arg(0.5, NUMBER)},
     }  # fmt: skip
     network = {"network": Arg(world.network(), instance(mj.networks.Network), ("private",))}
+    of_server = {"server_optimizer": options.pop("server_optimizer")}
+    without = {"feddyn", "fedu", "fedamp", "q_ffl", "afl"}
+    own = {name: args | ({} if name in without else of_server) for name, args in own.items()}
     return {
         **{f"personalized.{name}": Call(getattr(p, name), options | args) for name, args in own.items()},
         "networks.Parted": Call(mj.networks.Parted, network | private),

@@ -282,3 +282,39 @@ def test_a_state_of_a_run_is_judged_by_tuned_models(make, key):
     np.testing.assert_array_equal(*both)
     after, _ = mj.run(problem, algorithm, key, num_rounds=1, state=resumed)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(after)))
+
+
+@pytest.mark.parametrize("name", ["feddyn", "fedu", "fedamp", "q_ffl", "afl"])
+def test_a_server_whose_step_is_its_own_takes_no_optimizer(name):
+    own = {"graph": np.ones((K, K))} if name == "fedu" else {}
+    with pytest.raises(ValueError, match=f"{name}: .* leave server_optimizer out"):
+        getattr(P, name)(MODEL, SGD, server_optimizer=optax.sgd(0.5), **own)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("ditto", {"batch_size": 3, "local_epochs": 2}), ("scaffold", {"client_optimizer": optax.sgd(0.1)}),
+     ("pfedme", {"client_optimizer": optax.sgd(0.1)})],
+)  # fmt: skip
+@pytest.mark.thin(1)
+def test_replaced_settings_are_those_of_all_phases(name, changes, key):
+    optimizer = changes.get("client_optimizer", SGD)
+    replaced = getattr(P, name)(MODEL, SGD).replace(**changes)
+    options = {k: v for k, v in changes.items() if k != "client_optimizer"}
+    made, problem = getattr(P, name)(MODEL, optimizer, **options), make_problem()
+    np.testing.assert_array_equal(replaced.full_work(problem), made.full_work(problem))
+    states = [mj.run(problem, algorithm, key, num_rounds=1)[0] for algorithm in (replaced, made)]
+    chex.assert_trees_all_equal(states[0].own, states[1].own)
+
+
+def test_rows_of_padding_are_never_predicted(key):
+    """Batches drawn and losses of samples see real rows alone: a model may divide by a sample's norm."""
+    model = mj.networks.Model(
+        lambda key: 0.1 * jnp.ones((3, 3)), lambda w, x: x @ w / jnp.linalg.norm(x, axis=1)[:, None]
+    )
+    problem = make_problem()
+    assert (np.asarray(problem.data.weight) == 0).any()
+    for algorithm in (P.per_fedavg(model, SGD, batch_size=None), P.apfl(model, SGD, mixing_rate=0.1, batch_size=None)):
+        state, _ = mj.run(problem, algorithm, key, num_rounds=1)
+        assert state.diverged == 0
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.shared))
