@@ -92,7 +92,8 @@ def federation(source: Source, seed: int, clients: int, path: Path | None) -> Fe
     scale, centre = (np.std(np.concatenate(ys)), np.mean(np.concatenate(ys))) if source.kind == "numbers" else (1.0, 0)
     length = np.sqrt(np.mean(np.sum(np.concatenate(xs).astype(float) ** 2, axis=1)))
     factor = min(1.0, LENGTH / length)
-    rng, parts = np.random.default_rng([seed, 1]), {name: ([], []) for name in ROWS}  # type: ignore[var-annotated]
+    rng = np.random.default_rng([seed, 1])
+    parts: dict[str, tuple[list[Any], list[Any]]] = {name: ([], []) for name in ROWS}
     for x, y in zip(xs, ys, strict=True):
         order = rng.permutation(len(y))
         cuts = np.maximum(np.round(np.cumsum([SHARES["train"], SHARES["held"]]) * len(y)).astype(int), (1, 2))

@@ -5,69 +5,30 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Tree, tree
+from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, resumed
+from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
+from mocha_jax._neural.trees import count_numbers, first_row, mapped, unknown, zeros_like
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
 
 # Folded into the key of the algorithm's seed, beyond the numbers of clients.
 _TUNING = np.uint32(2**32 - 3)
-
-
-class TrainingState(State):
-    """The state of a method of federated training between rounds."""
-
-    shared: Any = tree()  # the server's trees: what goes to all clients,
-    rows: Any = tree()  # ``[m, ...]`` to each,
-    kept: Any = tree()  # and what stays
-    own: Any = tree()  # ``[m, ...]`` what every client keeps
-    ready: Any = tree()  # ``[m, ...]`` `Method.ready`, from `resume` to the next round; else NaN
-    loss: Array  # [] mean over the training of the last round; infinite before any
-    diverged: Array  # [] int32 answers left out so far because they were not finite
-    failed: Array  # [] int32 of them in a row, up to now
-
-
-class RoundInputs(NamedTuple):
-    """The inputs of all clients in a round."""
-
-    key: Array
-    shared: Any
-    numbers: Mapping[str, Array]
-    rate: Array
-    likelihood: Likelihood
-
-
-class Heard(NamedTuple):
-    """The sum over the clients' answers."""
-
-    total: Any
-    weight: Array  # [] of their samples
-    loss: Array  # [] mean over their training, times the weight
-    diverged: Array  # [] int32 answers that were not finite
-
-
-class Sent(NamedTuple):
-    """The rows of the clients' answers."""
-
-    row: Any
-    answered: Array  # bool
 
 
 class ClientServer(Trainer):
@@ -145,11 +106,11 @@ class ClientServer(Trainer):
             return parts, self.answer_like(parts)
 
         parts, answer = jax.eval_shape(both)
-        return _size((parts.shared, parts.rows)), _size((answer.total, answer.row))
+        return count_numbers((parts.shared, parts.rows)), count_numbers((answer.total, answer.row))
 
     def answer_like(self, parts: ServerParts) -> Answer:
         """Shapes of one client's answer to trees of these shapes."""
-        sends, row = self.declared().method.sends, jax.tree.map(_first, parts.rows)
+        sends, row = self.declared().method.sends, jax.tree.map(first_row, parts.rows)
         return Answer(parts.shared) if sends is None else sends(parts.shared, row)
 
     def inputs(self, key: Array, shared: Tree, problem: Prediction) -> RoundInputs:
@@ -318,7 +279,7 @@ class ClientServer(Trainer):
             return (*held[:2], at(data, place, node, budget, *held[:2])), ()
 
         zero = jnp.zeros((), jnp.int32)
-        like = jax.eval_shape(lambda *first: at(data, zero, zero, zero, *first), *jax.tree.map(_first, (own, rows)))
+        like = jax.eval_shape(lambda *first: at(data, zero, zero, zero, *first), *jax.tree.map(first_row, (own, rows)))
         steps = sum((phase.schedule.steps(data) for phase in phases.values()), jnp.zeros((), jnp.int32))
         budget = jnp.maximum(steps, (data.sizes > 0).astype(jnp.int32))  # it may need no step
         begin = own, rows, zeros_like(like, data.num_nodes)
@@ -364,37 +325,3 @@ def _join(key: Array, algorithm: ClientServer, state: TrainingState, problem: Pr
 
 
 _joined = jax.jit(_join, static_argnums=4)
-
-
-def unknown(shapes: Tree) -> Any:
-    """Make trees of these shapes of NaN, where numbers may be that."""
-    return jax.tree.map(
-        lambda a: jnp.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0, a.dtype), shapes
-    )
-
-
-def zeros_like(shapes: Tree, *lead: int) -> Any:
-    """Make zeros of these shapes, with leading axes of those lengths."""
-    return jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), shapes)
-
-
-def mapped(model: Callable[[Any, Any, Any], Params], shared: Tree, rows: Tree, own: Tree) -> Params:
-    """Map a model over clients, ``[m, ...]``; what is the same for all of them has no axis."""
-    args = shared, *jax.tree.map(_first, (rows, own))
-    program, shapes = jax.make_jaxpr(model, return_shape=True)(*args)
-    places = {id(variable): i for i, variable in enumerate(program.jaxpr.invars[: len(jax.tree.leaves(shared))])}
-    whole = jax.tree.leaves(shared)
-    each = jax.tree.leaves(jax.vmap(partial(model, shared))(rows, own))
-    leaves = [
-        whole[places[id(out)]] if id(out) in places else leaf
-        for out, leaf in zip(program.jaxpr.outvars, each, strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
-def _first(a: Array) -> Array:
-    return a[0]
-
-
-def _size(shapes: Tree) -> float:
-    return float(sum(leaf.size for leaf in jax.tree.leaves(shapes)))

@@ -9,10 +9,11 @@ from jax import Array
 
 from mocha_jax._core.pytree import Tree
 from mocha_jax._neural.client import Client
-from mocha_jax._neural.client_server import ClientServer, TrainingState
+from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import mean_of_known
+from mocha_jax._neural.training_state import TrainingState
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
 

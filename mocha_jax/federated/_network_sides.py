@@ -12,9 +12,9 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.bayesian import VirtualState
-from mocha_jax._neural.client_server import TrainingState
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.trainer import Trainer
+from mocha_jax._neural.training_state import TrainingState
 from mocha_jax._problem.problem import Quality
 from mocha_jax.federated._sides import where
 from mocha_jax.likelihoods import Likelihood

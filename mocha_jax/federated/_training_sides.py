@@ -24,10 +24,11 @@ from jax.typing import DTypeLike
 from mocha_jax._core.pytree import Pytree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.rounds import NO_ROUND
-from mocha_jax._neural.client_server import Heard, Sent, TrainingState, zeros_like
 from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.prediction import Prediction
+from mocha_jax._neural.training_state import Heard, Sent, TrainingState
+from mocha_jax._neural.trees import zeros_like
 from mocha_jax.federated._absent_data import absent
 from mocha_jax.federated._dual_sides import UNKNOWN, invalid_round, known_answers, oldest
 from mocha_jax.federated._network_sides import (

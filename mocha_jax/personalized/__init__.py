@@ -16,7 +16,6 @@ from mocha_jax._neural.client import Phase as Phase
 from mocha_jax._neural.client import difference as difference
 from mocha_jax._neural.client import pulled as pulled
 from mocha_jax._neural.client import scaled as scaled
-from mocha_jax._neural.client_server import TrainingState as TrainingState
 from mocha_jax._neural.composed import Composed as Composed
 from mocha_jax._neural.fedavg import averaged as averaged
 from mocha_jax._neural.fedavg import first_model as first_model
@@ -26,6 +25,7 @@ from mocha_jax._neural.method import Beginning as Beginning
 from mocha_jax._neural.method import Method as Method
 from mocha_jax._neural.method import ServerParts as ServerParts
 from mocha_jax._neural.method import ServerRound as ServerRound
+from mocha_jax._neural.training_state import TrainingState as TrainingState
 from mocha_jax.personalized._corrected import feddyn as feddyn
 from mocha_jax.personalized._corrected import scaffold as scaffold
 from mocha_jax.personalized._fair import afl as afl

@@ -180,8 +180,8 @@ def _onto_simplex(point: Array, real: Array) -> Array:
     return jnp.where(real, jnp.maximum(point - surplus[jnp.maximum(count - 1, 0)], 0.0), 0.0)
 
 
-def _average_model(shared: Params, kept: Tree) -> Params:
-    if kept == ():  # a node, which receives the last one
+def _average_model(shared: Params, kept: IterateAverage | tuple[()]) -> Params:
+    if not isinstance(kept, IterateAverage):  # at a node, which receives the last model
         return shared
     started = kept.rounds > 0
     return jax.tree.map(lambda a, b: jnp.where(started, a, b), kept.model, shared)
