@@ -101,11 +101,11 @@ def federation(source: Source, seed: int, clients: int, path: Path | None) -> Fe
             rows = rows[: ROWS[name]]
             some_xs.append((factor * x[rows]).astype(np.float32))
             some_ys.append(((y[rows] - centre) / scale).astype(np.float32))
-    packed = {
-        name: mj.pack_tasks(*both, rows=ROWS[name], loss_scaling="task_mean") for name, both in parts.items()
-    }  # fmt: skip
+    train, held, test = (
+        mj.pack_tasks(*both, rows=ROWS[name], loss_scaling="task_mean") for name, both in parts.items()
+    )  # fmt: skip
     outputs = 1 if source.kind == "numbers" else int(max(y.max() for y in ys)) + 1
-    return Federation(Shape(source.kind, xs[0].shape[1], outputs, len(xs)), *packed.values(), float(scale))
+    return Federation(Shape(source.kind, xs[0].shape[1], outputs, len(xs)), train, held, test, float(scale))
 
 
 def _dealt(x: np.ndarray, y: np.ndarray, parts: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -192,7 +192,7 @@ SOURCES = {
 class Way(NamedTuple):
     """A method that trains networks."""
 
-    make: Callable[[Shape, Any, Any, dict[str, Any]], mj.Algorithm]  # of a shape, a rate, a number, and options
+    make: Callable[[Shape, Any, Any, dict[str, Any]], mj.Trainer]  # of a shape, a rate, a number, and options
     numbers: tuple[float, ...] = ()  # of its own, to choose from
     static: bool = False  # whether a number makes a program of its own
 
@@ -218,27 +218,27 @@ def _with_norm(s: Shape) -> mj.networks.Model:
     return mj.networks.Model(init, apply)
 
 
-def _pfedme(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Algorithm:
+def _pfedme(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Trainer:
     # The grid's rate is that of theta. The model goes a tenth of the way to theta in a step, as in the paper.
     return P.pfedme(s.network, SGD, strength=strength, inner_rate=rate, **{**o, "rate": 0.1 / strength})
 
 
-def _fedu(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Algorithm:
+def _fedu(s: Shape, rate: Any, strength: Any, o: dict[str, Any]) -> mj.Trainer:
     graph = (np.ones((s.clients, s.clients)) - np.eye(s.clients)) / s.clients
     return P.fedu(s.network, SGD, graph=graph.astype(np.float32), strength=strength, server_rate=1.0, **o)
 
 
-def _fedamp(s: Shape, rate: Any, sharpness: Any, o: dict[str, Any]) -> mj.Algorithm:
+def _fedamp(s: Shape, rate: Any, sharpness: Any, o: dict[str, Any]) -> mj.Trainer:
     attention = sharpness / s.clients  # the most with which all clouds are averages
     return P.fedamp(s.network, SGD, strength=0.3 * attention, attention=attention, sharpness=sharpness, **o)
 
 
-def _ifca(s: Shape, rate: Any, restart: Any, o: dict[str, Any]) -> mj.Algorithm:
+def _ifca(s: Shape, rate: Any, restart: Any, o: dict[str, Any]) -> mj.Trainer:
     seed = 4 * o["seed"] + jnp.asarray(restart).astype(o["seed"].dtype)
     return P.ifca(s.network, SGD, clusters=3, classes=s.kind != "numbers", **{**o, "seed": seed})
 
 
-def _virtual(s: Shape, rate: Any, temperature: Any, o: dict[str, Any]) -> mj.Algorithm:
+def _virtual(s: Shape, rate: Any, temperature: Any, o: dict[str, Any]) -> mj.Trainer:
     model = mj.networks.Lateral(s.features, s.outputs, HIDDEN)
     return mj.Virtual(model, ADAM, temperature=temperature, first_scale=0.02, noise="local", draws=10, parallel=True,
                       **o)  # fmt: skip

@@ -8,6 +8,7 @@ networks and data. By Algorithm 1 and by the library's default, on a clock that 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ def main() -> None:
     """Parse the command line, train, print."""
     options = common.command_line("experiments.controllers", __doc__)
     key = jax.random.key(options.seed)
-    table = []
+    table: list[tuple[Any, ...]] = []
     for tasks in common.task_sets(options):
         problem = common.w_step(tasks, options.lam)
         best = common.optimum(problem, 1e-5)
@@ -48,7 +49,7 @@ def compared(
     """Every way to set the local work, and the times to the target on each network."""
     rows: list[tuple[str, list[float]]] = []
 
-    def run(algorithms: mj.Algorithm, names: list[str], rounds: int, **systems) -> common.Curves:
+    def run(algorithms: mj.Algorithm, names: list[str], rounds: int, **systems: Any) -> common.Curves:
         return common.run_grid(
             key, problem, best, algorithms, names, costs, rounds=max(int(rounds * scale), 1), **systems
         )

@@ -9,6 +9,7 @@ of the tuned settings, saves them as CSV, prints the times and their ratios.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,8 @@ def main() -> None:
     """Parse the command line, train, print, draw."""
     options = common.command_line("experiments.figure1", __doc__)
     key = jax.random.key(options.seed)
-    table, curves = [], []
+    table: list[tuple[Any, ...]] = []
+    curves: list[tuple[Any, ...]] = []
     for tasks in common.task_sets(options):
         problem = common.w_step(tasks, options.lam)
         best = common.optimum(problem, 1e-5)
@@ -35,8 +37,9 @@ def main() -> None:
                 chosen = common.tuned(settings, i, target)
                 seconds = [common.time_to(target, c) for c in chosen.values()]
                 ends = [float(c.time[-1]) for c in chosen.values()]
-                names = tasks.name, network, server
-                table.append((*names, target, *seconds, *ends, *(c.setting for c in chosen.values())))
+                table.append(
+                    (tasks.name, network, server, target, *seconds, *ends, *(c.setting for c in chosen.values()))
+                )
             if server == "counted":
                 panels[network] = chosen
                 curves += common.points(chosen, tasks.name, network)
@@ -57,13 +60,19 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
     costs, bold_costs = (common.served(common.NETWORKS.values(), seconds) for seconds in (own, default))
     smallest = int(problem.data.sizes.min())
 
-    def rounds(n: int, every: int = 1) -> dict[str, int]:
-        return {"num": max(int(n * scale) // every * every, every), "every": every}
+    def rounds(n: int, every: int = 1) -> tuple[int, int]:
+        return max(int(n * scale) // every * every, every), every
 
     def run(
-        algorithms: mj.Algorithm, names: list[str], num: int, every: int, costs: list = costs, **kwargs
+        algorithms: mj.Algorithm,
+        names: list[str],
+        rounds: tuple[int, int],
+        costs: list[mj.costs.Cost] = costs,
+        **kwargs: Any,
     ) -> common.Curves:
-        return common.run_grid(key, problem, best, algorithms, names, costs, rounds=num, record_every=every, **kwargs)
+        return common.run_grid(
+            key, problem, best, algorithms, names, costs, rounds=rounds[0], record_every=rounds[1], **kwargs
+        )
 
     # H steps on every node, whatever its data, the clock cycle on nodes that are all alike; or whole epochs.
     mocha, recombined = [], []
@@ -75,17 +84,17 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
             lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma, sigma_prime="per_task"), gamma=np.ones(len(h) + 1)
         )
         names = [*(f"H={int(v)}" for v in h), f"{epochs} epochs"]
-        many = rounds(600 if epochs == 1 else 200)
-        mocha.append(run(algorithms, names, **many, systems=cycles, map_systems=True))
+        long = rounds(600 if epochs == 1 else 200)
+        mocha.append(run(algorithms, names, long, systems=cycles, map_systems=True))
         # The predictions of all rows, for the slopes, are not among the H steps.
         bolder = mj.grid(lambda gamma, e=epochs: mj.Mocha(float(e), gamma=gamma), gamma=np.ones(len(h) + 1))
         fixed = np.append(float(np.max(bolder.fixed_flops(problem))) / (6.0 * problem.data.num_features) + h + 0.5, 1e9)
         cycles = mj.grid(lambda seconds: mj.systems.Deadline(seconds, alike), seconds=fixed)
-        recombined.append(run(bolder, names, **many, costs=bold_costs, systems=cycles, map_systems=True))
+        recombined.append(run(bolder, names, long, costs=bold_costs, systems=cycles, map_systems=True))
 
     thetas = [0.9, 0.7, 0.5, 0.3, 0.1, 0.03]
     cocoa = [run(mj.grid(lambda theta: mj.Cocoa(theta, max_epochs=30), theta=thetas), [f"theta={t}" for t in thetas],
-                 **rounds(200))]  # fmt: skip
+                 rounds(200))]  # fmt: skip
 
     sdca, sgd = [], []
     for batch in sorted({max(smallest // 16, 1), max(smallest // 4, 1), smallest}):
@@ -93,12 +102,12 @@ def grids(key: jax.Array, problem: mj.Problem, best: float, scale: float) -> dic
         total = float(np.minimum(batch, np.asarray(problem.data.sizes)).sum())
         betas = np.unique(np.maximum(total * 2.0 ** -np.arange(1, 9), 1.0))
         sdca.append(run(mj.grid(lambda beta, b=batch: mj.MiniBatchSdca(b, beta), beta=betas),
-                        [f"b={batch} beta={v:.0f}" for v in betas], **rounds(many, 10)))  # fmt: skip
+                        [f"b={batch} beta={v:.0f}" for v in betas], rounds(many, 10)))  # fmt: skip
         steps, powers = np.geomspace(1e-3, 10.0, 9), (0.0, 0.5)
         sgds = mj.grid(lambda power, step_size, b=batch: mj.MiniBatchSgd(b, step_size, power, horizon=100.0),
                        power=powers, step_size=steps)  # fmt: skip
         names = [f"b={batch} step={s:.2g} power={p}" for p in powers for s in steps]
-        sgd.append(run(sgds, names, **rounds(many, 10)))
+        sgd.append(run(sgds, names, rounds(many, 10)))
     found = mocha, cocoa, sdca, sgd, recombined
     return {m: common.joined(c) for m, c in zip(common.METHODS, found, strict=True)}
 

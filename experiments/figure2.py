@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +29,8 @@ def main() -> None:
     """Parse the command line, train, print, draw."""
     options = common.command_line("experiments.figure2", __doc__)
     key = jax.random.key(options.seed)
-    table, curves = [], []
+    table: list[tuple[Any, ...]] = []
+    curves: list[tuple[Any, ...]] = []
     for tasks in common.task_sets(options):
         problem = common.w_step(tasks, options.lam)
         best = common.optimum(problem, 1e-5)
@@ -78,8 +80,9 @@ def train(key: jax.Array, problem: mj.Problem, best: float, low: float, scale: f
         flops = float(np.max(asked.step_flops * smallest + np.max(np.asarray(asked.fixed_flops))))
         numbers = float(asked.down[0]), float(asked.up[0])
         clocks = common.served((c.replace(cycle=float(c.seconds(flops, *numbers))) for c in NETWORKS.values()), server)
-        many = dict(rounds=max(int(rounds * scale) // 10, 1) * 10, record_every=10)
-        return common.joined([common.run_grid(key, problem, best, algorithms, names, clocks, systems=budgets, **many)])
+        rounds = max(int(rounds * scale) // 10, 1) * 10
+        return common.joined([common.run_grid(key, problem, best, algorithms, names, clocks, systems=budgets,
+                                              rounds=rounds, record_every=10)])  # fmt: skip
 
     betas = smallest * problem.data.num_tasks * 2.0 ** -np.arange(1, 9)
     steps, powers = np.geomspace(1e-3, 10.0, 9), (0.0, 0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,8 @@ def main() -> None:
     """Parse the command line, train, print, draw."""
     options = common.command_line("experiments.figure3", __doc__)
     key = jax.random.key(options.seed)
-    table, rows = [], []
+    table: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for tasks in common.task_sets(options):
         joint = mj.Problem(tasks.data, tasks.loss, mj.regularizers.Probabilistic(options.lam, 10.0))
         problems = dict(zip(PARTS, (common.w_step(tasks, options.lam), joint), strict=True))
@@ -59,8 +61,8 @@ def curves(
     """P / P* - 1 at every record, the joint objective where Omega is learned."""
 
     def train(problem: mj.Problem, systems: mj.systems.System) -> jax.Array:
-        run = dict(num_rounds=rounds, record_every=EVERY, systems=systems)
-        return mj.run(problem, algorithm, key, **run)[1].joint_primal
+        _, history = mj.run(problem, algorithm, key, num_rounds=rounds, record_every=EVERY, systems=systems)
+        return history.joint_primal
 
     primal = list(jax.jit(jax.vmap(train, (None, 0)))(problem, mj.grid(mj.systems.Dropout, p=DROPS)))
     primal.append(train(problem, mj.systems.NeverAnswers((SILENT,))))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,8 +36,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     key = jax.random.key(options.seed)
     data = load(options.data) if options.data else mj.datasets.federation(key).data
-    models = {f"(14) sigma2 {s:g}": lambda lam, s=s: mj.regularizers.Probabilistic(lam, s) for s in (10.0, np.inf)}
-    models["(12) eta 0.1, k 3"] = lambda lam: mj.regularizers.Clustered(lam, 0.1, 3)
+    models: dict[str, Callable[[float], mj.regularizers.Regularizer]] = {
+        f"(14) sigma2 {s:g}": partial(mj.regularizers.Probabilistic, sigma2=s) for s in (10.0, np.inf)
+    }
+    models["(12) eta 0.1, k 3"] = partial(mj.regularizers.Clustered, eta=0.1, k=3)
 
     rows, curves = [], {}
     print(f"{'model':<18} {'lambda':>7}  {'scheme':<26} {'rounds to':>9} {'':>7}  {'joint gap':>9}")
@@ -83,13 +87,13 @@ def joint_gaps(key: jax.Array, problem: mj.Problem, scheme: str, rounds: int) ->
     if not scheme.endswith("falling"):
         return np.asarray(mj.run(problem, algorithm, key, num_rounds=rounds)[1].relative_joint_gap)
     # Smoothing from 10, less by a factor 0.95 every three rounds.
-    state, primal, dual = None, [], []
+    state, histories = None, []
     for i in range(-(-rounds // 3)):
         step = algorithm.replace(smoothing=jnp.asarray(10.0 * 0.95**i))
         state, h = mj.run(problem, step, key, num_rounds=3, state=state or algorithm.init(problem))
-        primal.extend(np.asarray(h.joint_primal))
-        dual.add_tasks(np.asarray(h.joint_dual))
-    primal, dual = np.array(primal[:rounds]), np.maximum.accumulate(dual[:rounds])
+        histories.append(h)
+    primal = np.concatenate([h.joint_primal for h in histories])[:rounds]
+    dual = np.maximum.accumulate(np.concatenate([h.joint_dual for h in histories])[:rounds])
     return (primal - dual) / primal
 
 

@@ -349,7 +349,7 @@ def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     real = np.asarray(found.test.weight) > 0
     off = np.asarray(found.test.y)[None, :, :, None] + np.array([0.0, 0.5])[:, None, None, None]
     rmse, loss = parts.scores(found.shape, off, found.test, found.scale)
-    np.testing.assert_allclose(rmse, [[0.0] * 3, [0.5 * y.std()] * 3], atol=1e-6)
+    np.testing.assert_allclose(rmse, np.outer([0.0, 0.5 * y.std()], np.ones(3)), atol=1e-6)
     assert loss.tolist() == pytest.approx([0.0, 0.25])
     rare = found.shape._replace(kind="rare", outputs=2)
     data = found.test.replace(y=np.where(np.arange(real.shape[1]) % 3 == 0, 1.0, 0.0) * [[0.0], [1.0], [1.0]])

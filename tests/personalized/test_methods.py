@@ -107,12 +107,16 @@ def test_pfedme():
 @pytest.mark.thin(1)
 def test_parts_that_stay_at_the_client(name):
     shared = "head" if name == "lg_fedavg" else "body"
-    private = {"fedper": None, "lg_fedavg": None, "fedbn": ("head",)}[name]
-    algorithm = getattr(P, name)(MODEL, SGD, private=private, **LOCAL)
+    paths = ("head",) if name == "fedbn" else None
+    algorithm = getattr(P, name)(MODEL, SGD, private=paths, **LOCAL)
     round_of = getattr(oracles, f"round_of_{name}")
     options = {"steps": STEPS, "lr": LR, **({"share": F.weights} if name == "fedbn" else {"weights": F.weights})}
-    checked(algorithm, start_of_partial(shared), lambda s, chosen: round_of(s, chosen, F.grad, **options),
-            oracles.model_of_partial, "sum")  # fmt: skip
+    after, _ = checked(algorithm, start_of_partial(shared), lambda s, chosen: round_of(s, chosen, F.grad, **options),
+                       oracles.model_of_partial, "sum")  # fmt: skip
+    weights, private = algorithm.weights(after), "body" if shared == "head" else "head"
+    # The shared part once, the others with a row for each client.
+    assert weights.shared[shared].ndim == 2
+    assert len(weights.private[private]) == K
 
 
 def start_of_partial(shared):
@@ -277,7 +281,10 @@ def test_a_state_of_a_run_is_judged_by_tuned_models(make, key):
     resumed = algorithm.resume(state, problem)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(state)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(algorithm.weights(resumed)))
-    np.testing.assert_allclose(algorithm.scores(state, problem).error.mean(), history.error[-1])
+    scores = [algorithm.scores(s, problem) for s in (state, resumed)]
+    assert np.isfinite(scores[0].loss).all()
+    np.testing.assert_allclose(scores[0].loss, scores[1].loss, rtol=1e-12)
+    np.testing.assert_allclose(scores[0].error.mean(), history.error[-1])
     both = [algorithm.predict(s, problem, 1, problem.data.x[1]).mean for s in (state, resumed)]
     np.testing.assert_array_equal(*both)
     after, _ = mj.run(problem, algorithm, key, num_rounds=1, state=resumed)
@@ -296,7 +303,6 @@ def test_a_server_whose_step_is_its_own_takes_no_optimizer(name):
     [("ditto", {"batch_size": 3, "local_epochs": 2}), ("scaffold", {"client_optimizer": optax.sgd(0.1)}),
      ("pfedme", {"client_optimizer": optax.sgd(0.1)})],
 )  # fmt: skip
-@pytest.mark.thin(1)
 def test_replaced_settings_are_those_of_all_phases(name, changes, key):
     optimizer = changes.get("client_optimizer", SGD)
     replaced = getattr(P, name)(MODEL, SGD).replace(**changes)
