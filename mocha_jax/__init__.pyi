@@ -13,6 +13,7 @@ from mocha_jax import networks as networks
 from mocha_jax import partition as partition
 from mocha_jax import personalized as personalized
 from mocha_jax import plotting as plotting
+from mocha_jax import privacy as privacy
 from mocha_jax import regularizers as regularizers
 from mocha_jax import servers as servers
 from mocha_jax import sklearn as sklearn

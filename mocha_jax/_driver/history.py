@@ -58,7 +58,7 @@ class History(Pytree):
     problem: ``history.primal dual gap relative_gap joint_primal joint_dual joint_gap relative_joint_gap gap_before``,
     see `Certificate`; ``joint_dual`` is the best bound up to there, and where the problem is not convex in W and Omega
     together it is minus infinity and ``joint_gap`` infinite. Of networks: ``history.loss test_loss error sample_error
-    diverged``, see `Evaluation`.
+    diverged exhausted``, see `Evaluation`.
     Of all: ``history.residual``, what `solve` compares with its tolerance.
     """
 
@@ -147,6 +147,11 @@ class History(Pytree):
     def diverged(self) -> Array:
         """The updates of networks left out so far because they were not finite, of every record."""
         return self._of_quality("diverged")
+
+    @property
+    def exhausted(self) -> Array:
+        """Clients whose privacy allows them no more steps, of every record of a training."""
+        return self._of_quality("exhausted")
 
     @on_purpose
     def to_dict(self) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order, train
 from mocha_jax._neural.prediction import ROWS
+from mocha_jax._neural.private_gradients import OfClient, private_mean_loss
 from mocha_jax._neural.trainer import mean_loss
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.likelihoods import Likelihood
@@ -51,7 +52,8 @@ class PhaseTraining(NamedTuple):
         """Those of another phase."""
         epochs = self.schedule.epochs if phase.epochs is None else phase.epochs
         batch = None if phase.full_batch else self.schedule.batch
-        return PhaseTraining(phase.optimizer or self.optimizer, Schedule(epochs, batch), phase.gradients)
+        schedule = self.schedule.with_settings(epochs, batch)
+        return PhaseTraining(phase.optimizer or self.optimizer, schedule, phase.gradients)
 
 
 class Client(NamedTuple):
@@ -72,6 +74,7 @@ class Client(NamedTuple):
     phases: Mapping[str, PhaseTraining]
     network: Network
     likelihood: Likelihood
+    privacy: OfClient | None = None  # None: its answers may say anything of its samples
 
     @property
     def weight(self) -> Array:
@@ -79,7 +82,9 @@ class Client(NamedTuple):
         return jnp.sum(self.data.weight[self.place])
 
     def mean_loss(self, params: Params, batch: Batch, key: Array | None) -> Array:
-        """Return the weighted mean loss of a batch, the objective of plain training."""
+        """Return the weighted mean loss of a batch, the objective of plain training; privacy leaves its gradient."""
+        if self.privacy is not None:
+            return private_mean_loss(mean_loss, self.network, self.likelihood, params, batch, key, self.privacy)
         return mean_loss(self.network, self.likelihood, params, batch, key)
 
     def train(
@@ -108,6 +113,7 @@ class Client(NamedTuple):
 
     def losses(self, params: Params) -> Array:
         """Compute the loss of each of its samples, ``[n]``; 0 for padding."""
+        self._only_gradients("losses of samples")
 
         def some(rows: tuple[Array, Array, Array]) -> Array:
             x, y = self.likelihood.parts(rows[0].astype(rows[1].dtype), rows[1])
@@ -128,6 +134,7 @@ class Client(NamedTuple):
 
     def batch(self, key: Array, phase: str = LOCAL) -> Batch:
         """Draw another batch of a phase's size, without replacement; all samples where it is as large as that."""
+        self._only_gradients("batches of its own")
         data, place = self.data, self.place
         weight, room = data.weight[place], self.phases[phase].schedule.room(data)
         places = jnp.arange(room, dtype=jnp.int32)
@@ -137,6 +144,11 @@ class Client(NamedTuple):
         rows = order[places % jnp.maximum(size, 1)]
         weight = jnp.where(places < size, weight[rows], 0.0)
         return Batch(data.x[place, rows].astype(data.dtype), data.y[place, rows], weight)
+
+    def _only_gradients(self, what: str) -> None:
+        """Raise where a method of private clients looks at samples in another way."""
+        if self.privacy is not None:
+            raise ValueError(f"ExampleLevel: the method reads {what}, and privacy covers gradients of mean_loss alone.")
 
 
 def squared_distance(a: Tree, b: Tree) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,9 +18,10 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import Schedule, at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Judge, Prediction
+from mocha_jax._neural.private_gradients import ByChance, ExampleLevel
 from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, resumed
 from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
 from mocha_jax._neural.trees import count_numbers, first_row, mapped, unknown, zeros_like
@@ -40,6 +42,21 @@ class ClientServer(Trainer):
     """
 
     carries = TrainingState
+
+    privacy: ExampleLevel | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.privacy is not None:
+            name = type(self).__name__
+            check.instance(name, "privacy", self.privacy, ExampleLevel, "privacy.ExampleLevel(noise=1.0, steps=100)")
+            if any(phase.gradients != 1.0 for phase in self.all_phases.values()):
+                raise ValueError(f"{name}: privacy is for methods whose steps compute one gradient of a batch each.")
+
+    @property
+    def schedule(self) -> Schedule:
+        settings = self.local_epochs, self.batch_size
+        return Schedule(*settings) if self.privacy is None else ByChance(*settings)
 
     @abstractmethod
     def declared(self) -> Declared:
@@ -63,7 +80,7 @@ class ClientServer(Trainer):
         own = self.first_own(jnp.arange(m, dtype=jnp.int32), dtype)
         state = TrainingState(
             jnp.zeros((), jnp.int32), *parts, own, (), jnp.full((), jnp.inf, dtype),
-            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32),
+            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), self.first_spent(m),
         )  # fmt: skip
         return state.replace(ready=unknown(jax.eval_shape(self.made_ready, state, problem)))
 
@@ -133,10 +150,14 @@ class ClientServer(Trainer):
           budget: [] int32 steps to do.
           phases: of its training; default those of a round.
         """
-        phases = self.all_phases if phases is None else phases
+        phases, privacy = self.all_phases if phases is None else phases, None
+        if self.privacy is not None:
+            weight, size = data.weight[place], self.schedule.size(data.y.shape[1])
+            expected = jnp.maximum(jnp.minimum(data.sizes[place], size), 1).astype(data.dtype)
+            privacy = self.privacy.of(node, data.dtype, expected, jnp.max(weight))
         return Client(
             inputs.shared, row, inputs.numbers, inputs.rate, jax.random.fold_in(inputs.key, node), data, place, node,
-            divided(budget, phases, data, place), phases, self.model, inputs.likelihood,
+            divided(budget, phases, data, place), phases, self.model, inputs.likelihood, privacy,
         )  # fmt: skip
 
     def answer(self, c: Client, own: Tree, sent: Sent) -> tuple[tuple[Any, Sent], Heard]:
@@ -146,16 +167,48 @@ class ClientServer(Trainer):
         weight = jnp.where(finite, c.weight, 0.0)
         total = jax.tree.map(lambda a: jnp.where(finite, a, jnp.zeros_like(a)), answer.total)
         kept = jax.tree.map(partial(jnp.where, finite), (new, answer.row), (own, sent.row))
-        loss = jnp.where(finite, weight * answer.loss, 0.0)
+        loss = jnp.where(finite & (self.privacy is None), weight * answer.loss, 0.0)
         return (kept[0], Sent(kept[1], finite)), Heard(total, weight, loss, (~finite).astype(jnp.int32))
 
     def step(self, key: Array, state: TrainingState, problem: Prediction, work: Work) -> tuple[TrainingState, Info]:
-        budget = work.budget(self.full_work(problem))
+        budget, spent = self.allowed(work.budget(self.full_work(problem)), state.spent, problem.data)
         own, sent, heard = self._at_clients(key, state, problem, budget)
         weights = jnp.sum(problem.data.weight, axis=1)
         # Of the server's new trees no client has made anything ready.
-        after = self.heard(state, heard, sent, weights).replace(own=own, ready=unknown(state.ready))
+        after = self.heard(state, heard, sent, weights).replace(own=own, ready=unknown(state.ready), spent=spent)
         return after, info(self, problem, budget)
+
+    def first_spent(self, m: int) -> Any:
+        """The steps that clients have spent before the first round, ``[m]`` int32; nothing without privacy."""
+        return () if self.privacy is None else jnp.zeros((m,), jnp.int32)
+
+    def allowed(self, budget: Array, spent: Any, data: TaskData, nodes: Array | None = None) -> tuple[Array, Any]:
+        """The steps of a round that privacy leaves, ``[m]`` int32, and what clients have spent after it.
+
+        Args:
+          budget: ``[m]`` int32 steps.
+          spent: of `first_spent`, up to now.
+          data: of the clients.
+          nodes: ``[m]`` int32 their numbers among all. Default: they are all.
+        """
+        if self.privacy is None:
+            return budget, ()
+        nodes = jnp.arange(len(budget), dtype=jnp.int32) if nodes is None else nodes
+        reserved = self.tuning_steps(data)
+        budget = jnp.minimum(budget, self.privacy.left(spent + reserved, nodes))
+        return budget, spent + budget
+
+    def exhausted(self, state: TrainingState, problem: Prediction) -> Array:
+        if self.privacy is None:
+            return super().exhausted(state, problem)
+        data = problem.data
+        some, _ = self.allowed(jnp.ones_like(data.sizes), state.spent, data)
+        return jnp.sum((data.sizes > 0) & (some == 0), dtype=jnp.int32)
+
+    def tuning_steps(self, data: TaskData) -> Array:
+        """Steps by which each client is made ready, ``[m]`` int32."""
+        phases = self._as_first(self.declared().tuning).values()
+        return sum((phase.schedule.steps(data) for phase in phases), jnp.zeros((), jnp.int32))
 
     def _at_clients(
         self, key: Array, state: TrainingState, problem: Prediction, budget: Array
@@ -223,10 +276,11 @@ class ClientServer(Trainer):
         kept_by_server = method.personal_model is not None and method.own is None
 
         def one(state: TrainingState, r: Array) -> tuple[TrainingState, None]:
-            own, sent, _ = self._at_clients(jax.random.fold_in(key, r), state, problem, full)
-            return state.exchange(own=own, rows=sent.row if kept_by_server else state.rows), None
+            budget, spent = self.allowed(full, state.spent, data)
+            own, sent, _ = self._at_clients(jax.random.fold_in(key, r), state, problem, budget)
+            return state.exchange(own=own, rows=sent.row if kept_by_server else state.rows, spent=spent), None
 
-        began = state.exchange(rows=rows, own=own, ready=())
+        began = state.exchange(rows=rows, own=own, ready=(), spent=self.first_spent(m))
         after, _ = lax.scan(one, began, jnp.arange(rounds, dtype=jnp.int32))
         return after.exchange(ready=self.made_ready(after, problem))
 
@@ -248,9 +302,14 @@ class ClientServer(Trainer):
         parts = jax.tree.map(partial(jnp.where, some), after, before)
         return TrainingState(
             state.round + 1, parts.shared, parts.rows, parts.kept, state.own, state.ready,
-            jnp.where(some, safe_ratio(heard.loss, heard.weight), state.loss), state.diverged + heard.diverged,
-            failures(state.failed, some.astype(jnp.int32), heard.diverged),
+            self.reported(jnp.where(some, safe_ratio(heard.loss, heard.weight), state.loss)),
+            state.diverged + heard.diverged, failures(state.failed, some.astype(jnp.int32), heard.diverged),
+            state.spent,
         )  # fmt: skip
+
+    def reported(self, loss: Array) -> Array:
+        """The training's loss as far as it may be known: NaN with privacy."""
+        return loss if self.privacy is None else jnp.full_like(loss, jnp.nan)
 
     def made_ready(self, state: TrainingState, problem: Prediction) -> Any:
         """`Method.ready` of every client, ``[m, ...]``; nothing of a method without."""
@@ -280,8 +339,7 @@ class ClientServer(Trainer):
 
         zero = jnp.zeros((), jnp.int32)
         like = jax.eval_shape(lambda *first: at(data, zero, zero, zero, *first), *jax.tree.map(first_row, (own, rows)))
-        steps = sum((phase.schedule.steps(data) for phase in phases.values()), jnp.zeros((), jnp.int32))
-        budget = jnp.maximum(steps, (data.sizes > 0).astype(jnp.int32))  # it may need no step
+        budget = jnp.maximum(self.tuning_steps(data), (data.sizes > 0).astype(jnp.int32))  # it may need no step
         begin = own, rows, zeros_like(like, data.num_nodes)
         return over_clients(data, budget, at_once(self.at_once), client, (), begin, ())[0][2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,24 +26,60 @@ class Batch(NamedTuple):
     weight: Array  # [b] 0 where the client has no more samples
 
 
-class Schedule(NamedTuple):
-    """The schedule of a client's epochs; static."""
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A client's epochs and batches: in an epoch all its samples in random order, the last batch may be short."""
 
     epochs: int
     batch: int | None  # None: all at once
 
+    def with_settings(self, epochs: int, batch: int | None) -> Schedule:
+        """Another schedule of this kind."""
+        return Schedule(epochs, batch)
+
+    def size(self, n: int) -> int:
+        """Samples of a batch, of clients with at most n; in the mean where chance decides."""
+        return n if self.batch is None else min(self.batch, n)
+
+    def rows(self, n: int) -> int:
+        """Rows of a batch, of clients with at most n samples."""
+        return self.size(n)
+
     def room(self, data: TaskData) -> int:
         """Rows of a batch."""
-        rows = data.y.shape[1]
-        return rows if self.batch is None else min(self.batch, rows)
+        return self.rows(data.y.shape[1])
 
     def per_epoch(self, data: TaskData) -> Array:
         """Steps of an epoch of each client, ``[m]`` int32."""
-        return -(-data.sizes // self.room(data))
+        return -(-data.sizes // self.size(data.y.shape[1]))
 
     def steps(self, data: TaskData) -> Array:
         """Steps of a full round of each client, ``[m]`` int32."""
         return self.epochs * self.per_epoch(data)
+
+    def batches(self, key: Array, real: Array) -> Callable[[Array], tuple[Array, Array]]:
+        """Draw an epoch's batches of one client: of a step the rows ``[b]``, and which of them count ``[b]``.
+
+        What is missing in a batch are samples of the client again: a model that divides by the norm of a sample, or
+        takes statistics of a batch, never sees rows of zeros.
+
+        Args:
+          key: of the epoch.
+          real: ``[n]`` which rows of the client are samples.
+        """
+        n = len(real)
+        room = self.rows(n)
+        if room == n:
+            every = jnp.arange(n, dtype=jnp.int32)
+            rows = jnp.where(real, every, jnp.argmax(real).astype(jnp.int32))
+            return lambda i: (rows, real)
+        order, count = in_random_order(key, real), jnp.sum(real, dtype=jnp.int32)
+
+        def batch(i: Array) -> tuple[Array, Array]:
+            places = i * room + jnp.arange(room, dtype=jnp.int32)
+            return order[places % jnp.maximum(count, 1)], places < count
+
+        return batch
 
 
 Params = TypeVar("Params")  # a tree of arrays
@@ -62,10 +99,7 @@ def train(
     optimizer: optax.GradientTransformation, gradient: Callable[[Params, Batch, Array], tuple[Array, Params]],
     params: Params, state: optax.OptState, rate: Array,
 ) -> Trained[Params]:  # fmt: skip
-    """Train on one client's samples; an epoch goes through all of them in random order, the last batch may be short.
-
-    What is missing in a batch are samples of the client again, with weight 0: a model that divides by the norm of a
-    sample, or takes statistics of a batch, never sees rows of zeros.
+    """Train on one client's samples, in batches of a schedule.
 
     Args:
       key: of this client in this round.
@@ -81,26 +115,18 @@ def train(
       state: of the optimizer; it draws anew, by this key.
       rate: [] factor of every update.
     """
-    room, n = schedule.room(data), data.y.shape[1]
-    size = jnp.sum(weight > 0, dtype=jnp.int32)
-    per_epoch = jnp.maximum(-(-size // room), 1)
+    count = jnp.sum(weight > 0, dtype=jnp.int32)
+    per_epoch = jnp.maximum(-(-count // schedule.size(data.y.shape[1])), 1)
     optimizer = optax.with_extra_args_support(optimizer)  # of which some ask for the loss
     state = with_own_draws(state, key)
 
     def epoch(e: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
         epoch_key = jax.random.fold_in(key, e)
-        every = jnp.arange(n, dtype=jnp.int32)
-        order = (
-            in_random_order(epoch_key, weight > 0)
-            if room < n
-            else jnp.where(weight > 0, every, jnp.argmax(weight > 0).astype(jnp.int32))
-        )
+        batch_of = schedule.batches(epoch_key, weight > 0)
 
         def step(i: Array, carry: tuple[Params, optax.OptState, Array]) -> tuple[Params, optax.OptState, Array]:
             params, state, total = carry
-            places = i * room + jnp.arange(room, dtype=jnp.int32)
-            rows = order[places % jnp.maximum(size, 1)] if room < n else order
-            real = places < size if room < n else weight > 0
+            rows, real = batch_of(i)
             batch = Batch(
                 data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
             )

@@ -58,7 +58,7 @@ class Local(ClientServer):
 
     def step(self, key: Array, state: TrainingState, problem: Prediction, work: Work) -> tuple[TrainingState, Info]:
         after, info = super().step(key, state, problem, work)
-        return after.exchange(loss=mean_of_known(after.own[2])), info
+        return after.exchange(loss=self.reported(mean_of_known(after.own[2]))), info
 
 
 def _nothing(b: Beginning) -> ServerParts:

@@ -70,8 +70,9 @@ class Prediction(Federated):
         return "loss"
 
     def remarks(self, quality: Evaluation) -> str:
-        lost = int(quality.diverged)
-        return f"; {lost} update(s) of clients were not finite and were left out" if lost else ""
+        lost, exhausted = int(quality.diverged), int(quality.exhausted)
+        text = f"; {lost} update(s) of clients were not finite and were left out" if lost else ""
+        return text + (f"; {exhausted} client(s) have spent their budget of privacy" if exhausted else "")
 
     @property
     def judged_on(self) -> TaskData:
@@ -127,6 +128,7 @@ class Evaluation(Quality):
     sample_error: Array  # [] mean of errors over all held-out labels: a task counts by how many it has
     diverged: Array  # [] int32 updates left out so far because they were not finite
     alive: Array  # [] bool false where as many trainings in a row as there are clients were not finite
+    exhausted: Array  # [] int32 clients whose privacy allows them no more steps
 
     @property
     def finite(self) -> Array:
@@ -227,10 +229,10 @@ def own_network(problem: Prediction) -> Array | None:
     return test.task
 
 
-def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array) -> Evaluation:
+def evaluation(scores: Scores, loss: Array, diverged: Array, alive: Array, exhausted: Array) -> Evaluation:
     """The means over tasks and over samples, and the training loss."""
     error, of_samples = scores.mean(scores.error), scores.mean_over_samples(scores.error)
-    return Evaluation(error, loss, scores.mean(scores.loss), error, of_samples, diverged, alive)
+    return Evaluation(error, loss, scores.mean(scores.loss), error, of_samples, diverged, alive, exhausted)
 
 
 @on_purpose

@@ -203,7 +203,13 @@ class Trainer(Algorithm[Prediction]):
     def certify(self, state: Any, problem: Prediction) -> Evaluation:
         clients = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32)
         alive = state.failed < jnp.maximum(clients, 1)
-        return evaluation(self.scores(state, problem), state.loss, state.diverged, alive)
+        return evaluation(
+            self.scores(state, problem), state.loss, state.diverged, alive, self.exhausted(state, problem)
+        )
+
+    def exhausted(self, state: Any, problem: Prediction) -> Array:
+        """Count the clients whose privacy allows them no more steps, [] int32."""
+        return jnp.zeros((), jnp.int32)
 
 
 def failures(before: Array, good: Array, bad: Array) -> Array:

@@ -92,7 +92,7 @@ class Node:
         if why := _invalid_header(down) or self._side.reject_reason(state, header, record):
             raise Refused(f"Node: the server {why}.")
         header, record = jax.tree.map(jnp.asarray, (header, record))
-        after, held, up = _work(key, self._side, state, header, record)
+        after, held, up = _work(self._side.own_key(key), self._side, state, header, record)
         outgoing = self._side.outgoing(jax.device_get(up))
         arrays = arrays_of(outgoing)
         if not all(np.isfinite(array).all() for array in arrays.values()):

@@ -61,6 +61,10 @@ class NodeSide(Pytree, Generic[State, DownRecord, UpRecord]):
           What the nodes keep now, `Header.held` of their answers ``[m]``, and the rest of these.
         """
 
+    def own_key(self, key: Array) -> Array:
+        """Return the key of the work, made of the caller's; it runs on the host. Default: that one."""
+        return key
+
     @abstractmethod
     def weights(self, state: State, down: DownRecord) -> Tree:
         """Return the nodes' models as a message has them, arrays with a leading axis of nodes."""

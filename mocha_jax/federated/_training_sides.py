@@ -12,6 +12,7 @@ message is a change from the trees of that time, and is applied to the present o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -87,10 +88,11 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
     problem: Prediction
 
     @classmethod
-    def of(cls, algorithm: Sampling, data: TaskData, likelihood: Likelihood) -> TrainingNodeSide:
+    def of(cls, algorithm: Sampling, data: TaskData, likelihood: Likelihood) -> NodeSide:
         problem = problem_of(algorithm, data, likelihood)
         _check_names(algorithm, data.dtype)
-        return cls(algorithm, problem)
+        side = cls(algorithm, problem)
+        return side if algorithm.privacy is None else PrivateNodeSide(side)
 
     def init(self) -> TrainingNodeState | tuple[()]:
         m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
@@ -171,6 +173,43 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
         return TrainingNodeState(header.incarnation, rounds, kept), jnp.where(known, header.held, UNKNOWN), up
 
 
+class PrivateNodeState(Pytree):
+    """The state of private nodes between rounds."""
+
+    spent: Array  # [m] int32 steps taken so far, whether or not the server has heard of them
+    rest: Any = tree()
+
+
+class PrivateNodeSide(NodeSide[PrivateNodeState, TrainingDown, TrainingUp]):
+    """Nodes that take no more steps than their privacy allows, and draw noise that only they can know."""
+
+    plain: TrainingNodeSide
+
+    def init(self) -> PrivateNodeState:
+        return PrivateNodeState(jnp.zeros((self.plain.problem.data.num_nodes,), jnp.int32), self.plain.init())
+
+    def own_key(self, key: Array) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, secrets.randbits(32)), secrets.randbits(32))
+
+    def like_down(self) -> Mapping[str, Tree]:
+        return self.plain.like_down()
+
+    def reject_reason(self, state: PrivateNodeState, header: Header, down: TrainingDown) -> str:
+        return self.plain.reject_reason(state.rest, header, down)
+
+    def weights(self, state: PrivateNodeState, down: TrainingDown) -> Tree:
+        return self.plain.weights(state.rest, down)
+
+    def work(
+        self, key: Array, state: PrivateNodeState, header: Header, down: TrainingDown
+    ) -> tuple[PrivateNodeState, Array, TrainingUp]:
+        algorithm, problem = self.plain.algorithm, self.plain.problem
+        wanted = steps_of(down.steps, algorithm.full_work(problem))
+        budget, spent = algorithm.allowed(wanted, state.spent, problem.data, header.task)
+        rest, held, up = self.plain.work(key, state.rest, header, down.exchange(steps=budget))
+        return PrivateNodeState(spent, rest), held, up
+
+
 def _latest(state: TrainingNodeState) -> Array:
     """Mark the last answer of each node, ``[m, k]``."""
     return jnp.arange(state.round.shape[1])[None, :] == jnp.argmax(state.round, axis=1)[:, None]
@@ -215,7 +254,9 @@ class TrainingServerSide(ServerSide[TrainingServerState, TrainingUp]):
 
     def init(self, counts: Array) -> TrainingServerState:
         parts, zero = self.algorithm.first_parts(self.num_tasks, self.dtype), jnp.zeros((), jnp.int32)
-        state = TrainingState(zero, *parts, (), (), jnp.full((), jnp.inf, self.dtype), zero, zero)
+        state = TrainingState(
+            zero, *parts, (), (), jnp.full((), jnp.inf, self.dtype), zero, zero, ()
+        )  # fmt: skip
         return TrainingServerState(counts, self._weights(counts), state)
 
     def _weights(self, counts: Array) -> Array:

@@ -95,6 +95,7 @@ def constructors():
         "at_once": Arg(2, optional(count(1))),
     }
     model = {"model": Arg(world.network(), instance(networks.Network))}
+    level = Arg(mj.privacy.ExampleLevel(1.0, 5), optional(instance(mj.privacy.ExampleLevel)))
     return {
         "Names": Call(mj.Names, {name: Arg(("a", "b"), optional(differing)) for name in ("tasks", "features", "classes")}),
         "LinearModel": Call(mj.LinearModel, {
@@ -251,9 +252,9 @@ def constructors():
         "InteriorPoint": Call(mj.InteriorPoint, {}),
         "FedAvg": Call(mj.FedAvg, model | trainer | {
             "server_optimizer": Arg(optax.sgd(1.0), optimizer), "fraction": Arg(0.5, number(0, 1, shapes=[()])),
-            "proximal": Arg(0.5, optional(number(0, shapes=[()]))),
+            "proximal": Arg(0.5, optional(number(0, shapes=[()]))), "privacy": level,
         }),
-        "Local": Call(mj.Local, model | trainer),
+        "Local": Call(mj.Local, model | trainer | {"privacy": level}),
         "Virtual": Call(mj.Virtual, model | trainer | {
             "prior_scale": Arg(0.5, number(above=0, shapes=[()])), "first_scale": Arg(0.5, number(above=0, shapes=[()])),
             "temperature": Arg(0.5, number(0, shapes=[()])), "samples": Arg(2, count(1)), "noise": Arg("local", word("shared", "flipout", "local")),

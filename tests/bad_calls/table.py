@@ -8,7 +8,7 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "regularizers",
+    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "privacy", "regularizers",
     "servers", "sklearn", "spectral", "systems", "theory", *(["flower"] if importlib.util.find_spec("flwr") else []),
 )  # fmt: skip
 
@@ -25,13 +25,13 @@ RESULTS = {
     "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "federated.ChannelState", "federated.Down", "federated.Header", "federated.FederationState", "federated.Message", "federated.ReceivedAnswers", "federated.Refused", "federated.Report", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
-    "networks.SplitParameters", "networks.MixtureParameters", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
+    "networks.SplitParameters", "privacy.Release", "networks.MixtureParameters", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.LowRank.largest", "coupling.AboutMean.energy", "coupling.FeatureDiagonal.energy", "Certificate.with_bound",
-    "Problem.aim", "personalized.own_model", "personalized.same_model", *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
+    "Problem.aim", "personalized.own_model", "personalized.same_model", "privacy.ExampleLevel.left", "privacy.ExampleLevel.of", *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
     "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
@@ -42,10 +42,10 @@ PARTS = {
 @functools.cache
 def calls():
     """A right call of everything that takes an argument of a person."""
-    from tests.bad_calls import estimators, federations, functions, personalized, records
+    from tests.bad_calls import estimators, federations, functions, personalized, privacy, records
 
     found = records.constructors() | records.in_use() | functions.functions()
-    found |= estimators.estimators() | federations.federations() | personalized.methods()
+    found |= estimators.estimators() | federations.federations() | personalized.methods() | privacy.calls()
     if "flower" in MODULES:
         from tests.bad_calls import deployments
 

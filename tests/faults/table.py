@@ -167,4 +167,16 @@ FAULTS = (
         "an interior point goes on without an answer", "_algorithms/interior_point.py",
         "answered, better = jnp.all(steps >= full), numbers", "answered, better = jnp.array(True), numbers", ("algorithms",),
     ),
+    Fault(
+        "gradients of samples are not clipped", "_neural/private_gradients.py",
+        "shorter = jnp.minimum(1.0, safe_ratio(how.clip, length))", "shorter = jnp.ones_like(length)", ("privacy",),
+    ),
+    Fault(
+        "steps that privacy allows are not counted", "_neural/client_server.py",
+        "return budget, spent + budget", "return budget, spent", ("privacy",),
+    ),
+    Fault(
+        "a published answer is taken for the minimiser", "privacy/_release.py",
+        "sensitivity = moved + 2.0 * math.sqrt(2.0 * gap)", "sensitivity = moved", ("privacy",),
+    ),
 )  # fmt: skip

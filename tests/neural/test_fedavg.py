@@ -1,5 +1,7 @@
 """FedAvg and its settings against loops written here, on any number of devices and in any order."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -249,7 +251,7 @@ def test_one_sample_or_one_class_is_no_trouble(key):
 @pytest.mark.slow
 def test_local_is_fedavg_of_one_client(key):
     problem = make_problem(m=1, test=False)
-    settings = dict(batch_size=4, local_epochs=2, seed=3)
+    settings: Any = dict(batch_size=4, local_epochs=2, seed=3)
     together, _ = mj.run(problem, mj.FedAvg(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
     alone, _ = mj.run(problem, mj.Local(MODEL, optax.sgd(0.2), **settings), key, num_rounds=3)
     chex.assert_trees_all_close(jax.tree.map(lambda a: a[None], together.shared), alone.own[0], rtol=1e-9, atol=1e-12)

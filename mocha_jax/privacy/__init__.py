@@ -1,0 +1,14 @@
+r"""Differential privacy: training whose messages hardly depend on any one sample, and weights that may be published.
+
+Each function and class states what it protects, against whom, and by which theorem. Accounting is by
+[dp-accounting](https://pypi.org/project/dp-accounting/): ``pip install 'mocha_jax[privacy]'``.
+
+It may import `_core`, `coupling`, `regularizers`, `_problem`, `_driver` and `_neural`.
+"""
+
+from mocha_jax._neural.private_gradients import ExampleLevel as ExampleLevel
+from mocha_jax.privacy._budget import epsilon as epsilon
+from mocha_jax.privacy._budget import spent as spent
+from mocha_jax.privacy._budget import with_budget as with_budget
+from mocha_jax.privacy._release import Release as Release
+from mocha_jax.privacy._release import release as release

@@ -1,0 +1,14 @@
+"""The accountants' package, imported when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def accounting() -> Any:
+    """Import dp-accounting."""
+    try:
+        return importlib.import_module("dp_accounting")
+    except ImportError as error:
+        raise ImportError("privacy needs dp-accounting: pip install 'mocha_jax[privacy]'.") from error

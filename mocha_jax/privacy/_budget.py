@@ -1,0 +1,219 @@
+"""Budgets of example-level privacy: noise for an epsilon, and the epsilon that a run has used."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from mocha_jax._core import check
+from mocha_jax._core.devices import on_purpose
+from mocha_jax._neural.client_server import ClientServer
+from mocha_jax._neural.prediction import Prediction
+from mocha_jax._neural.private_gradients import ExampleLevel, headroom
+from mocha_jax._neural.training_state import TrainingState
+from mocha_jax.privacy._accounting import accounting
+
+Private = TypeVar("Private", bound=ClientServer)
+
+ACCOUNTANTS = ("rdp", "pld")
+
+# Orders of Renyi divergences: of integers they are sums, of others series that do not always converge.
+_ORDERS = (*range(2, 65), 80, 96, 128, 256, 512, 1024)
+
+# Noise is chosen to within this share, upwards.
+_CLOSE = 1e-3
+
+
+@on_purpose
+def with_budget(
+    algorithm: Private, problem: Prediction, *, epsilon: ArrayLike, delta: ArrayLike, rounds: int, clip: float = 1.0,
+    accountant: str = "rdp",
+) -> Private:  # fmt: skip
+    r"""Make an algorithm's clients train with example-level differential privacy.
+
+    Every client gets the least noise with which all its work of so many full rounds is
+    $(\varepsilon, \delta)$-differentially private, and the steps of these rounds as its limit. What is protected is
+    one sample of one client, against all who see messages of that client, other models, or the result; neighbouring
+    data sets differ in one sample more or less. See `ExampleLevel` for the mechanism.
+
+    Args:
+      algorithm: `FedAvg`, `Local`, or one of `mocha_jax.personalized` whose clients read samples by gradients alone:
+        all but ``pfedme``, ``per_fedavg``, ``apfl``, ``ifca``, ``fedem``, ``q_ffl`` and ``afl``.
+      problem: has the clients' numbers of samples, which are taken to be public.
+      epsilon: the budget of all clients, or ``[m]`` of each.
+      delta: the same.
+      rounds: to pay for. Clients tuned at the end, as by ``fine_tuned``, have that work in the budget, too.
+      clip: C, the length that gradients of samples are cut to.
+      accountant: ``"rdp"``, by Renyi divergences, or ``"pld"``, by distributions of the privacy loss, which is
+        tighter and slower.
+
+    Examples:
+      >>> import jax, optax, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 6, 5).data
+      >>> problem = mj.Prediction(data.replace(y=(data.y > 0).astype(data.dtype)))
+      >>> algorithm = mj.personalized.mr_mtl(mj.networks.MLP(5, 2), optax.sgd(0.1), strength=0.1)
+      >>> private = mj.privacy.with_budget(algorithm, problem, epsilon=3.0, delta=1e-3, rounds=5)
+      >>> solution = mj.solve(problem, private, tol=None, max_rounds=5)
+      >>> used = mj.privacy.spent(private, problem, solution.state, delta=1e-3)
+      >>> bool((used <= 3.0).all() and (used > 2.9).all())
+      True
+    """
+    owner = "with_budget"
+    check.instance(owner, "algorithm", algorithm, ClientServer, "FedAvg(model, optax.sgd(0.1))")
+    check.instance(owner, "problem", problem, Prediction, "Prediction(data)")
+    check.integer(owner, 1, rounds=rounds)
+    check.positive(owner, clip=clip)
+    check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
+    sizes = np.asarray(problem.data.sizes)
+    m = len(sizes)
+    budgets, deltas = (_of_each(owner, name, value, m) for name, value in (("epsilon", epsilon), ("delta", delta)))
+    plan = algorithm.replace(privacy=ExampleLevel(1.0, 0, clip))
+    steps = rounds * np.asarray(plan.full_work(problem)) + np.asarray(plan.tuning_steps(problem.data))
+    noise = [
+        _noise(*_question(plan, problem, n, t), e, d, accountant) if n else 0.0
+        for n, t, e, d in zip(sizes, steps, budgets, deltas, strict=True)
+    ]
+    level = ExampleLevel(np.asarray(noise, np.float32), steps.astype(np.int32), clip)
+    return algorithm.replace(privacy=level)
+
+
+@on_purpose
+def spent(
+    algorithm: ClientServer, problem: Prediction, state: TrainingState, *, delta: ArrayLike, accountant: str = "rdp"
+) -> np.ndarray:
+    r"""Compute what every client of a run has spent: $\varepsilon$ ``[m]``, of all its work up to this state.
+
+    Clients tuned at the end, as by ``fine_tuned``, are counted as if they had been.
+
+    Args:
+      algorithm: with an `ExampleLevel`.
+      problem: of the run.
+      state: e.g. ``solution.state``; also one of a checkpoint.
+      delta: of all clients, or ``[m]`` of each.
+      accountant: as in `with_budget`.
+    """
+    owner = "spent"
+    check.instance(owner, "algorithm", algorithm, ClientServer, "with_budget(algorithm, problem, ...)")
+    check.instance(owner, "problem", problem, Prediction, "Prediction(data)")
+    check.instance(owner, "state", state, TrainingState, "solution.state")
+    check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
+    if algorithm.privacy is None:
+        raise ValueError("spent: the algorithm is not private; with_budget(algorithm, problem, ...) makes it so.")
+    sizes, steps = np.asarray(problem.data.sizes), np.asarray(state.spent)
+    if steps.shape != sizes.shape:
+        raise ValueError(f"spent: the state is of {steps.size} clients, and the problem has {len(sizes)}.")
+    steps = steps + np.where(steps > 0, np.asarray(algorithm.tuning_steps(problem.data)), 0)
+    noise = np.broadcast_to(np.asarray(algorithm.privacy.noise, float), sizes.shape)
+    deltas = _of_each(owner, "delta", delta, len(sizes))
+    return np.array([
+        _epsilon(*_question(algorithm, problem, n, t), float(z), d, accountant) if n and t else 0.0
+        for n, t, z, d in zip(sizes, steps, noise, deltas, strict=True)
+    ])  # fmt: skip
+
+
+@on_purpose
+def epsilon(
+    noise: float, samples: int, batch_size: int | None, steps: int, *, delta: float, accountant: str = "rdp"
+) -> float:
+    r"""Compute $\varepsilon$ of so many steps of `ExampleLevel` at one client.
+
+    Each step is a Gaussian mechanism of sensitivity C with noise zC on a Poisson sample. Batches have room for more
+    than `batch_size` samples; that a draw exceeds it has a chance that is part of delta.
+
+    Args:
+      noise: z.
+      samples: of the client.
+      batch_size: B, samples of a step in the mean; None for all.
+      steps: taken.
+      delta: the chance that the bound does not hold.
+      accountant: as in `with_budget`.
+
+    Examples:
+      >>> import mocha_jax as mj
+      >>> round(mj.privacy.epsilon(1.0, 1000, 100, 200, delta=1e-5), 2)
+      11.14
+    """
+    owner = "epsilon"
+    check.nonnegative(owner, noise=noise)
+    check.scalar(owner, noise=noise, delta=delta)
+    check.integer(owner, 1, samples=samples)
+    if batch_size is not None:
+        check.integer(owner, 1, batch_size=batch_size)
+    check.integer(owner, 0, steps=steps)
+    check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
+    samples, steps = int(samples), int(steps)
+    size = samples if batch_size is None else min(int(batch_size), samples)
+    over = 0.0 if batch_size is None else _overflow(samples, size)
+    delta = float(_of_each(owner, "delta", delta, 1)[0])
+    return _epsilon(size / samples, steps, over, float(noise), delta, accountant) if steps else 0.0
+
+
+def _of_each(owner: str, name: str, value: ArrayLike, m: int) -> np.ndarray:
+    """A number for each client; a delta is below 1."""
+    check.positive(owner, **{name: value})
+    values = np.asarray(value, float)
+    if values.shape not in ((), (m,)):
+        raise ValueError(f"{owner}: {name} must be a number, or one for each of {m} clients; got {values.shape}.")
+    if name == "delta" and not (values < 1).all():
+        raise ValueError(f"{owner}: delta must be below 1, got {check.shown(value)}.")
+    return np.broadcast_to(values, (m,))
+
+
+def _question(algorithm: ClientServer, problem: Prediction, n: int, steps: int) -> tuple[float, int, float]:
+    """A client's share of samples in a batch, its steps, and the chance that a batch has no room for those drawn."""
+    rows = problem.data.y.shape[1]
+    size = min(algorithm.schedule.size(rows), int(n))
+    over = 0.0 if algorithm.schedule.rows(rows) >= n else _overflow(int(n), size)
+    return size / int(n), int(steps), over
+
+
+def _overflow(samples: int, size: int) -> float:
+    """Bernstein's bound on the chance that more samples are drawn than a batch has room for."""
+    more = headroom(size) - size
+    variance = size * (1.0 - size / samples)
+    return 0.0 if headroom(size) >= samples else math.exp(-0.5 * more**2 / (variance + more / 3.0))
+
+
+@cache
+def _epsilon(share: float, steps: int, over: float, noise: float, delta: float, accountant: str) -> float:
+    """Epsilon of a client.
+
+    Without room for all that are drawn the messages are those of another mechanism, but for an event of the chance
+    ``steps over``: delta has (1 + e^epsilon) times that besides.
+    """
+    if noise < 1e-6:
+        return math.inf
+    dp = accounting()
+    event = dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)) if share < 1 else dp.GaussianDpEvent(noise)
+    of_run = dp.rdp.RdpAccountant(_ORDERS) if accountant == "rdp" else dp.pld.PLDAccountant()
+    of_run.compose(event, steps)
+    found = float(of_run.get_epsilon(delta))
+    for _ in range(3 if over else 0):  # it grows by next to nothing
+        rest = delta - steps * over * (1.0 + math.exp(min(found, 700.0)))
+        if rest <= 0:
+            return math.inf
+        found = float(of_run.get_epsilon(rest))
+    return found
+
+
+@cache
+def _noise(share: float, steps: int, over: float, epsilon: float, delta: float, accountant: str) -> float:
+    """The least noise with which a client stays within its budget."""
+
+    def enough(noise: float) -> bool:
+        return _epsilon(share, steps, over, noise, delta, accountant) <= epsilon
+
+    low, high = 0.0, 1.0
+    while not enough(high):
+        low, high = high, 2.0 * high
+        if high > 1e6:
+            raise ValueError(f"with_budget: no noise reaches epsilon {epsilon:g} at delta {delta:g} in {steps} steps.")
+    while high - low > _CLOSE * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    # As it is stored: a number of 32 bits, not below it.
+    return float(np.nextafter(np.float32(high), np.float32(np.inf)))

@@ -1,0 +1,55 @@
+"""Right calls of differential privacy."""
+
+import functools
+
+import jax
+
+import mocha_jax as mj
+from tests.bad_calls import world
+from tests.bad_calls.kinds import count, instance, key, number, optional, word
+from tests.bad_calls.outcomes import Arg, Call
+
+POSITIVE, WORDS = number(above=0, shapes=[()]), word("rdp", "pld")
+M = 3
+OF_EACH = number(above=0, shapes=[(), (M,)])
+DELTA = number(above=0, below=1, shapes=[(), (M,)])
+
+
+@functools.cache
+def private():
+    return world.fedavg().replace(privacy=mj.privacy.ExampleLevel(1.0, 8))
+
+
+@functools.cache
+def state():
+    return mj.run(world.prediction(), private(), jax.random.key(0), num_rounds=1)[0]
+
+
+def calls():
+    p = mj.privacy
+    problem = Arg(world.prediction(), instance(mj.Prediction))
+    accountant, delta = Arg("rdp", WORDS), Arg(1e-3, DELTA)
+    trainer = instance((mj.FedAvg, mj.Local, mj.personalized.Composed), lambda a: a.privacy is not None)
+    return {
+        "privacy.ExampleLevel": Call(p.ExampleLevel, {
+            "noise": Arg(1.0, number(0)), "steps": Arg(5, number(0, below=2**31, whole=True)), "clip": Arg(0.5, POSITIVE),
+        }),
+        "privacy.with_budget": Call(p.with_budget, {
+            "algorithm": Arg(world.fedavg(), instance((mj.FedAvg, mj.Local, mj.personalized.Composed))), "problem": problem,
+            "epsilon": Arg(2.0, OF_EACH), "delta": delta, "rounds": Arg(2, count(1)), "clip": Arg(1.0, POSITIVE),
+            "accountant": accountant,
+        }),
+        "privacy.spent": Call(p.spent, {
+            "algorithm": Arg(private(), trainer), "problem": problem,
+            "state": Arg(state(), instance(mj.personalized.TrainingState)), "delta": delta, "accountant": accountant,
+        }),
+        "privacy.epsilon": Call(p.epsilon, {
+            "noise": Arg(1.0, number(0, shapes=[()])), "samples": Arg(20, count(1)), "batch_size": Arg(5, optional(count(1))),
+            "steps": Arg(3, count(0)), "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
+        }),
+        "privacy.release": Call(p.release, {
+            "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),
+            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(10.0, shapes=[()])),
+            "gap": Arg(10.0, number(5.0, shapes=[()])), "key": Arg(jax.random.key(0), optional(key)),
+        }),
+    }  # fmt: skip
