@@ -37,6 +37,7 @@ PULLS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 PULL = 1.0  # of the paper's figure
 ROUNDS, BATCH, RATE, CLIP, DELTA = 200, 32, 0.01, 1.0, 1e-3
 FIGURE = {"FedAvg": 0.02564, "Local": 0.02628, "MR-MTL": 0.02394}  # of the paper's code, epsilon 6
+TICKS = 0.02, 0.03, 0.05, 0.1
 METHODS = ("FedAvg", "Local", "MR-MTL", "Ditto", "FedAvg + fine-tuning")
 
 
@@ -262,6 +263,10 @@ def draw(rows: list[Row]) -> Figure:
             finite, best, "o-", color=colour, ms=4, label=f"{method}, best pull" if method == "MR-MTL" else method
         )
     left.set_xscale("log")
+    left.set_xticks(finite, [f"{e:g}" for e in finite])
+    left.set_yscale("log")
+    left.set_ylim(0.02, 0.1)
+    left.set_yticks(TICKS, [f"{t:g}" for t in TICKS])
     left.set_xlabel("epsilon of every school")
     left.set_ylabel("mean squared error")
     left.legend(fontsize=8)
@@ -273,6 +278,7 @@ def draw(rows: list[Row]) -> Figure:
     right.set_xlabel("pull of MR-MTL towards the mean")
     right.legend(fontsize=8)
     for axes in (left, right):
+        axes.minorticks_off()
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     return figure

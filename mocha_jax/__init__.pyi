@@ -15,6 +15,7 @@ from mocha_jax import personalized as personalized
 from mocha_jax import plotting as plotting
 from mocha_jax import privacy as privacy
 from mocha_jax import regularizers as regularizers
+from mocha_jax import robust as robust
 from mocha_jax import servers as servers
 from mocha_jax import sklearn as sklearn
 from mocha_jax import spectral as spectral

@@ -49,8 +49,8 @@ def release(
     $\sigma$ for $\Delta$ (Balle and Wang 2018). Neighbouring data sets differ in one sample of one task, in features
     and label; the numbers of samples, L, A, B and g are public.
 
-    It covers all that anybody does with the published weights, and nothing else that was made of the samples: no other
-    model, gap, loss or validation score, and no features' means or spreads. A search over strengths needs a budget for
+    It covers every use of the published weights, and nothing else that was made of the samples: no other model, gap,
+    loss or validation score, and no features' means or spreads. A search over strengths needs a budget for
     each candidate, and the data must be solved to g whatever they are.
 
     Args:
@@ -106,7 +106,7 @@ def release(
 
 
 def _moved(problem: Problem, bound: float) -> tuple[float, np.ndarray]:
-    """How far another sample moves the minimiser, and the inverse of A ``[m, m]``."""
+    """Bound how far another sample moves the minimiser; and the inverse of A ``[m, m]``."""
     data, regularizer = problem.data, problem.regularizer
     if not isinstance(regularizer, _BOUNDED):
         names = ", ".join(kind.__name__ for kind in _BOUNDED)

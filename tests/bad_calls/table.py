@@ -8,14 +8,14 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "privacy", "regularizers",
+    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "privacy", "regularizers", "robust",
     "servers", "sklearn", "spectral", "systems", "theory", *(["flower"] if importlib.util.find_spec("flwr") else []),
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.coupling.Curvature, mj.coupling.OwnSystems, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
-    mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.servers.Server, mj.Federated, mj.Quality,
+    mj.robust.Rule, mj.robust.Attack, mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.servers.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
@@ -42,10 +42,12 @@ PARTS = {
 @functools.cache
 def calls():
     """A right call of everything that takes an argument of a person."""
-    from tests.bad_calls import estimators, federations, functions, personalized, privacy, records
+    from tests.bad_calls import estimators, federations, functions, personalized, privacy, records, robust
 
     found = records.constructors() | records.in_use() | functions.functions()
-    found |= estimators.estimators() | federations.federations() | personalized.methods() | privacy.calls()
+    found |= (
+        estimators.estimators() | federations.federations() | personalized.methods() | privacy.calls() | robust.calls()
+    )
     if "flower" in MODULES:
         from tests.bad_calls import deployments
 

@@ -26,7 +26,9 @@ def experiments(monkeypatch):
         kernels,
         mixed,
         personalized,
+        private_school,
         protocol,
+        robust,
         roles,
         rows,
         shakespeare,
@@ -39,7 +41,8 @@ def experiments(monkeypatch):
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
-        tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts,
+        tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts, private_school=private_school,
+        robust=robust,
     )  # fmt: skip
 
 
@@ -357,6 +360,52 @@ def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     area = parts.scores(rare, np.concatenate([1.0 - p, p], axis=-1), data, 1.0)[0]
     kept = data.replace(y=2.0 * data.y - 1.0)
     np.testing.assert_allclose(area, _areas(p[..., 0], kept), rtol=1e-6)
+
+
+def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
+    rng, study = np.random.default_rng(0), experiments.private_school
+    x, task = rng.normal(size=(120, 3)), np.repeat([0, 1, 2], [30, 40, 50])
+    y = 35.0 + 20.0 * np.tanh(x @ [1.0, -1.0, 0.5])
+    np.savez(tmp_path / "school.npz", X=x, y=y, task=task)
+    monkeypatch.setattr(study, "PULLS", (1.0,))
+    command = ["private_school", "--data", str(tmp_path / "school.npz"), "--seeds", "1", "--rounds", "6", "--epsilons", "6",
+               "inf", "--out", str(tmp_path)]  # fmt: skip
+    monkeypatch.setattr("sys.argv", command)
+    study.main()
+    first = capsys.readouterr().out
+    rows = experiments.rows.read(tmp_path / "runs.csv", study.Row)
+    assert len(rows) == 3 + 2 * len(study.METHODS)
+    # Without noise and clipping, and with whole batches, the published training is the library's, of one round more.
+    monkeypatch.setattr(study, "BATCH", 64)
+    monkeypatch.setattr(study, "CLIP", 1e3)
+    monkeypatch.setattr(study, "_published_noise", lambda *_: 0.0)
+    study.algorithms.cache_clear()
+    parts = study.split(np.load(tmp_path / "school.npz"), 1)
+    for method in ("FedAvg", "Local"):
+        ours = study.private(parts, method, 1.0, np.inf, 0, 7)
+        assert study.published(parts, method, 1.0, 6.0, 0, 6) == pytest.approx(ours, rel=1e-4)
+    monkeypatch.setattr(study, "private", None)
+    study.main()
+    assert capsys.readouterr().out == first
+    assert (tmp_path / "private_school.png").stat().st_size > 5_000
+
+
+def test_rules_against_attacks_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
+    study = experiments.robust
+    monkeypatch.setattr(
+        study, "ATTACKS", {"sign flip times 10": mj.robust.SignFlip(10.0), "labels turned around": None}
+    )
+    monkeypatch.setattr(study, "SHARES", (0.2,))
+    command = ["robust", "--seeds", "1", "--rounds", "2", "--rules", "mean", "Krum", "--deals", "at random", "--out",
+               str(tmp_path)]  # fmt: skip
+    monkeypatch.setattr("sys.argv", command)
+    study.main()
+    first = capsys.readouterr().out
+    assert len(experiments.rows.read(tmp_path / "runs.csv", study.Row)) == 2 * 3
+    monkeypatch.setattr(study, "errors", None)
+    study.main()
+    assert first.endswith(capsys.readouterr().out[-200:])
+    assert "| labels turned around |" in first
 
 
 def _areas(scores, data):

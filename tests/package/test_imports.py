@@ -23,7 +23,7 @@ _node servers metrics
 _algorithms
 _derivatives
 _driver _neural theory
-_selection callbacks federated personalized privacy
+_selection callbacks federated personalized privacy robust
 multiclass
 plotting sklearn flower
 cli

@@ -1,0 +1,102 @@
+"""An algorithm whose server combines by a rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mocha_jax._core import check
+from mocha_jax._core.pytree import Tree, fields_of
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.composed import Composed, Sampling
+from mocha_jax._neural.method import Answer, Method, ServerParts, ServerRound
+from mocha_jax._numerics.math import safe_ratio
+from mocha_jax.robust._rules import Rule, rows_of
+
+
+def combined(algorithm: Sampling, rule: Rule) -> Composed:
+    r"""Let an algorithm's server combine what clients send by a rule in place of the average.
+
+    Where the server of the algorithm takes $\sum_k c_k u_k / \sum_k c_k$ of the clients' vectors $u_k$, it takes
+    the rule's vector of them. With `Mean` nothing changes. The server then needs every client's vector by itself: it
+    cannot be combined with secure aggregation.
+
+    Args:
+      algorithm: `FedAvg`, or one of `mocha_jax.personalized` whose server sums up: all but ``fedu`` and ``fedamp``.
+      rule: e.g. ``robust.Median()``.
+
+    Examples:
+      >>> import jax, optax, mocha_jax as mj
+      >>> data = mj.datasets.federation(jax.random.key(0), 10, 5).data
+      >>> problem = mj.Prediction(data.replace(y=(data.y > 0).astype(data.dtype)))
+      >>> algorithm = mj.FedAvg(mj.networks.MLP(5, 2), optax.sgd(0.1))
+      >>> attack = mj.robust.SignFlip(20.0)
+      >>> for rule in (mj.robust.Mean(), mj.robust.Median()):
+      ...     attacked = mj.robust.combined(algorithm, mj.robust.Attacked(rule, attack, (0, 1)))
+      ...     solution = mj.solve(problem, attacked, tol=None, max_rounds=10)
+      ...     print(type(rule).__name__, bool(solution.history.test_loss[-1] < solution.history.test_loss[0]))
+      Mean False
+      Median True
+    """
+    check.instance("combined", "algorithm", algorithm, Sampling, "FedAvg(model, optax.sgd(0.1))")
+    check.instance("combined", "rule", rule, Rule, "robust.Median()")
+    declared = algorithm.declared()
+    given = fields_of(algorithm)
+    common = {name: given[name] for name in _COMMON}
+    return Composed(
+        **common, method=_with_rule(declared.method, rule), numbers=dict(declared.numbers), phases=declared.phases,
+        tuning=declared.tuning, gradients=declared.gradients,
+    )  # fmt: skip
+
+
+_COMMON = ("model", "client_optimizer", "server_optimizer", "fraction", "local_epochs", "batch_size", "rate", "seed",
+           "at_once", "privacy")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Client:
+    """A client's round, with a vector of its own in place of its part of a sum."""
+
+    method: Method
+
+    def __call__(self, c: Client, own: Tree) -> tuple[Any, Answer]:
+        kept, answer = self.method.client(c, own)
+        vector = jax.tree.map(lambda a: safe_ratio(a, c.weight), answer.total)
+        return kept, Answer((), (vector, answer.row), answer.loss)
+
+
+@dataclass(frozen=True)
+class _Sends:
+    """The shapes of such answers."""
+
+    method: Method
+
+    def __call__(self, shared: Tree, row: Tree) -> Answer:
+        like = Answer(shared) if self.method.sends is None else self.method.sends(shared, row)
+        if not jax.tree.leaves(like.total):
+            raise ValueError("combined: the algorithm's server needs every client's model, and sums up none of them.")
+        return Answer((), (like.total, like.row))
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The server's round, on the rule's vector times the weight of all in place of a sum."""
+
+    method: Method
+    rule: Rule
+
+    def __call__(self, s: ServerRound) -> ServerParts:
+        vectors, rows = s.sent
+        leaves, form = jax.tree.flatten(vectors)
+        found = s.weight * self.rule.combine(rows_of(vectors), jnp.where(s.answered, s.weights, 0.0))
+        cuts = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
+        total = [part.reshape(leaf.shape[1:]) for part, leaf in zip(jnp.split(found, cuts), leaves, strict=True)]
+        return self.method.server(s._replace(total=jax.tree.unflatten(form, total), sent=rows))
+
+
+def _with_rule(method: Method, rule: Rule) -> Method:
+    return method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule))

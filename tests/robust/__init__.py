@@ -1,0 +1,1 @@
+"""Rules of combining against loops in NumPy and another library, and attacks."""
