@@ -362,6 +362,7 @@ def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     np.testing.assert_allclose(area, _areas(p[..., 0], kept), rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
     rng, study = np.random.default_rng(0), experiments.private_school
     x, task = rng.normal(size=(120, 3)), np.repeat([0, 1, 2], [30, 40, 50])
@@ -390,6 +391,7 @@ def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, m
     assert (tmp_path / "private_school.png").stat().st_size > 5_000
 
 
+@pytest.mark.extended
 def test_rules_against_attacks_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
     study = experiments.robust
     monkeypatch.setattr(

@@ -66,8 +66,9 @@ def test_clients_may_have_budgets_of_their_own():
     assert (used > 0.98 * budgets).all()
 
 
-@pytest.mark.parametrize("name", ["mr_mtl", "fedrep", "fine_tuned"])
-@pytest.mark.thin(2)
+@pytest.mark.parametrize(
+    "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.extended) for n in ("fedrep", "fine_tuned"))]
+)
 def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
     problem = problems.make_problem()
     plain = getattr(mj.personalized, name)(problems.MODEL, SGD, batch_size=3)
@@ -103,6 +104,7 @@ def test_work_that_is_not_done_is_not_spent(key):
     assert (np.asarray(state.spent) < full).all()
 
 
+@pytest.mark.extended
 def test_new_clients_spend_their_own_budget(key):
     problem = problems.make_problem()
     algorithm = private(mj.personalized.ditto(problems.MODEL, SGD, batch_size=3), problem)

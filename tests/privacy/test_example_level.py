@@ -34,11 +34,17 @@ def after_one_step(xs, ys, key, *, batch=None, scaling="task_mean", **settings):
     """The gradients of all clients at their first parameters, ``[m, 4]``."""
     problem = problem_of(xs, ys, scaling)
     algorithm = mj.Local(LINEAR, SGD, batch_size=batch, privacy=level(**settings))
-    begin = algorithm.weights(algorithm.init(problem))
-    state, _ = mj.run(problem, algorithm, key, num_rounds=1)
-    changes = jax.tree.map(lambda a, b: (a - b).reshape(len(xs), -1), begin, algorithm.weights(state))
-    first = jax.tree.map(lambda a: np.asarray(a).reshape(len(xs), -1), begin)
-    return np.concatenate([changes[0].w, changes[0].b], axis=1), np.concatenate([first[0].w, first[0].b], axis=1)
+    begin = flat(algorithm.weights(algorithm.init(problem)))
+
+    def change(key):
+        return begin - flat(algorithm.weights(mj.run(problem, algorithm, key, num_rounds=1)[0]))
+
+    return np.asarray((jax.jit(jax.vmap(change)) if key.ndim else change)(key)), np.asarray(begin)
+
+
+def flat(weights):
+    """The linear models of all clients, ``[m, 4]``."""
+    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in (weights[0].w, weights[0].b)], axis=1)
 
 
 def clipped_by_hand(x, y, w, clip):
@@ -57,17 +63,23 @@ def test_gradients_of_samples_are_clipped(scaling, key):
         np.testing.assert_allclose(found[k], clipped_by_hand(x, y, w[k], 1.5) / len(y), rtol=1e-10)
 
 
-def test_without_noise_or_clipping_it_is_plain_training(key):
-    problem = problems.make_problem()
-    for algorithm in (mj.FedAvg(problems.MODEL, optax.adam(0.1), batch_size=None, local_epochs=3, proximal=0.3),
-                      mj.personalized.ditto(problems.MODEL, SGD, batch_size=None)):  # fmt: skip
-        plain, private = (mj.run(problem, a, key, num_rounds=3)[0]
-                          for a in (algorithm, algorithm.replace(privacy=level(clip=1e6))))  # fmt: skip
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), plain.own, private.own)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), plain.shared,
-                     private.shared)  # fmt: skip
-        assert np.isfinite(plain.loss)
-        assert np.isnan(private.loss)
+ALGORITHMS = {
+    "FedAvg": mj.FedAvg(problems.MODEL, optax.adam(0.1), batch_size=None, local_epochs=3, proximal=0.3),
+    "ditto": mj.personalized.ditto(problems.MODEL, SGD, batch_size=None),
+}
+
+
+@pytest.mark.parametrize("name", ["FedAvg", pytest.param("ditto", marks=pytest.mark.extended)])
+def test_without_noise_or_clipping_it_is_plain_training(name, key):
+    problem, algorithm = problems.make_problem(), ALGORITHMS[name]
+    plain, private = (mj.run(problem, a, key, num_rounds=3)[0]
+                      for a in (algorithm, algorithm.replace(privacy=level(clip=1e6))))  # fmt: skip
+    for part in ("own", "shared"):
+        both = (jax.tree.leaves(getattr(state, part)) for state in (plain, private))
+        for a, b in zip(*both, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert np.isfinite(plain.loss)
+    assert np.isnan(private.loss)
 
 
 def test_a_sample_with_an_infinite_gradient_counts_for_nothing(key):
@@ -82,7 +94,7 @@ def test_noise_has_its_size_and_is_of_a_client_and_a_step_alone(key):
     xs, ys = numbers(n=5)
     clip, noise = 0.5, 2.0
     plain, _ = after_one_step(xs, ys, key, clip=clip)
-    draws = np.stack([after_one_step(xs, ys, k, clip=clip, noise=noise)[0] - plain for k in jax.random.split(key, 300)])
+    draws = after_one_step(xs, ys, jax.random.split(key, 300), clip=clip, noise=noise)[0] - plain
     sizes = np.array([len(y) for y in ys])
     scaled = draws * sizes[None, :, None] / (clip * noise)
     assert abs(scaled.mean()) < 4 / np.sqrt(scaled.size)

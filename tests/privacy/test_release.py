@@ -87,7 +87,7 @@ def test_another_sample_moves_the_minimiser_by_no_more_than_is_claimed(kind, rel
     assert 0.2 < max(shares) <= 1.0 + 1e-6
 
 
-@pytest.mark.parametrize("scaling", ["sum", "task_mean"])
+@pytest.mark.parametrize("scaling", [pytest.param("sum", marks=pytest.mark.extended), "task_mean"])
 def test_an_answer_with_a_gap_is_as_near_as_is_claimed(scaling):
     loss, value, slope = LOSSES["logistic"]
     rng, regularizer = np.random.default_rng(1), REGULARIZERS["mean"][0]

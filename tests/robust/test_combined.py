@@ -27,7 +27,7 @@ MAKE = {
 
 @pytest.mark.parametrize("scaling", ["sum", "task_mean"])
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.thin(3)
+@pytest.mark.thin(1)
 def test_the_mean_changes_nothing(name, scaling, key):
     algorithm, problem = MAKE[name](), problems.make_problem(scaling)
     plain, ruled = (mj.run(problem, a, key, num_rounds=4, systems=WORLD)
@@ -58,7 +58,7 @@ def only(client):
 
 
 @pytest.mark.parametrize("rule", [R.Median(), R.TrimmedMean(0.25), R.GeometricMedian(), R.Krum(2), R.Bulyan(1)])
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_an_attack_that_ruins_the_mean_does_not_ruin_a_rule(rule, key):
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(3, 4))
@@ -76,6 +76,7 @@ def test_an_attack_that_ruins_the_mean_does_not_ruin_a_rule(rule, key):
     assert error(rule, attack) < 0.15
 
 
+@pytest.mark.extended
 def test_nodes_and_a_server_do_the_same(key):
     xs, ys = world.labels()
     model, likelihood = mj.networks.MLP(world.D, 3), mj.likelihoods.Categorical()
