@@ -87,6 +87,19 @@ def test_another_sample_moves_the_minimiser_by_no_more_than_is_claimed(kind, rel
     assert 0.2 < max(shares) <= 1.0 + 1e-6
 
 
+def test_the_bound_is_nearly_reached():
+    # Far from their labels two samples pull with all the slope that the loss has, and a strong ridge keeps it so.
+    loss, value, slope = LOSSES["huber"]
+    rng, bound, regularizer = np.random.default_rng(3), 1.5, mj.regularizers.Independent(20.0)
+    xs, ys = samples(rng, bound), rng.choice([-1.0, 1.0], (M, N))
+    xs[0, 0] *= bound / np.linalg.norm(xs[0, 0])
+    others = ys.copy()
+    others[0, 0] = -ys[0, 0]
+    a, claimed = 40.0 * np.eye(M), sensitivity(problem_of(xs, ys, loss, regularizer), bound)
+    change = minimiser(xs, ys, value, slope, a, 1 / N) - minimiser(xs, others, value, slope, a, 1 / N)
+    assert 0.95 < math.sqrt(np.sum(change * (a @ change))) / claimed <= 1.0 + 1e-6
+
+
 @pytest.mark.parametrize("scaling", [pytest.param("sum", marks=pytest.mark.extended), "task_mean"])
 def test_an_answer_with_a_gap_is_as_near_as_is_claimed(scaling):
     loss, value, slope = LOSSES["logistic"]
