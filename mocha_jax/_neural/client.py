@@ -49,7 +49,7 @@ class PhaseTraining(NamedTuple):
     gradients: float = 1.0
 
     def of(self, phase: Phase) -> PhaseTraining:
-        """Those of another phase."""
+        """Return the optimizer, epochs and batches of another phase."""
         epochs = self.schedule.epochs if phase.epochs is None else phase.epochs
         batch = None if phase.full_batch else self.schedule.batch
         schedule = self.schedule.with_settings(epochs, batch)
@@ -104,11 +104,12 @@ class Client(NamedTuple):
         phases = list(self.phases)
         how = self.phases[phase]
         key = self.key if phase == phases[0] else jax.random.fold_in(self.key, _PHASES + np.uint32(phases.index(phase)))
-        begin = how.optimizer.init(params) if optimizer is None else optimizer
+        step = how.optimizer if self.privacy is None else by_gradients(how.optimizer)
+        begin = step.init(params) if optimizer is None else optimizer
         if gradient is None:
             gradient = jax.value_and_grad(self.mean_loss if objective is None else objective)
         weight = self.data.weight[self.place] if weight is None else weight
-        return train(key, self.data, self.place, weight, self.steps[phase], how.schedule, how.optimizer, gradient,
+        return train(key, self.data, self.place, weight, self.steps[phase], how.schedule, step, gradient,
                      params, begin, self.rate)  # fmt: skip
 
     def losses(self, params: Params) -> Array:
@@ -149,6 +150,15 @@ class Client(NamedTuple):
         """Raise where a method of private clients looks at samples in another way."""
         if self.privacy is not None:
             raise ValueError(f"ExampleLevel: the method reads {what}, and privacy covers gradients of mean_loss alone.")
+
+
+def by_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Leave an optimizer the gradient of a step alone: a line search would compute others, with the same noise."""
+
+    def update(updates: Tree, state: optax.OptState, params: Tree | None = None) -> tuple[Any, optax.OptState]:
+        return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def squared_distance(a: Tree, b: Tree) -> Array:

@@ -50,7 +50,8 @@ class ClientServer(Trainer):
         if self.privacy is not None:
             name = type(self).__name__
             check.instance(name, "privacy", self.privacy, ExampleLevel, "privacy.ExampleLevel(noise=1.0, steps=100)")
-            if any(phase.gradients != 1.0 for phase in self.all_phases.values()):
+            phases = *self.all_phases.values(), *self._as_first(self.declared().tuning).values()
+            if any(phase.gradients != 1.0 for phase in phases):
                 raise ValueError(f"{name}: privacy is for methods whose steps compute one gradient of a batch each.")
 
     @property

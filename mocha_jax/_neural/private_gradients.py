@@ -63,6 +63,20 @@ class ExampleLevel(Pytree):
         check.positive("ExampleLevel", clip=self.clip)
         check.scalar("ExampleLevel", clip=self.clip)
 
+    def client(self, number: int) -> ExampleLevel:
+        """The settings of one client, for its `federated.Node`; ``client(0)`` where there is one.
+
+        A node takes its own numbers alone: a server that chose among those of all could choose the weakest.
+        """
+        check.integer("ExampleLevel.client", 0, number=number)
+        noise, steps = (np.asarray(value) for value in (self.noise, self.steps))
+        few = min((len(value) for value in (noise, steps) if value.ndim), default=number + 1)
+        if number >= few:
+            raise ValueError(f"ExampleLevel: there is no client {number}; they are 0 to {few - 1}.")
+        return self.replace(
+            **{name: value[number] for name, value in (("noise", noise), ("steps", steps)) if value.ndim}
+        )
+
     def left(self, spent: Array, nodes: Array) -> Array:
         """The steps that clients of these numbers may still take, int32."""
         return jnp.maximum(_of(self.steps, nodes).astype(jnp.int32) - spent, 0)

@@ -92,7 +92,11 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
         problem = problem_of(algorithm, data, likelihood)
         _check_names(algorithm, data.dtype)
         side = cls(algorithm, problem)
-        return side if algorithm.privacy is None else PrivateNodeSide(side)
+        if algorithm.privacy is None:
+            return side
+        if max(map(jnp.ndim, (algorithm.privacy.noise, algorithm.privacy.steps))):
+            raise ValueError("Node: privacy must be of this node alone, e.g. algorithm.privacy.client(3) of client 3.")
+        return PrivateNodeSide(side)
 
     def init(self) -> TrainingNodeState | tuple[()]:
         m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
@@ -198,6 +202,8 @@ class PrivateNodeSide(NodeSide[PrivateNodeState, TrainingDown, TrainingUp]):
         return self.plain.reject_reason(state.rest, header, down)
 
     def weights(self, state: PrivateNodeState, down: TrainingDown) -> Tree:
+        if self.plain.algorithm.declared().method.ready is not None:
+            raise ValueError("Node: a private node is not tuned for its weights, which would spend at every call.")
         return self.plain.weights(state.rest, down)
 
     def work(

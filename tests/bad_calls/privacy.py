@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import numpy as np
 
 import mocha_jax as mj
 from tests.bad_calls import world
@@ -33,6 +34,9 @@ def calls():
     return {
         "privacy.ExampleLevel": Call(p.ExampleLevel, {
             "noise": Arg(1.0, number(0)), "steps": Arg(5, number(0, below=2**31, whole=True)), "clip": Arg(0.5, POSITIVE),
+        }),
+        "privacy.ExampleLevel.client": Call(p.ExampleLevel(np.ones(3, np.float32), 5).client, {
+            "number": Arg(1, lambda value: count(0)(value) and value < 3),
         }),
         "privacy.with_budget": Call(p.with_budget, {
             "algorithm": Arg(world.fedavg(), instance((mj.FedAvg, mj.Local, mj.personalized.Composed))), "problem": problem,

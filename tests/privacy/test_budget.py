@@ -118,7 +118,38 @@ def deployment(rounds=2):
     problem = world.prediction_of(xs, ys)
     algorithm = private(mj.personalized.mr_mtl(MODEL, SGD, batch_size=4), problem, rounds=rounds)
     server = world.server_of(algorithm, None, scaling="sum")
-    return algorithm, problem, server, world.nodes_of(xs, ys, mj.likelihoods.Categorical(), algorithm, scaling="sum")
+    return algorithm, problem, server, nodes_of(algorithm, xs, ys)
+
+
+def nodes_of(algorithm, xs, ys):
+    return [
+        world.nodes_of([x], [y], mj.likelihoods.Categorical(), algorithm.replace(privacy=algorithm.privacy.client(k)),
+                       rows=max(map(len, xs)), scaling="sum")[0]
+        for k, (x, y) in enumerate(zip(xs, ys, strict=True))
+    ]  # fmt: skip
+
+
+def test_a_node_takes_no_numbers_among_which_a_server_could_choose():
+    xs, ys = world.labels()
+    algorithm = deployment()[0]
+    with pytest.raises(ValueError, match="of this node alone"):
+        mj.federated.Node(xs[0], ys[0], mj.likelihoods.Categorical(), algorithm)
+    with pytest.raises(ValueError, match="there is no client 9"):
+        algorithm.privacy.client(9)
+
+
+def test_a_private_node_is_not_tuned_in_passing(key):
+    xs, ys = world.labels()
+    algorithm = mj.personalized.fine_tuned(MODEL, SGD).replace(privacy=mj.privacy.ExampleLevel(1.0, 9))
+    server, node = world.server_of(algorithm, None, scaling="sum"), nodes_of(algorithm, xs, ys)[0]
+    with pytest.raises(ValueError, match="spend at every call"):
+        node.weights(node.init(), server.down(server.init(), 0))
+
+
+def test_a_line_search_is_refused(key):
+    algorithm = mj.FedAvg(problems.MODEL, optax.lbfgs(), privacy=mj.privacy.ExampleLevel(1.0, 9))
+    with pytest.raises(TypeError, match="value"):
+        mj.run(problems.make_problem(), algorithm, key, num_rounds=1)
 
 
 def test_a_node_goes_no_further_than_its_budget_whether_or_not_it_is_heard(key, tmp_path):
