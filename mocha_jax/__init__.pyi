@@ -1,4 +1,5 @@
 from mocha_jax import callbacks as callbacks
+from mocha_jax import compression as compression
 from mocha_jax import costs as costs
 from mocha_jax import coupling as coupling
 from mocha_jax import datasets as datasets

@@ -111,6 +111,8 @@ def integer(owner: str, least: int, most: float = _MOST, /, **values: object) ->
     """Check that values are integers of Python or NumPy from `least` to `most`, by default the largest int32."""
     for name, value in values.items():
         number = whole(value)
+        if most < _MOST and (number is None or not least <= number <= most):
+            raise ValueError(f"{owner}: {name} must be an integer from {least} to {most:g}, got {shown(value)}.")
         if number is None or number < least:
             raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {shown(value)}.")
         if number > most:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, static, tree
+from mocha_jax._core.pytree import Hyperparameter, fields_of, static, tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.method import Declared, Method
@@ -72,3 +72,16 @@ class Composed(Sampling):
         return Declared(
             self.method, self.numbers, self.phases, self.tuning, self.gradients, self.server_optimizer
         )  # fmt: skip
+
+
+_SETTINGS = ("model", "client_optimizer", "server_optimizer", "fraction", "local_epochs", "batch_size", "rate", "seed",
+             "at_once", "privacy")  # fmt: skip
+
+
+def recomposed(algorithm: Sampling, method: Method) -> Composed:
+    """An algorithm with other functions, and everything else as it has it."""
+    declared, given = algorithm.declared(), fields_of(algorithm)
+    return Composed(
+        **{name: given[name] for name in _SETTINGS}, method=method, numbers=dict(declared.numbers),
+        phases=declared.phases, tuning=declared.tuning, gradients=declared.gradients,
+    )  # fmt: skip

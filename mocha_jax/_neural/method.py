@@ -83,6 +83,8 @@ class Method(NamedTuple):
         Default: that tree.
       ready: ``ready(c, own)``, what stands for `own` there, made on the client's samples by what the server has now,
         as fine-tuning does; it is not kept. Default: `own`.
+      decodes: ``decodes(shared, row, sent)``, what an `Answer.row` says where it is a code, for a limit on the norm of
+        answers. Default: the row.
       check: ``check(numbers, data)``, raises where the method's numbers do not fit the clients'.
     """
 
@@ -96,6 +98,7 @@ class Method(NamedTuple):
     wraps: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
     joins: Callable[[Any, Any, Any], Any] | None = None
     ready: Callable[[Client, Any], Any] | None = None
+    decodes: Callable[[Any, Any, Any], Any] | None = None
     check: Callable[[Mapping[str, Any], TaskData], None] | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Tree
@@ -45,4 +46,23 @@ def first_row(a: Array) -> Array:
 
 
 def count_numbers(shapes: Tree) -> float:
-    return float(sum(leaf.size for leaf in jax.tree.leaves(shapes)))
+    """Count what a message has: a floating number is one, an integer as much as it has bytes, of four."""
+
+    def each(leaf: Array) -> float:
+        return 1.0 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype.itemsize / 4
+
+    return float(sum(leaf.size * each(leaf) for leaf in jax.tree.leaves(shapes)))
+
+
+def as_vector(tree: Tree) -> Array:
+    """Put all arrays of a tree one after the other."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def as_tree(vector: Array, like: Any) -> Any:
+    """Cut a vector into the arrays of a tree."""
+    leaves, form = jax.tree.flatten(like)
+    cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    return jax.tree.unflatten(
+        form, [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(vector, cuts), leaves, strict=True)]
+    )

@@ -4,7 +4,7 @@ A `Node` holds samples and answers messages; a `Server` makes them and takes any
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
 It may import `_core`, `_files`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `likelihoods`, `_problem`,
-`_node`, `servers`, `_algorithms`, `_driver` and `_neural`.
+`_node`, `servers`, `_algorithms`, `_driver`, `_neural` and `compression`.
 """
 
 # These register algorithms.
@@ -16,8 +16,6 @@ from mocha_jax.federated._archive import from_bytes as from_bytes
 from mocha_jax.federated._archive import load as load
 from mocha_jax.federated._archive import save as save
 from mocha_jax.federated._archive import to_bytes as to_bytes
-from mocha_jax.federated._compression import Quantized as Quantized
-from mocha_jax.federated._compression import Sending as Sending
 from mocha_jax.federated._inbox import FederationState as FederationState
 from mocha_jax.federated._message import Down as Down
 from mocha_jax.federated._message import Message as Message
@@ -51,13 +49,11 @@ __all__ = [
     "Node",
     "NodeSide",
     "OverChannel",
-    "Quantized",
     "ReceivedAnswers",
     "Refused",
     "register",
     "Report",
     "save",
-    "Sending",
     "Server",
     "ServerSide",
     "Sides",

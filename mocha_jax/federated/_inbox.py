@@ -11,7 +11,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, Tree, tree
-from mocha_jax.federated._compression import Coded, Sending, decoded
+from mocha_jax.compression import Sending
+from mocha_jax.federated._coded_answers import Coded, decoded
 from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
 from mocha_jax.federated._sides import DENIES, ReceivedAnswers, ServerSide
 

@@ -16,7 +16,8 @@ from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.pack import pack_tasks
-from mocha_jax.federated._compression import Sending, SendingNodeSide
+from mocha_jax.compression import Sending
+from mocha_jax.federated._coded_answers import SendingNodeSide
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, check_arrays, check_header
 from mocha_jax.federated._sides import Header, NodeSide, sides_of
 from mocha_jax.likelihoods import Likelihood
@@ -38,8 +39,8 @@ class Node:
       dtype: as in `pack_tasks`.
       rows: pad to so many samples: nodes of one machine then share a compiled program.
       federation: the name of the federation; default: that of the received messages.
-      sending: the form in which its vector travels, e.g. ``federated.Quantized()``; the server's `receiving`. Default:
-        as it is.
+      sending: the form in which its vector travels, e.g. ``compression.Quantized()``; the server's `receiving`.
+        Default: as it is.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Node:
         self.num_features, self.num_samples = data.num_features, int(data.sizes[0])
         self._side: NodeSide = sides.node(algorithm, data, loss)
         if sending is not None:
-            check.instance("Node", "sending", sending, Sending, "federated.Quantized()")
+            check.instance("Node", "sending", sending, Sending, "compression.Quantized()")
             self._side = SendingNodeSide(self._side, sending)
         self._like = self._side.like_down()
 

@@ -1,4 +1,4 @@
-"""A simulation of both sides with a channel between them that loses answers, brings them late or twice."""
+"""A simulation of both sides with a channel between them: answers are lost, late, double or short."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from mocha_jax._algorithms.base import State
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
+from mocha_jax._neural.trees import count_numbers
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
+from mocha_jax.compression import Sending
 from mocha_jax.federated._adaptive_sides import AdaptiveNodeState, AdaptiveServerState
+from mocha_jax.federated._coded_answers import SendingNodeSide
 from mocha_jax.federated._dual_sides import DualNodeState, DualServerState
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, sides_of, where
 from mocha_jax.systems import Channel, Fate
-from mocha_jax.systems._base import Info, Work
+from mocha_jax.systems._base import Info, Request, Work
 
 # Folded into a round's key for the channel's luck.
 _LUCK = 7
@@ -63,6 +66,7 @@ class OverChannel(Wrapper):
       channel: from `mocha_jax.systems`, `Unreliable` or `Clock`.
       max_staleness: answers to messages up to that many rounds old are accepted; default all are, as far
         as the server remembers.
+      sending: the form in which the nodes' vectors travel, e.g. ``compression.Quantized()``. Default: as they are.
 
     Examples:
       >>> import jax, mocha_jax as mj
@@ -72,27 +76,50 @@ class OverChannel(Wrapper):
       >>> solution = mj.solve(problem, mj.federated.OverChannel(mj.Mocha(), channel), tol=1e-3)
       >>> solution.status.name
       'CONVERGED'
+      >>> safe, lossless = mj.Mocha(server="proximal"), mj.systems.Unreliable()
+      >>> one_bit = mj.compression.Rotated(mj.compression.Quantized(1))
+      >>> for form in (None, one_bit):
+      ...     solution = mj.solve(problem, mj.federated.OverChannel(safe, lossless, sending=form), tol=1e-3)
+      ...     print(solution.status.name, solution.rounds < 30)
+      CONVERGED True
+      CONVERGED True
     """
 
     channel: Channel
     max_staleness: int | None = static(default=None)
+    sending: Sending | None = None
 
     def __post_init__(self) -> None:
         check.instance("OverChannel", "algorithm", self.algorithm, SubproblemMethod, "Mocha()")
         check.instance("OverChannel", "channel", self.channel, Channel, "systems.Unreliable(lost=0.3)")
         if self.max_staleness is not None:
             check.integer("OverChannel", 0, max_staleness=self.max_staleness)
+        if self.sending is not None:
+            check.instance("OverChannel", "sending", self.sending, Sending, "compression.Quantized()")
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if problem.data.shared or problem.data.num_nodes != problem.data.num_tasks:
             raise ValueError("OverChannel: data must have one node for each task; a server tells nodes by their tasks.")
+        if self.sending is not None and not hasattr(like := self._sides(problem)[1].like_up(), "v"):
+            raise ValueError(
+                f"OverChannel: sending is for answers with one vector v, and {type(like).__name__} has several; "
+                "Mocha(server='proximal') has such answers."
+            )
 
     def _sides(self, problem: Problem) -> tuple[NodeSide, ServerSide]:
         data, sides = problem.data, sides_of("OverChannel", self.algorithm)
         return sides.node(self.algorithm, data, problem.loss), sides.server(
             self.algorithm, problem.regularizer, data.num_tasks, data.num_features, data.dtype, data.loss_scaling
         )
+
+    def request(self, problem: Problem, round: Array | int = 0) -> Request:
+        request = super().request(problem, round)
+        if self.sending is None:
+            return request
+        vector = jax.ShapeDtypeStruct((1, problem.data.num_features), problem.data.dtype)
+        code, _ = jax.eval_shape(self.sending.encode, jax.ShapeDtypeStruct((1,), jnp.int32), vector, vector)
+        return request.replace(up=request.up + (count_numbers(code) - problem.data.num_features))
 
     def init(self, problem: Problem) -> ChannelState:
         self.expect(problem)
@@ -133,7 +160,11 @@ class OverChannel(Wrapper):
         rounds = jnp.full_like(state.held, 1) * round
         header = Header(rounds, jnp.zeros_like(rounds), state.held, jnp.arange(len(rounds), dtype=jnp.int32))
         down = server_side.down(state.server).replace(steps=budget)
-        nodes, held, up = node_side.work(drawn, state.nodes, header, down)
+        if self.sending is None:
+            nodes, held, up = node_side.work(drawn, state.nodes, header, down)
+        else:
+            nodes, held, coded = SendingNodeSide(node_side, self.sending).work(drawn, state.nodes, header, down)
+            up = coded.rest  # its vector is the one that the server decodes
         nodes = jax.tree.map(lambda new, old: where(asked, new, old), nodes, state.nodes)
         fate = self.channel.fate(luck, data, self.request(problem, state.round).replace(steps=budget))
         transit = _sent(state.transit, round, asked, up, held, fate)

@@ -20,7 +20,8 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.problem import Quality
-from mocha_jax.federated._compression import Sending, like_coded
+from mocha_jax.compression import Sending
+from mocha_jax.federated._coded_answers import like_coded
 from mocha_jax.federated._inbox import FederationState, Inbox
 from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
 from mocha_jax.federated._sides import ReceivedAnswers, ServerSide, sides_of
@@ -94,7 +95,7 @@ class Server:
         like = self._side.like_up()
         self._accepted: dict[str, Tree] = {type(like).__name__: like}
         if receiving is not None:
-            check.instance("Server", "receiving", receiving, Sending, "federated.Quantized()")
+            check.instance("Server", "receiving", receiving, Sending, "compression.Quantized()")
             self._accepted["Coded"] = like_coded(receiving, like)
         late = self._side.patience if max_staleness is None else min(self._side.patience, max_staleness)
         self._inbox = Inbox(federation, self._side, like, self._accepted, receiving, late, max_norm)

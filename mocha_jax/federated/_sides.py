@@ -187,7 +187,9 @@ class ServerSide(Pytree, Generic[State, UpRecord]):
 
     def norms(self, up: UpRecord) -> Array:
         """Return how large answers are ``[m]``, for `Server`'s ``max_norm``. Default: the norm of all their floats."""
-        floats = [leaf for leaf in jax.tree.leaves(up) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        floats: list[Array] = [leaf for leaf in jax.tree.leaves(up) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        dtype = max((leaf.dtype for leaf in floats), key=lambda dtype: dtype.itemsize)
+        floats = [leaf.astype(dtype) for leaf in floats]
         return jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in floats))
 
 

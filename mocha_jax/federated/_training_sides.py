@@ -29,7 +29,7 @@ from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.training_state import Heard, Sent, TrainingState
-from mocha_jax._neural.trees import zeros_like
+from mocha_jax._neural.trees import first_row, zeros_like
 from mocha_jax.federated._absent_data import absent
 from mocha_jax.federated._dual_sides import UNKNOWN, invalid_round, known_answers, oldest
 from mocha_jax.federated._network_sides import (
@@ -313,6 +313,14 @@ class TrainingServerSide(ServerSide[TrainingServerState, TrainingUp]):
             **implausible_numbers(up.samples, diverged=up.diverged),
             "says that its samples weigh less than nothing, or more than so many can": ~light,
         }
+
+    def norms(self, up: TrainingUp) -> Array:
+        decodes = self.algorithm.declared().method.decodes
+        if decodes is None:
+            return super().norms(up)
+        parts = self.algorithm.first_parts(1, self.dtype)
+        says = partial(decodes, parts.shared, jax.tree.map(first_row, parts.rows))
+        return super().norms(up.exchange(row=jax.vmap(says)(up.row)))
 
 
 def of_each(record: Record, m: int) -> Record:

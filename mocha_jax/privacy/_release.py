@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
+from mocha_jax._core.pytree import Pytree
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import as_matrix
@@ -21,7 +22,7 @@ from mocha_jax.regularizers import Graph, Independent, MeanRegularized
 _BOUNDED = Independent, MeanRegularized, Graph
 
 
-class Release(NamedTuple):
+class Release(Pytree):
     """Weights with noise, and what it was made of."""
 
     weights: np.ndarray  # [m, d]

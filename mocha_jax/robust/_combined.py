@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Tree, fields_of
+from mocha_jax._core.pytree import Tree
 from mocha_jax._neural.client import Client
-from mocha_jax._neural.composed import Composed, Sampling
+from mocha_jax._neural.composed import Composed, Sampling, recomposed
 from mocha_jax._neural.method import Answer, Method, ServerParts, ServerRound
+from mocha_jax._neural.trees import as_tree, as_vector, first_row
 from mocha_jax._numerics.math import safe_ratio
-from mocha_jax.robust._rules import Rule, rows_of
+from mocha_jax.robust._rules import Rule
 
 
 def combined(algorithm: Sampling, rule: Rule) -> Composed:
@@ -44,17 +44,9 @@ def combined(algorithm: Sampling, rule: Rule) -> Composed:
     """
     check.instance("combined", "algorithm", algorithm, Sampling, "FedAvg(model, optax.sgd(0.1))")
     check.instance("combined", "rule", rule, Rule, "robust.Median()")
-    declared = algorithm.declared()
-    given = fields_of(algorithm)
-    common = {name: given[name] for name in _COMMON}
-    return Composed(
-        **common, method=_with_rule(declared.method, rule), numbers=dict(declared.numbers), phases=declared.phases,
-        tuning=declared.tuning, gradients=declared.gradients,
-    )  # fmt: skip
-
-
-_COMMON = ("model", "client_optimizer", "server_optimizer", "fraction", "local_epochs", "batch_size", "rate", "seed",
-           "at_once", "privacy")  # fmt: skip
+    method = algorithm.declared().method
+    ruled = method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule))
+    return recomposed(algorithm, ruled)
 
 
 @dataclass(frozen=True)
@@ -91,12 +83,6 @@ class _Server:
 
     def __call__(self, s: ServerRound) -> ServerParts:
         vectors, rows = s.sent
-        leaves, form = jax.tree.flatten(vectors)
-        found = s.weight * self.rule.combine(rows_of(vectors), jnp.where(s.answered, s.weights, 0.0))
-        cuts = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
-        total = [part.reshape(leaf.shape[1:]) for part, leaf in zip(jnp.split(found, cuts), leaves, strict=True)]
-        return self.method.server(s._replace(total=jax.tree.unflatten(form, total), sent=rows))
-
-
-def _with_rule(method: Method, rule: Rule) -> Method:
-    return method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule))
+        found = s.weight * self.rule.combine(jax.vmap(as_vector)(vectors), jnp.where(s.answered, s.weights, 0.0))
+        total = as_tree(found, jax.tree.map(first_row, vectors))
+        return self.method.server(s._replace(total=total, sent=rows))

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -198,9 +197,3 @@ def _krum_scores(distances: Array, there: Array, hostile: int) -> Array:
     ordered = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
     near = jnp.arange(m, dtype=jnp.int32) < jnp.clip(count - hostile - 2, 1, jnp.maximum(count - 1, 1))
     return jnp.where(there, jnp.sum(jnp.where(near[None, :], ordered, 0.0), axis=1), jnp.inf)
-
-
-def rows_of(tree: object) -> Array:
-    """All arrays of a tree as rows, ``[m, p]``."""
-    leaves = jax.tree.leaves(tree)
-    return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)

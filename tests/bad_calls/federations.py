@@ -116,6 +116,7 @@ def federations():
         "federated.Server.join": Call(lambda task: server().join(state(), task).held, {"task": task}),
         "federated.OverChannel": Call(f.OverChannel, {
             "algorithm": METHOD, "channel": Arg(s.Unreliable(0.3), instance(s.Channel)), "max_staleness": Arg(2, optional(count(0))),
+            "sending": Arg(mj.compression.TopK(0.1), optional(instance(mj.compression.Sending))),
         }),
         "systems.Unreliable": Call(s.Unreliable, {
             "lost": Arg(0.25, rates), "late": Arg(0.25, rates), "duplicated": Arg(0.25, rates), "most": Arg(3, count(1)),

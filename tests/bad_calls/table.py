@@ -8,14 +8,14 @@ import types
 import mocha_jax as mj
 
 MODULES = (
-    "", "callbacks", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "privacy", "regularizers", "robust",
+    "", "callbacks", "compression", "coupling", "costs", "datasets", "features", "federated", "likelihoods", "losses", "metrics", "multiclass", "networks", "partition", "personalized", "plotting", "privacy", "regularizers", "robust",
     "servers", "sklearn", "spectral", "systems", "theory", *(["flower"] if importlib.util.find_spec("flwr") else []),
 )  # fmt: skip
 
 # What algorithms and models are made of. Drivers call their methods inside compiled programs, with arrays of their own.
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.coupling.Curvature, mj.coupling.OwnSystems, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
-    mj.robust.Rule, mj.robust.Attack, mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.federated.Sending, mj.Trainer, mj.DualMethod, mj.servers.Server, mj.Federated, mj.Quality,
+    mj.robust.Rule, mj.robust.Attack, mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.compression.Sending, mj.compression.Difference, mj.Trainer, mj.DualMethod, mj.servers.Server, mj.Federated, mj.Quality,
     mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ RESULTS = {
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
 PARTS = {
     "Pytree.replace", "Pytree.exchange", "Names.replace", "Names.task", "LinearModel.save", "MulticlassModel.save", "NetworkModel.save", "servers.AdaptiveServer", "servers.DualServer", "servers.DualServer.update_model", "servers.ProximalServer", "coupling.LowRank.energy", "coupling.LowRank.largest", "coupling.AboutMean.energy", "coupling.FeatureDiagonal.energy", "Certificate.with_bound",
-    "Problem.aim", "personalized.own_model", "personalized.same_model", "privacy.ExampleLevel.left", "privacy.ExampleLevel.of", *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), "federated.Sending.encode", "federated.Sending.decode", "federated.Quantized.encode", "federated.Quantized.decode",
+    "Problem.aim", "personalized.own_model", "personalized.same_model", "privacy.ExampleLevel.left", "privacy.ExampleLevel.of", *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), *(f"compression.{form}.{name}" for form in ("Sending", "Difference", "Quantized", "Stochastic", "TopK", "RandomK", "Rotated") for name in ("encode", "decode", "compress", "expand")),
     "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
         "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
@@ -42,11 +42,16 @@ PARTS = {
 @functools.cache
 def calls():
     """A right call of everything that takes an argument of a person."""
-    from tests.bad_calls import estimators, federations, functions, personalized, privacy, records, robust
+    from tests.bad_calls import compression, estimators, federations, functions, personalized, privacy, records, robust
 
     found = records.constructors() | records.in_use() | functions.functions()
     found |= (
-        estimators.estimators() | federations.federations() | personalized.methods() | privacy.calls() | robust.calls()
+        estimators.estimators()
+        | federations.federations()
+        | personalized.methods()
+        | privacy.calls()
+        | robust.calls()
+        | compression.calls()
     )
     if "flower" in MODULES:
         from tests.bad_calls import deployments

@@ -123,9 +123,8 @@ FAULTS = (
         "jnp.where(z * data.y > 0, 0.0, jnp.ones_like(z))", "jnp.where(z * data.y > 0, 0.0, 1.0 + (data.y > 0))", ("metrics",),
     ),
     Fault(
-        "rounds of quantised vectors lose their scale", "federated/_compression.py",
-        "return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]",
-        "return held + code.steps.astype(held.dtype)", ("federated",),
+        "quantised vectors lose their scale", "compression/_forms.py",
+        "return centred * scale", "return centred * jnp.ones_like(scale)", ("compression",),
     ),
     Fault(
         "the classes of a saved model come back in another order", "_model/linear.py",

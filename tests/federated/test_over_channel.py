@@ -59,6 +59,37 @@ def test_without_accidents_it_is_the_plain_run(name, key):
     assert state.late == state.refused == 0
 
 
+@pytest.mark.extended
+def test_with_a_form_it_is_what_nodes_and_server_do(key):
+    algorithm, regularizer = SERVERS["safe"]
+    problem, form = problem_of(regularizer, L.Logistic()), mj.compression.Rotated(mj.compression.Quantized(1))
+    both = mj.federated.OverChannel(algorithm, mj.systems.Unreliable(), sending=form)
+    expected, history = mj.run(problem, both, key, num_rounds=6)
+    server = world.server_of(algorithm, regularizer, receiving=form)
+    xs, ys = world.tables()
+    nodes = world.nodes_of(xs, ys, L.Logistic(), algorithm, sending=form)
+    state, mine = server.init(), [node.init() for node in nodes]
+    for _ in range(6):
+        ups = {}
+        for task, node in enumerate(nodes):
+            mine[task], ups[task] = node.step(key, mine[task], server.down(state, task))
+        state, report = server.step(state, ups)
+        assert report.refused == {}
+    np.testing.assert_allclose(server.weights(state), expected.server.rule.model, rtol=1e-9, atol=1e-12)
+    # A number of 4 bytes is one.
+    coded = sum(array.nbytes for name, array in ups[0].arrays.items() if name.startswith("code")) / 4
+    assert float(both.request(problem).up) == coded
+    plain = mj.federated.OverChannel(algorithm, mj.systems.Unreliable())
+    assert float(plain.request(problem).up) == world.D
+    assert history.relative_joint_gap[-1] < history.relative_joint_gap[0]
+
+
+def test_a_form_needs_an_answer_of_one_vector():
+    both = mj.federated.OverChannel(mj.Mocha(), mj.systems.Unreliable(), sending=mj.compression.Quantized())
+    with pytest.raises(ValueError, match="OverChannel: sending is for answers with one vector v, and AdaptiveUp has"):
+        both.init(problem_of(GIVEN))
+
+
 @pytest.mark.parametrize("name", [pytest.param("safe", marks=pytest.mark.slow), "adaptive", "proximal"])
 @pytest.mark.slow
 def test_it_is_what_nodes_and_server_do(name, key):

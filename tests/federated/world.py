@@ -33,10 +33,10 @@ def problem_of(xs, ys, loss, regularizer):
     return mj.Problem(data, loss, regularizer)
 
 
-def nodes_of(xs, ys, loss, algorithm, rows=None, scaling=SCALING):
+def nodes_of(xs, ys, loss, algorithm, rows=None, scaling=SCALING, **options):
     rows = max(map(len, xs)) if rows is None else rows
     return [
-        mj.federated.Node(x, y, loss, algorithm, rows=rows, dtype=x.dtype, loss_scaling=scaling)
+        mj.federated.Node(x, y, loss, algorithm, rows=rows, dtype=x.dtype, loss_scaling=scaling, **options)
         for x, y in zip(xs, ys, strict=True)
     ]
 

@@ -19,6 +19,7 @@ def experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     from experiments import (
         _personalized_parts,
+        compression,
         defaults,
         fedavg_rounds,
         heads,
@@ -42,7 +43,7 @@ def experiments(monkeypatch):
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
         tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts, private_school=private_school,
-        robust=robust,
+        robust=robust, compression=compression,
     )  # fmt: skip
 
 
@@ -408,6 +409,28 @@ def test_rules_against_attacks_are_resumed_and_tabled(experiments, tmp_path, cap
     study.main()
     assert first.endswith(capsys.readouterr().out[-200:])
     assert "| labels turned around |" in first
+
+
+@pytest.mark.extended
+def test_forms_of_few_bytes_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
+    study = experiments.compression
+    few = {name: study.FORMS[name] for name in ("as they are", "1 bit, rotated")}
+    monkeypatch.setattr(study, "FORMS", few)
+    monkeypatch.setattr(study, "MOST", 20)
+    x, y, task = flat()
+    np.savez(tmp_path / "some.npz", X=x, y=y, task=task)
+    monkeypatch.setattr("sys.argv", ["compression", "--data", str(tmp_path / "some.npz"), "--seeds", "1", "--rounds", "2",
+                                     "--out", str(tmp_path)])  # fmt: skip
+    study.main()
+    first = capsys.readouterr().out
+    rows = experiments.rows.read(tmp_path / "runs.csv", study.Row)
+    assert [(row.tasks, row.form) for row in rows] == [(name, form) for name in ("some", study.NETWORK) for form in few]
+    assert rows[3].kilobytes < 0.06 * rows[2].kilobytes
+    monkeypatch.setattr(study, "certified", None)
+    monkeypatch.setattr(study, "of_network", None)
+    study.main()
+    assert first.endswith(capsys.readouterr().out[-200:])
+    assert (tmp_path / "compression.png").stat().st_size > 5_000
 
 
 def _areas(scores, data):

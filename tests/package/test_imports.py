@@ -23,6 +23,7 @@ _node servers metrics
 _algorithms
 _derivatives
 _driver _neural theory
+compression
 _selection callbacks federated personalized privacy robust
 multiclass
 plotting sklearn flower

@@ -73,6 +73,7 @@ def test_rounds_are_those_of_fedavg(name, batch):
 
 
 @with_batches("full")
+@pytest.mark.extended
 def test_apfl_without_its_own_model_predicts_as_fedavg(batch):
     problem = make_problem("sum")
     algorithm, wanted = P.apfl(MODEL, SGD, mixing=0.0, batch_size=batch, **OPTIONS), simulated(fedavg(batch), problem)

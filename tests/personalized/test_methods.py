@@ -274,6 +274,7 @@ def test_afl():
 
 @pytest.mark.parametrize("make", [P.fine_tuned, P.per_fedavg])
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_a_state_of_a_run_is_judged_by_tuned_models(make, key):
     """Scores and predictions tune anew; weights, which cannot without samples, are NaN until `resume`."""
     problem, algorithm = make_problem(), make(MODEL, SGD, batch_size=4)
@@ -313,6 +314,7 @@ def test_replaced_settings_are_those_of_all_phases(name, changes, key):
     chex.assert_trees_all_equal(states[0].own, states[1].own)
 
 
+@pytest.mark.extended
 def test_rows_of_padding_are_never_predicted(key):
     """Batches drawn and losses of samples see real rows alone: a model may divide by a sample's norm."""
     model = mj.networks.Model(

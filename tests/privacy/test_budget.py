@@ -55,6 +55,7 @@ def test_noise_is_the_least_that_keeps_the_budget():
         assert 1.98 < mj.privacy.epsilon(float(z), int(n), 3, int(t), delta=DELTA) <= 2.0
 
 
+@pytest.mark.extended
 def test_clients_may_have_budgets_of_their_own():
     problem = problems.make_problem()
     algorithm = mj.FedAvg(problems.MODEL, SGD, batch_size=3)
@@ -67,7 +68,7 @@ def test_clients_may_have_budgets_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.extended) for n in ("fedrep", "fine_tuned"))]
+    "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedrep", "fine_tuned"))]
 )
 def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
     problem = problems.make_problem()
@@ -94,6 +95,7 @@ def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.extended
 def test_work_that_is_not_done_is_not_spent(key):
     problem = problems.make_problem()
     algorithm = private(mj.FedAvg(problems.MODEL, SGD, batch_size=3, local_epochs=2), problem, rounds=8)

@@ -55,7 +55,7 @@ def clipped_by_hand(x, y, w, clip):
     return (each * np.minimum(1.0, clip / length)).sum(axis=0)
 
 
-@pytest.mark.parametrize("scaling", ["task_mean", "sum"])
+@pytest.mark.parametrize("scaling", ["task_mean", pytest.param("sum", marks=pytest.mark.extended)])
 def test_gradients_of_samples_are_clipped(scaling, key):
     xs, ys = numbers()
     found, w = after_one_step(xs, ys, key, clip=1.5, scaling=scaling)
@@ -82,6 +82,7 @@ def test_without_noise_or_clipping_it_is_plain_training(name, key):
     assert np.isnan(private.loss)
 
 
+@pytest.mark.extended
 def test_a_sample_with_an_infinite_gradient_counts_for_nothing(key):
     xs, ys = numbers(m=2)
     good, _ = after_one_step([xs[0][1:], xs[1]], [ys[0][1:], ys[1]], key)
@@ -103,6 +104,7 @@ def test_noise_has_its_size_and_is_of_a_client_and_a_step_alone(key):
     assert np.abs(together - np.eye(len(together))).max() < 4.5 / np.sqrt(len(draws))
 
 
+@pytest.mark.extended
 def test_every_client_may_have_its_own_noise(key):
     xs, ys = numbers(n=5)
     plain, _ = after_one_step(xs, ys, key)
@@ -110,6 +112,7 @@ def test_every_client_may_have_its_own_noise(key):
     assert (np.abs(some - plain).max(axis=1) > 1e-9).tolist() == [False, True, False, True]
 
 
+@pytest.mark.extended
 def test_noise_differs_between_rounds(key):
     xs, ys = [np.zeros((4, 3))] * 2, [np.zeros(4)] * 2
     problem = problem_of(xs, ys)
@@ -169,7 +172,7 @@ def test_methods_that_read_more_than_gradients_are_refused(name, key):
 @pytest.mark.parametrize(
     "name", ["fedper", "fedrep", "lg_fedavg", "scaffold", "feddyn", "mr_mtl", "fine_tuned", "fedamp"]
 )
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 def test_one_sample_moves_an_answer_by_no_more_than_the_clip(name, key):
     # Without noise and with one step: what goes up is a function of the private gradient, 1-Lipschitz but for rates.
     problem = problems.make_problem()

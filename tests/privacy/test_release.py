@@ -122,6 +122,7 @@ def solved(tol=1e-9, **changes):
 SETTINGS: Any = {"epsilon": 1.0, "delta": 1e-5, "bound": 1.0, "gap": 1e-6}
 
 
+@pytest.mark.extended
 def test_noise_is_that_of_the_gaussian_mechanism_in_the_norm_of_the_regularizer():
     solution, a = solved(), REGULARIZERS["mean"][1]
     found = [mj.privacy.release(solution, key=k, **SETTINGS) for k in jax.random.split(jax.random.key(0), 400)]
@@ -147,7 +148,12 @@ def test_noise_of_a_release_is_drawn_anew():
     ("changes", "settings", "says"),
     [
         ({"loss": mj.losses.Squared()}, {}, "no Lipschitz constant"),
-        ({"regularizer": mj.regularizers.Probabilistic(0.1), "tol": 1e-4}, {}, "whose relationship is learned"),
+        pytest.param(
+            {"regularizer": mj.regularizers.Probabilistic(0.1), "tol": 1e-4},
+            {},
+            "whose relationship is learned",
+            marks=pytest.mark.extended,
+        ),
         ({"tol": 1e-2}, {"gap": 1e-9}, "solve on with a smaller tol"),
         ({}, {"bound": 0.9}, "more than bound"),
         ({}, {"delta": 1.0}, "below 1"),

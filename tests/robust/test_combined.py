@@ -40,6 +40,7 @@ def test_the_mean_changes_nothing(name, scaling, key):
     np.testing.assert_array_equal(plain[1].bytes_up, ruled[1].bytes_up)
 
 
+@pytest.mark.extended
 def test_a_rule_sees_the_clients_changes(key):
     problem = problems.make_problem()
     algorithm = mj.FedAvg(problems.MODEL, SGD, batch_size=None)
@@ -90,6 +91,7 @@ def test_nodes_and_a_server_do_the_same(key):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_it_goes_with_privacy(key):
     problem = problems.make_problem()
     private = mj.FedAvg(problems.MODEL, SGD).replace(privacy=mj.privacy.ExampleLevel(0.5, 3))

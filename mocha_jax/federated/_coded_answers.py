@@ -1,4 +1,4 @@
-"""The form in which a node's vector travels: shorter, clipped or with noise, and still certified.
+"""Nodes whose vectors travel in some form, and are still certified.
 
 A `Sending` stands between a node's answer and its message. It hands over two things: what travels, and the vector that
 the server makes of it. The node remembers the latter as its answer, so that its next round goes on from what the server
@@ -8,9 +8,8 @@ comes with each answer: lower bounds hold whatever a `Sending` does, only not as
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
@@ -18,29 +17,8 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax.compression import Sending
 from mocha_jax.federated._sides import DownRecord, Header, NodeSide, State, where
-
-
-class Sending(Pytree):
-    """Base class of forms in which vectors travel; pure functions of arrays with a leading axis of nodes."""
-
-    # True: what travels says something only to a server that holds the vector which it refers to. A node that does not
-    # know what is held then sends its vector as it is, and a server that holds another one refuses the answer.
-    relative: ClassVar[bool] = False
-
-    @abstractmethod
-    def encode(self, round: Array, v: Array, held: Array) -> tuple[Tree, Array]:
-        """Return the coded vectors, and the vectors that `decode` returns for them, bit for bit.
-
-        Args:
-          round: of the message ``[m]`` int32, for what is drawn.
-          v: the vectors ``[m, d]``.
-          held: those of the same nodes that the server holds; those of nodes that do not know them count nothing.
-        """
-
-    @abstractmethod
-    def decode(self, code: Any, held: Array) -> Array:
-        """Return the vectors ``[m, d]`` from the coded ones and those that the server holds."""
 
 
 class Coded(Pytree):
@@ -124,54 +102,3 @@ def decoded(sending: Sending, like: Coded, answers: Mapping[int, Pytree], held: 
 @jax.jit
 def _decode(sending: Sending, codes: Tree, held: Array) -> Array:
     return sending.decode(codes, held)
-
-
-_MOST = 127  # of an integer of 8 bits, either sign
-
-# Powers of two that are normal numbers of float32, and so are that many times as large.
-_EXPONENTS = -110, 110
-
-
-class Code(Pytree):
-    """Differences in multiples of a scale."""
-
-    steps: Array  # [m, d] int8
-    scale: Array  # [m] float32, a power of two
-
-
-class Quantized(Sending):
-    r"""A vector's difference from the one that is held, in 8 bits a number and one scale, with error feedback.
-
-    What travels is the difference between the node's vector v and the one that the server holds of it, $\hat v$, in
-    whole multiples of a scale. The server adds it to what it holds. The rest of the difference is not lost: the node's
-    next round starts from $w + q\,(v - \hat v)$ and so makes up for it. Towards the end of a run differences shrink,
-    and so do the steps: it converges to the same optimum.
-
-    The scale is a power of two. So the multiples are exact, their sum with what is held is rounded once, and node and
-    server have the same $\hat v$ to the last bit, on any machines.
-
-    Examples:
-      >>> import jax.numpy as jnp, numpy as np
-      >>> held, v = jnp.ones((1, 3)), jnp.array([[1.0, 1.3, -0.7]])
-      >>> code, found = Quantized().encode(jnp.ones(1, "int32"), v, held)
-      >>> code.steps.tolist(), code.scale.tolist()
-      ([[0, 19, -109]], [0.015625])
-      >>> float(jnp.max(jnp.abs(found - v))) <= float(code.scale[0]) / 2
-      True
-      >>> np.array_equal(Quantized().decode(code, held), found)
-      True
-    """
-
-    relative: ClassVar[bool] = True
-
-    def encode(self, round: Array, v: Array, held: Array) -> tuple[Code, Array]:
-        difference = v - held
-        largest = jnp.max(jnp.abs(difference), axis=1)
-        exponent = jnp.clip(jnp.frexp(largest / _MOST)[1], *_EXPONENTS)
-        scale = jnp.ldexp(jnp.ones_like(largest), exponent)
-        steps = jnp.clip(jnp.round(difference / scale[:, None]), -_MOST, _MOST).astype(jnp.int8)
-        code = Code(steps, scale.astype(jnp.float32))
-        return code, self.decode(code, held)
-
-    def decode(self, code: Code, held: Array) -> Array:
-        return held + code.steps.astype(held.dtype) * code.scale.astype(held.dtype)[:, None]
