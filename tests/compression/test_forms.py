@@ -1,5 +1,7 @@
 """Forms of few bytes against NumPy, SciPy and the bounds of their papers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +44,7 @@ def rounds(m, first=1):
     return jnp.arange(first, first + m, dtype=jnp.int32)
 
 
-def coded(form, x, first=1):
+def coded(form: Any, x, first=1) -> tuple[Any, Any]:
     """The code of vectors of which nothing is held, and what it says."""
     return form.encode(rounds(len(x), first), jnp.asarray(x), jnp.zeros_like(jnp.asarray(x)))
 
@@ -103,7 +105,8 @@ def test_numbers_of_any_size_have_multiples(dtype):
     for size in (0.0, 1e-30, 1e-6, 1e5, 1e30):
         held = 10 * size * vectors(5, 7, dtype, 1)
         v = held + (size * vectors(5, 7, dtype, 2)).astype(dtype)
-        code, found = C.Quantized().encode(rounds(5), jnp.asarray(v), jnp.asarray(held))
+        form: Any = C.Quantized()
+        code, found = form.encode(rounds(5), jnp.asarray(v), jnp.asarray(held))
         scale = np.asarray(code.scale, dtype)[:, None]
         assert np.isfinite(np.asarray(found)).all()
         assert (np.abs(found - v) <= 0.501 * scale + 4 * np.finfo(dtype).eps * np.abs(v)).all()
@@ -186,4 +189,4 @@ def test_forms_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="TopK: share must"):
         C.TopK(0.0)
     with pytest.raises(ValueError, match="Rotated: form must be"):
-        C.Rotated("1 bit")
+        C.Rotated("1 bit")  # type: ignore[arg-type]
