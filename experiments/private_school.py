@@ -175,7 +175,7 @@ def published(parts: Split, method: str, pull: float, epsilon: float, seed: int,
         x[k, : sizes[k]], y[k, : sizes[k]] = np.c_[own_x, np.ones(len(own_y))], own_y
     batch = np.minimum(BATCH, sizes)
     steps = sizes // batch
-    noise = np.array([_published_noise(int(n), int(b), int(s) * (rounds + 1), epsilon)
+    noise = np.array([mj.privacy.noise(epsilon, int(n), int(b), int(s) * (rounds + 1), delta=DELTA)
                       for n, b, s in zip(sizes, batch, steps, strict=True)])  # fmt: skip
     everyone, w, mean = np.arange(m)[:, None], np.zeros((m, x.shape[2])), np.zeros(x.shape[2])
     for _ in range(rounds + 1):
@@ -202,20 +202,6 @@ def published(parts: Split, method: str, pull: float, epsilon: float, seed: int,
     squares = [np.sum((np.c_[a, np.ones(len(b))] @ models[k] - b) ** 2)
                for k, (a, b) in enumerate(zip(*parts[2:], strict=True))]  # fmt: skip
     return float(sum(squares) / sum(map(len, parts.test_ys)))
-
-
-@cache
-def _published_noise(samples: int, batch: int, steps: int, epsilon: float) -> float:
-    low, high = 0.0, 1.0
-    while mj.privacy.epsilon(high, samples, batch, steps, delta=DELTA) > epsilon:
-        low, high = high, 2.0 * high
-    while high - low > 1e-3 * high:
-        middle = 0.5 * (low + high)
-        if mj.privacy.epsilon(middle, samples, batch, steps, delta=DELTA) > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def gathered(rows: list[Row]) -> dict[tuple[str, str, float, float], np.ndarray]:

@@ -25,7 +25,7 @@ from mocha_jax.networks import Params
 def compressed(algorithm: Sampling, form: Sending) -> Composed:
     r"""Let an algorithm's clients send their changes in a form of few bytes, with error feedback.
 
-    A client that wants to send a vector $u_k$ sends $C(u_k + e_k)$ and keeps what is left of it for its next message,
+    A client that wants to send a vector $u_k$ sends $C(u_k + e_k)$ and keeps the rest for its next message,
     $e_k \leftarrow u_k + e_k - C(u_k + e_k)$. The memory is at the client alone, so a server of many clients holds
     none of it. An answer that does not arrive leaves the client's memory as it was.
 
@@ -189,7 +189,7 @@ class _DecodingServer:
 
 @dataclass(frozen=True)
 class _Decodes:
-    """What a client's code and row say."""
+    """The vector of a client's code, and its row."""
 
     method: Method
     how: _Form
@@ -202,7 +202,7 @@ class _Decodes:
 
 @dataclass(frozen=True)
 class _OwnWithMemory:
-    """What a client keeps before its first round, and an empty memory."""
+    """The trees of a client before its first round, and an empty memory."""
 
     method: Method
 
@@ -218,7 +218,7 @@ class _OwnWithMemory:
 
 @dataclass(frozen=True)
 class _Joins:
-    """What stands for a client's trees when it comes later, and its empty memory."""
+    """The trees of a client that comes later, and its empty memory."""
 
     joins: Callable[[Any, Any, Any], Any]
 
@@ -228,7 +228,7 @@ class _Joins:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What is made ready at a client; a model needs no memory."""
+    """The trees that are made ready at a client; a model needs no memory."""
 
     ready: Callable[[Client, Any], Any]
 

@@ -8,6 +8,7 @@ It may import `_core`, `coupling`, `regularizers`, `_problem`, `_driver` and `_n
 
 from mocha_jax._neural.private_gradients import ExampleLevel as ExampleLevel
 from mocha_jax.privacy._budget import epsilon as epsilon
+from mocha_jax.privacy._budget import noise as noise
 from mocha_jax.privacy._budget import spent as spent
 from mocha_jax.privacy._budget import with_budget as with_budget
 from mocha_jax.privacy._release import Release as Release

@@ -74,7 +74,7 @@ def with_budget(
     plan = algorithm.replace(privacy=ExampleLevel(1.0, 0, clip))
     steps = rounds * np.asarray(plan.full_work(problem)) + np.asarray(plan.tuning_steps(problem.data))
     noise = [
-        _noise(*_question(plan, problem, n, t), e, d, accountant) if n else 0.0
+        _noise(owner, *_question(plan, problem, n, t), e, d, accountant) if n else 0.0
         for n, t, e, d in zip(sizes, steps, budgets, deltas, strict=True)
     ]
     level = ExampleLevel(np.asarray(noise, np.float32), steps.astype(np.int32), clip)
@@ -139,17 +139,51 @@ def epsilon(
     """
     owner = "epsilon"
     check.nonnegative(owner, noise=noise)
-    check.scalar(owner, noise=noise, delta=delta)
+    check.scalar(owner, noise=noise)
+    share, over, delta = _of_batches(owner, samples, batch_size, steps, delta, accountant)
+    return _epsilon(share, int(steps), over, float(noise), delta, accountant) if steps else 0.0
+
+
+@on_purpose
+def noise(
+    epsilon: float, samples: int, batch_size: int | None, steps: int, *, delta: float, accountant: str = "rdp"
+) -> float:
+    r"""Compute the least noise z with which so many steps of `ExampleLevel` stay within a budget, to a thousandth.
+
+    Args:
+      epsilon: the budget.
+      samples: of the client.
+      batch_size: as in `privacy.epsilon`, as are the others.
+      steps: to take.
+      delta: the chance that the bound does not hold.
+      accountant: as in `with_budget`.
+
+    Examples:
+      >>> import mocha_jax as mj
+      >>> z = mj.privacy.noise(3.0, 1000, 100, 200, delta=1e-5)
+      >>> 2.99 < mj.privacy.epsilon(z, 1000, 100, 200, delta=1e-5) <= 3.0
+      True
+    """
+    owner = "noise"
+    check.positive(owner, epsilon=epsilon)
+    check.scalar(owner, epsilon=epsilon)
+    share, over, delta = _of_batches(owner, samples, batch_size, steps, delta, accountant)
+    return _noise(owner, share, int(steps), over, float(epsilon), delta, accountant) if steps else 0.0
+
+
+def _of_batches(
+    owner: str, samples: int, batch_size: int | None, steps: int, delta: float, accountant: str
+) -> tuple[float, float, float]:
+    """A client's share of samples in a batch, the chance that a batch has no room for those drawn, and delta."""
+    check.scalar(owner, delta=delta)
     check.integer(owner, 1, samples=samples)
     if batch_size is not None:
         check.integer(owner, 1, batch_size=batch_size)
     check.integer(owner, 0, steps=steps)
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
-    samples, steps = int(samples), int(steps)
-    size = samples if batch_size is None else min(int(batch_size), samples)
-    over = 0.0 if batch_size is None else _overflow(samples, size)
-    delta = float(_of_each(owner, "delta", delta, 1)[0])
-    return _epsilon(size / samples, steps, over, float(noise), delta, accountant) if steps else 0.0
+    size = int(samples) if batch_size is None else min(int(batch_size), int(samples))
+    over = 0.0 if batch_size is None else _overflow(int(samples), size)
+    return size / int(samples), over, float(_of_each(owner, "delta", delta, 1)[0])
 
 
 def _of_each(owner: str, name: str, value: ArrayLike, m: int) -> np.ndarray:
@@ -201,7 +235,7 @@ def _epsilon(share: float, steps: int, over: float, noise: float, delta: float, 
 
 
 @cache
-def _noise(share: float, steps: int, over: float, epsilon: float, delta: float, accountant: str) -> float:
+def _noise(owner: str, share: float, steps: int, over: float, epsilon: float, delta: float, accountant: str) -> float:
     """The least noise with which a client stays within its budget."""
 
     def enough(noise: float) -> bool:
@@ -211,7 +245,7 @@ def _noise(share: float, steps: int, over: float, epsilon: float, delta: float, 
     while not enough(high):
         low, high = high, 2.0 * high
         if high > 1e6:
-            raise ValueError(f"with_budget: no noise reaches epsilon {epsilon:g} at delta {delta:g} in {steps} steps.")
+            raise ValueError(f"{owner}: no noise reaches epsilon {epsilon:g} at delta {delta:g} in {steps} steps.")
     while high - low > _CLOSE * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if enough(middle) else (middle, high)

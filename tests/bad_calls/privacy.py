@@ -51,6 +51,10 @@ def calls():
             "noise": Arg(1.0, number(0, shapes=[()])), "samples": Arg(20, count(1)), "batch_size": Arg(5, optional(count(1))),
             "steps": Arg(3, count(0)), "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
         }),
+        "privacy.noise": Call(p.noise, {
+            "epsilon": Arg(2.0, POSITIVE), "samples": Arg(20, count(1)), "batch_size": Arg(5, optional(count(1))),
+            "steps": Arg(3, count(0)), "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
+        }),
         "privacy.release": Call(p.release, {
             "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),
             "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(10.0, shapes=[()])),

@@ -51,7 +51,7 @@ def coded(form: Any, x, first=1) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thin(6)
+@pytest.mark.thin(3)
 def test_node_and_server_have_the_same_vector_to_the_last_bit(name, dtype):
     form = FORMS[name]
     for d in (1, 100):
@@ -73,7 +73,7 @@ def test_a_code_has_so_many_bytes(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.thin(5)
+@pytest.mark.thin(2)
 def test_what_is_left_out_is_made_up_for(name):
     """The contraction of EF21: the error vanishes while the vector stays as it is."""
     form, v = FORMS[name], jnp.asarray(vectors(3, 50))
@@ -120,7 +120,7 @@ def test_one_bit_is_the_sign_times_the_mean_size():
     np.testing.assert_allclose(np.abs(found), np.broadcast_to(size, x.shape), rtol=1e-4)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("bits", [1, 2, pytest.param(4, marks=pytest.mark.extended)])
 def test_the_mean_of_what_is_drawn_is_the_number_itself(bits):
     """But for the factor, which is that of the least error for this variance."""
     x = np.repeat(vectors(1, 9, np.float64), 40_000, axis=0)

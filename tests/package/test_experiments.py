@@ -380,7 +380,7 @@ def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, m
     # Without noise and clipping, and with whole batches, the published training is the library's, of one round more.
     monkeypatch.setattr(study, "BATCH", 64)
     monkeypatch.setattr(study, "CLIP", 1e3)
-    monkeypatch.setattr(study, "_published_noise", lambda *_: 0.0)
+    monkeypatch.setattr(mj.privacy, "noise", lambda *_, **__: 0.0)
     study.algorithms.cache_clear()
     parts = study.split(np.load(tmp_path / "school.npz"), 1)
     for method in ("FedAvg", "Local"):

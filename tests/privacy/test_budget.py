@@ -52,6 +52,7 @@ def test_noise_is_the_least_that_keeps_the_budget():
     steps = 3 * 2 * -(-sizes // 3)
     np.testing.assert_array_equal(algorithm.privacy.steps, steps)
     for n, t, z in zip(sizes, steps, algorithm.privacy.noise, strict=True):
+        assert mj.privacy.noise(2.0, int(n), 3, int(t), delta=DELTA) == float(z)
         assert 1.98 < mj.privacy.epsilon(float(z), int(n), 3, int(t), delta=DELTA) <= 2.0
 
 
