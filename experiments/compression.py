@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 import mocha_jax as mj
 from experiments import common, robust
-from experiments.rows import append, read
+from experiments.rows import append, parser_of, read, say
 from experiments.tasksets import TaskSet, each, synthetic
 from mocha_jax import plotting
 
@@ -52,28 +52,23 @@ class Row(NamedTuple):
 
 def main() -> None:
     """Parse the command line, train, print, draw."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.compression", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = parser_of("compression", __doc__)
     parser.add_argument("--data", nargs="*", type=Path, default=[], metavar="FILE", help="e.g. vehicle.npz")
     parser.add_argument("--rounds", type=int, default=60, help="of the network")
     parser.add_argument("--seeds", type=int, default=3, help="of the network")
-    parser.add_argument(
-        "--out", type=Path, default=Path("experiments/compression"), help="folder of CSV, table, picture"
-    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = study(options)
-    text = report(rows)
-    print("\n" + text)
-    (options.out / "table.md").write_text(text)
+    say(report(rows), options.out)
     draw([row for row in rows if row.seed == 0]).savefig(options.out / "compression.png", dpi=120)
 
 
 def study(options: argparse.Namespace) -> list[Row]:
     """All that the CSV lacks; then its rows."""
     path = options.out / "runs.csv"
-    rows = read(path, Row)
+    rows = [row for row in read(path, Row) if row.tasks != NETWORK or row.rounds == options.rounds]
     done = {(row.tasks, row.form, row.seed) for row in rows}
+    asked = {(NETWORK, seed) for seed in range(options.seeds)}
 
     def add(row: Row) -> None:
         rows.append(row)
@@ -84,6 +79,7 @@ def study(options: argparse.Namespace) -> list[Row]:
         )
 
     for tasks in each(options.data, synthetic(jax.random.key(0))):
+        asked.add((tasks.name, 0))
         for name, form in FORMS.items():
             if (tasks.name, name, 0) not in done:
                 add(certified(tasks, name, form))
@@ -92,7 +88,7 @@ def study(options: argparse.Namespace) -> list[Row]:
         for name, form in FORMS.items():
             if (NETWORK, name, seed) not in done:
                 add(of_network(name, form, seed, options.rounds))
-    return rows
+    return [row for row in rows if (row.tasks, row.seed) in asked]
 
 
 def certified(tasks: TaskSet, name: str, form: C.Sending | None) -> Row:

@@ -29,7 +29,7 @@ import optax
 from matplotlib.figure import Figure
 
 import mocha_jax as mj
-from experiments.rows import append, read
+from experiments.rows import append, parser_of, read, say
 from mocha_jax import plotting
 
 EPSILONS = (0.5, 1.0, 2.0, 6.0, np.inf)
@@ -63,21 +63,15 @@ class Split(NamedTuple):
 
 def main() -> None:
     """Parse the command line, train, print, draw."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.private_school", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = parser_of("private_school", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="school.npz")
     parser.add_argument("--seeds", type=int, default=5, help="splits (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
-    parser.add_argument(
-        "--out", type=Path, default=Path("experiments/private_school"), help="folder of CSV and picture"
-    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = study(options)
-    text = report(rows)
-    print("\n" + text)
-    (options.out / "table.md").write_text(text)
+    say(report(rows), options.out)
     draw(rows).savefig(options.out / "private_school.png", dpi=110)
 
 

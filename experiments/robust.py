@@ -10,7 +10,6 @@ clients' held-out samples, in percent.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import mocha_jax as mj
-from experiments.rows import append, read
+from experiments.rows import append, parser_of, read, say
 
 R = mj.robust
 CLIENTS, SHARES = 20, (0.1, 0.2, 0.4)
@@ -49,18 +48,14 @@ class Row(NamedTuple):
 
 def main() -> None:
     """Parse the command line, train, print."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.robust", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = parser_of("robust", __doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--deals", nargs="+", choices=DEALS, default=DEALS, metavar="DEAL")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES, metavar="RULE")
-    parser.add_argument("--out", type=Path, default=Path("experiments/robust"), help="folder of CSV and table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    text = report(study(options))
-    print("\n" + text)
-    (options.out / "table.md").write_text(text)
+    say(report(study(options)), options.out)
 
 
 def study(options: argparse.Namespace) -> list[Row]:

@@ -1,7 +1,8 @@
-"""Results that survive a kill: a CSV with a line for each, read again by the next run."""
+"""Studies whose results survive a kill: a CSV with a line for each, read again by the next run."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_type_hints
@@ -40,3 +41,20 @@ def append(path: Path, row: NamedTuple) -> None:
         if new:
             writer.writerow(row._fields)
         writer.writerow(row)
+
+
+def parser_of(study: str, description: str | None) -> argparse.ArgumentParser:
+    """The command line of a study, which says in which folder its results are."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{study}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("experiments") / study, help="folder of the results")
+    return parser
+
+
+def say(table: str, out: Path) -> None:
+    """Print a table, and keep it."""
+    print("\n" + table)
+    (out / "table.md").write_text(table)

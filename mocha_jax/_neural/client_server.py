@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,12 +16,12 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.budgeted_trainer import BudgetedTrainer
 from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
-from mocha_jax._neural.clients import Schedule, at_once, over_clients
+from mocha_jax._neural.clients import at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Judge, Prediction
-from mocha_jax._neural.private_gradients import ByChance, ExampleLevel
-from mocha_jax._neural.trainer import Trainer, all_finite, failures, info, resumed
+from mocha_jax._neural.trainer import all_finite, failures, info, resumed
 from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
 from mocha_jax._neural.trees import count_numbers, first_row, mapped, unknown, zeros_like
 from mocha_jax._numerics.math import safe_ratio
@@ -33,7 +32,7 @@ from mocha_jax.systems._base import Info, Work
 _TUNING = np.uint32(2**32 - 3)
 
 
-class ClientServer(Trainer):
+class ClientServer(BudgetedTrainer):
     r"""Federated training by a client's and a server's function, which a `Method` declares.
 
     In a round the clients receive the server's trees, train, and answer; the server combines the answers. Systems
@@ -43,21 +42,13 @@ class ClientServer(Trainer):
 
     carries = TrainingState
 
-    privacy: ExampleLevel | None = dataclasses.field(default=None, kw_only=True)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.privacy is not None:
-            name = type(self).__name__
-            check.instance(name, "privacy", self.privacy, ExampleLevel, "privacy.ExampleLevel(noise=1.0, steps=100)")
             phases = *self.all_phases.values(), *self._as_first(self.declared().tuning).values()
             if any(phase.gradients != 1.0 for phase in phases):
+                name = type(self).__name__
                 raise ValueError(f"{name}: privacy is for methods whose steps compute one gradient of a batch each.")
-
-    @property
-    def schedule(self) -> Schedule:
-        settings = self.local_epochs, self.batch_size
-        return Schedule(*settings) if self.privacy is None else ByChance(*settings)
 
     @abstractmethod
     def declared(self) -> Declared:
@@ -179,33 +170,6 @@ class ClientServer(Trainer):
         after = self.heard(state, heard, sent, weights).replace(own=own, ready=unknown(state.ready), spent=spent)
         return after, info(self, problem, budget)
 
-    def first_spent(self, m: int) -> Any:
-        """The steps that clients have spent before the first round, ``[m]`` int32; nothing without privacy."""
-        return () if self.privacy is None else jnp.zeros((m,), jnp.int32)
-
-    def allowed(self, budget: Array, spent: Any, data: TaskData, nodes: Array | None = None) -> tuple[Array, Any]:
-        """The steps of a round that privacy leaves, ``[m]`` int32, and what clients have spent after it.
-
-        Args:
-          budget: ``[m]`` int32 steps.
-          spent: of `first_spent`, up to now.
-          data: of the clients.
-          nodes: ``[m]`` int32 their numbers among all. Default: they are all.
-        """
-        if self.privacy is None:
-            return budget, ()
-        nodes = jnp.arange(len(budget), dtype=jnp.int32) if nodes is None else nodes
-        reserved = self.tuning_steps(data)
-        budget = jnp.minimum(budget, self.privacy.left(spent + reserved, nodes))
-        return budget, spent + budget
-
-    def exhausted(self, state: TrainingState, problem: Prediction) -> Array:
-        if self.privacy is None:
-            return super().exhausted(state, problem)
-        data = problem.data
-        some, _ = self.allowed(jnp.ones_like(data.sizes), state.spent, data)
-        return jnp.sum((data.sizes > 0) & (some == 0), dtype=jnp.int32)
-
     def tuning_steps(self, data: TaskData) -> Array:
         """Steps by which each client is made ready, ``[m]`` int32."""
         phases = self._as_first(self.declared().tuning).values()
@@ -307,10 +271,6 @@ class ClientServer(Trainer):
             state.diverged + heard.diverged, failures(state.failed, some.astype(jnp.int32), heard.diverged),
             state.spent,
         )  # fmt: skip
-
-    def reported(self, loss: Array) -> Array:
-        """The training's loss as far as it may be known: NaN with privacy."""
-        return loss if self.privacy is None else jnp.full_like(loss, jnp.nan)
 
     def made_ready(self, state: TrainingState, problem: Prediction) -> Any:
         """`Method.ready` of every client, ``[m, ...]``; nothing of a method without."""

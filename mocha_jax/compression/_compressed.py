@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ def compressed(algorithm: Sampling, form: Sending) -> Composed:
     $e_k \leftarrow u_k + e_k - C(u_k + e_k)$. The memory is at the client alone, so a server of many clients holds
     none of it. An answer that does not arrive leaves the client's memory as it was.
 
-    Arrays that have the shape of one of the server's for all clients are sent so; others, as the weights of clusters,
-    are few and go as they are. What comes down is not compressed. A model of costs is told of fewer numbers: an
+    The vector has the arrays that the server sums up for those of its own; a few other numbers, as the weights of
+    clusters, go as they are. What comes down is not compressed. A model of costs is told of fewer numbers: an
     integer of 8 bits counts as a quarter of one.
 
     Args:
@@ -69,7 +69,7 @@ def compressed(algorithm: Sampling, form: Sending) -> Composed:
         sends=_CodeShapes(method, how),
         server=_DecodingServer(method, how),
         own=_OwnWithMemory(method),
-        decodes=_Decodes(method, how),
+        decodes=_Decodes(how),
         **wrapped,
     )
     return recomposed(algorithm, changed)
@@ -102,32 +102,19 @@ class _Form:
         return self.form.decode(code, jnp.zeros_like(like)[None])[0]
 
 
-class _Total(NamedTuple):
-    """A sum over clients in two: arrays like one of the server's, which are compressed, and others."""
-
-    large: list[Any]
-    small: list[Any]
-
-
-def _parted(total: Tree, shared: Tree) -> _Total:
-    shapes = {leaf.shape for leaf in jax.tree.leaves(shared)}
-    leaves = jax.tree.leaves(total)
-    return _Total([a for a in leaves if a.shape in shapes], [a for a in leaves if a.shape not in shapes])
-
-
-def _put_together(parts: _Total, like: Tree, shared: Tree) -> Any:
-    shapes = {leaf.shape for leaf in jax.tree.leaves(shared)}
-    leaves, form = jax.tree.flatten(like)
-    large, small = iter(parts.large), iter(parts.small)
-    return jax.tree.unflatten(form, [next(large if a.shape in shapes else small) for a in leaves])
-
-
-def _uncompressed(method: Method, shared: Tree, row: Tree) -> Answer:
-    """The shapes of answers as the method has them."""
+def _answer_like(method: Method, shared: Tree, row: Tree) -> Answer:
+    """The shapes of answers as the method has them; their sums begin with arrays like the server's."""
     like = Answer(shared) if method.sends is None else method.sends(shared, row)
-    if not _parted(like.total, shared).large:
-        raise ValueError("compressed: the algorithm's server sums up no vectors of its clients.")
+    shapes, sums = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (shared, like.total))
+    if not shapes or sums[: len(shapes)] != shapes:
+        raise ValueError("compressed: the algorithm's server sums up no vectors like its own.")
     return like
+
+
+def _parted(total: Tree, shared: Tree) -> tuple[list[Any], list[Any]]:
+    """The arrays of a sum that are compressed, and those after them, which are not."""
+    leaves, count = jax.tree.leaves(total), len(jax.tree.leaves(shared))
+    return leaves[:count], leaves[count:]
 
 
 @dataclass(frozen=True)
@@ -139,12 +126,12 @@ class _CodingClient:
 
     def __call__(self, c: Client, own: WithMemory) -> tuple[WithMemory, Answer]:
         kept, answer = self.method.client(c, own.own)
-        parts = _parted(answer.total, c.shared)
-        vector = safe_ratio(as_vector(parts.large), c.weight) + own.left_out
+        vectors, rest = _parted(answer.total, c.shared)
+        vector = safe_ratio(as_vector(vectors), c.weight) + own.left_out
         # Numbers of its own for every round's draws.
         round = (jax.random.bits(c.key, (1,), jnp.uint32) >> np.uint32(1)).astype(jnp.int32)
         code, found = self.how.form.encode(round, vector[None], jnp.zeros_like(vector)[None])
-        return WithMemory(kept, vector - found[0]), Answer(parts.small, (code, answer.row), answer.loss)
+        return WithMemory(kept, vector - found[0]), Answer(rest, (code, answer.row), answer.loss)
 
 
 @dataclass(frozen=True)
@@ -155,11 +142,9 @@ class _CodeShapes:
     how: _Form
 
     def __call__(self, shared: Tree, row: Tree) -> Answer:
-        like = _uncompressed(self.method, shared, row)
-        parts = _parted(like.total, shared)
-        vector = as_vector(parts.large)[None]
-        code, _ = self.how.form.encode(jnp.zeros((1,), jnp.int32), vector, jnp.zeros_like(vector))
-        return Answer(parts.small, (code, like.row))
+        like, vector = _answer_like(self.method, shared, row), as_vector(shared)[None]
+        code, _ = self.how.form.encode(jnp.zeros((1,), jnp.int32), vector, vector)
+        return Answer(_parted(like.total, shared)[1], (code, like.row))
 
 
 @dataclass(frozen=True)
@@ -171,8 +156,6 @@ class _DecodingServer:
 
     def __call__(self, s: ServerRound) -> ServerParts:
         shared, row = s.parts.shared, jax.tree.map(first_row, s.parts.rows)
-        like = _uncompressed(self.method, shared, row)
-        large = _parted(like.total, shared).large
         codes, rows = s.sent
 
         def add(total: Array, one: tuple[Any, Array]) -> tuple[Array, None]:
@@ -180,24 +163,22 @@ class _DecodingServer:
             return total + jnp.where(weight > 0, weight * self.how.vector(code, total), 0.0), None
 
         weights = jnp.where(s.answered, s.weights, 0.0)
-        zero = jnp.zeros(sum(leaf.size for leaf in large), weights.dtype)
         # One client after the other: decoded, all of them would fill the memory.
-        total, _ = lax.scan(add, zero, (codes, weights))
-        parts = _Total(as_tree(total, large), s.total)
-        return self.method.server(s._replace(total=_put_together(parts, like.total, shared), sent=rows))
+        found, _ = lax.scan(add, jnp.zeros_like(as_vector(shared)), (codes, weights))
+        form = jax.tree.structure(_answer_like(self.method, shared, row).total)
+        total = jax.tree.unflatten(form, [*jax.tree.leaves(as_tree(found, shared)), *s.total])
+        return self.method.server(s._replace(total=total, sent=rows))
 
 
 @dataclass(frozen=True)
 class _Decodes:
     """The vector of a client's code, and its row."""
 
-    method: Method
     how: _Form
 
     def __call__(self, shared: Tree, row: Tree, sent: Any) -> Any:
         code, own = sent
-        like = as_vector(_parted(_uncompressed(self.method, shared, row).total, shared).large)
-        return self.how.vector(code, like), own
+        return self.how.vector(code, as_vector(shared)), own
 
 
 @dataclass(frozen=True)
@@ -209,8 +190,8 @@ class _OwnWithMemory:
     def __call__(self, b: Beginning, node: Any) -> WithMemory:
         def memory() -> Array:
             parts = self.method.start(b)
-            row = jax.tree.map(first_row, parts.rows)
-            return as_vector(_parted(_uncompressed(self.method, parts.shared, row).total, parts.shared).large)
+            _answer_like(self.method, parts.shared, jax.tree.map(first_row, parts.rows))
+            return as_vector(parts.shared)
 
         own = () if self.method.own is None else self.method.own(b, node)
         return WithMemory(own, zeros_like(jax.eval_shape(memory)))

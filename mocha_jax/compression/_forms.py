@@ -37,7 +37,38 @@ class Steps(Pytree):
     scale: Array  # [m] float32 with 16 significant bits
 
 
-class Quantized(Difference):
+class _OfBits(Difference):
+    """Base class of forms of few bits a number."""
+
+    bits: int = static(default=8)
+
+    def __post_init__(self) -> None:
+        check.integer(type(self).__name__, 1, 8, bits=self.bits)
+
+    def expand(self, code: Steps, like: Array) -> Array:
+        each = jnp.unpackbits(code.planes, axis=-1, count=like.shape[1]).astype(jnp.int32)
+        places = jnp.arange(self.bits, dtype=jnp.int32)[None, :, None]
+        steps = jnp.sum(each << places, axis=1, dtype=jnp.int32)
+        centred = (2 * steps - 1 if self.bits == 1 else steps - _most(self.bits)).astype(like.dtype)
+        return centred * code.scale.astype(like.dtype)[:, None]
+
+
+class _OfCoordinates(Difference):
+    """Base class of forms of some coordinates."""
+
+    share: float = static(default=0.01)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check.scalar(name, share=self.share)
+        check.in_unit_interval(name, open_left=True, share=self.share)
+
+    def count(self, d: int) -> int:
+        """The number of coordinates of d, at least one."""
+        return max(1, math.ceil(float(self.share) * d - 1e-9))
+
+
+class Quantized(_OfBits):
     r"""Whole multiples of a scale, with few bits a number.
 
     With b bits, 2 to 8, a number is $s\,k$ for the nearest whole k of $-(2^{b-1}-1), \dots, 2^{b-1}-1$. Of some s, from
@@ -60,11 +91,6 @@ class Quantized(Difference):
       - [Seide et al., 1-Bit Stochastic Gradient Descent](https://doi.org/10.21437/Interspeech.2014-274), 2014.
     """
 
-    bits: int = static(default=8)
-
-    def __post_init__(self) -> None:
-        _check_bits("Quantized", self.bits)
-
     def compress(self, round: Array, x: Array) -> Steps:
         if self.bits == 1:
             return Steps(_planes((x > 0).astype(jnp.int32), 1), _scale(jnp.mean(jnp.abs(x), axis=1)))
@@ -81,11 +107,8 @@ class Quantized(Difference):
         scale = jnp.take_along_axis(jnp.stack(scales), best[None], axis=0)[0]
         return Steps(_planes((rounded(scale) + most).astype(jnp.int32), self.bits), scale)
 
-    def expand(self, code: Steps, like: Array) -> Array:
-        return _multiples(code, self.bits, like)
 
-
-class Stochastic(Difference):
+class Stochastic(_OfBits):
     r"""Multiples of a scale as in `Quantized`, rounded up or down by chance such that the mean is the number itself.
 
     The draws of nodes and rounds are independent. What was drawn for x is multiplied by
@@ -101,13 +124,8 @@ class Stochastic(Difference):
         2019, with the factor $1/(1 + \omega)$.
     """
 
-    bits: int = static(default=8)
-
-    def __post_init__(self) -> None:
-        _check_bits("Stochastic", self.bits)
-
     def compress(self, round: Array, x: Array) -> Steps:
-        # One bit: multiples -1 and 1 of the largest, half the step; else as `Quantized`.
+        # With one bit the multiples are -1/2 and 1/2, of twice the largest; else as in `Quantized`.
         most = max(_most(self.bits), 0.5)
         scale = _scale(jnp.max(jnp.abs(x), axis=1) / most)
         place = jnp.clip(x / scale[:, None].astype(x.dtype), -most, most) + jnp.asarray(most, x.dtype)
@@ -117,10 +135,7 @@ class Stochastic(Difference):
         variance = scale.astype(x.dtype) ** 2 * jnp.sum(chance * (1.0 - chance), axis=1)
         length = jnp.sum(x**2, axis=1)
         shorter = scale.astype(x.dtype) * safe_ratio(length, length + variance)
-        return Steps(_planes(steps.astype(jnp.int32), self.bits), _scale(shorter))
-
-    def expand(self, code: Steps, like: Array) -> Array:
-        return _multiples(code, self.bits, like, half=self.bits == 1)
+        return Steps(_planes(steps.astype(jnp.int32), self.bits), _scale(min(most, 1.0) * shorter))
 
 
 class Entries(Pytree):
@@ -130,7 +145,7 @@ class Entries(Pytree):
     places: Array  # [m, k] uint16, or uint32 of vectors of more than 65,536 numbers
 
 
-class TopK(Difference):
+class TopK(_OfCoordinates):
     r"""The coordinates of the largest absolute values.
 
     Args:
@@ -146,13 +161,8 @@ class TopK(Difference):
       - [Stich, Cordonnier and Jaggi, Sparsified SGD with Memory](https://arxiv.org/abs/1809.07599), 2018.
     """
 
-    share: float = static(default=0.01)
-
-    def __post_init__(self) -> None:
-        _check_share("TopK", self.share)
-
     def compress(self, round: Array, x: Array) -> Entries:
-        _, places = lax.top_k(jnp.abs(x), _count(self.share, x.shape[1]))
+        _, places = lax.top_k(jnp.abs(x), self.count(x.shape[1]))
         values = jnp.take_along_axis(x, places, axis=1)
         return Entries(values, places.astype(jnp.uint16 if x.shape[1] <= 2**16 else jnp.uint32))
 
@@ -167,7 +177,7 @@ class Drawn(Pytree):
     round: Array  # [m] int32
 
 
-class RandomK(Difference):
+class RandomK(_OfCoordinates):
     """Coordinates drawn anew in every round, without replacement: they need not be sent.
 
     Args:
@@ -176,11 +186,6 @@ class RandomK(Difference):
     References:
       - [Stich, Cordonnier and Jaggi, Sparsified SGD with Memory](https://arxiv.org/abs/1809.07599), 2018.
     """
-
-    share: float = static(default=0.01)
-
-    def __post_init__(self) -> None:
-        _check_share("RandomK", self.share)
 
     def compress(self, round: Array, x: Array) -> Drawn:
         return Drawn(jnp.take_along_axis(x, self._places(round, x), axis=1), round)
@@ -191,7 +196,7 @@ class RandomK(Difference):
     def _places(self, round: Array, like: Array) -> Array:
         d = like.shape[1]
         places = jnp.arange(d, dtype=jnp.int32)
-        return jax.vmap(lambda r: jax.random.permutation(_key(r, _PLACES), places))(round)[:, : _count(self.share, d)]
+        return jax.vmap(lambda r: jax.random.permutation(_key(r, _PLACES), places))(round)[:, : self.count(d)]
 
 
 class Turned(Pytree):
@@ -240,22 +245,9 @@ class Rotated(Difference):
         return (_signs(code.round, like) * back)[:, : like.shape[1]]
 
 
-def _check_bits(owner: str, bits: object) -> None:
-    check.integer(owner, 1, 8, bits=bits)
-
-
-def _check_share(owner: str, share: object) -> None:
-    check.scalar(owner, share=share)
-    check.in_unit_interval(owner, open_left=True, share=share)
-
-
 def _most(bits: int) -> int:
     """The largest multiple: as many below 0 as above."""
     return 2 ** (bits - 1) - 1
-
-
-def _count(share: float, d: int) -> int:
-    return max(1, math.ceil(float(share) * d - 1e-9))
 
 
 def _scale(exact: Array) -> Array:
@@ -268,15 +260,6 @@ def _planes(steps: Array, bits: int) -> Array:
     """Pack numbers ``[m, d]`` of so many bits."""
     each = (steps[:, None, :] >> jnp.arange(bits, dtype=steps.dtype)[None, :, None]) & 1
     return jnp.packbits(each.astype(jnp.uint8), axis=-1)
-
-
-def _multiples(code: Steps, bits: int, like: Array, half: bool = False) -> Array:
-    """The numbers ``[m, d]`` that were packed, times their scale."""
-    each = jnp.unpackbits(code.planes, axis=-1, count=like.shape[1]).astype(jnp.int32)
-    steps = jnp.sum(each << jnp.arange(bits, dtype=jnp.int32)[None, :, None], axis=1, dtype=jnp.int32)
-    centred = (2 * steps - 1 if bits == 1 else steps - _most(bits)).astype(like.dtype)
-    scale = code.scale.astype(like.dtype)[:, None] * (0.5 if half else 1.0)
-    return centred * scale
 
 
 def _key(round: Array, what: np.uint32) -> Array:

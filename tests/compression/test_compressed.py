@@ -180,7 +180,7 @@ def test_it_goes_with_privacy(key):
 def test_a_server_that_sums_up_nothing_is_refused(name):
     graph = {"graph": np.ones((4, 4)) - np.eye(4)} if name == "fedu" else {}
     algorithm = C.compressed(getattr(PM, name)(problems.MODEL, SGD, **graph), FEW)
-    with pytest.raises(ValueError, match="compressed: the algorithm's server sums up no vectors of its clients"):
+    with pytest.raises(ValueError, match="compressed: the algorithm's server sums up no vectors like its own"):
         algorithm.init(problems.make_problem())
 
 

@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "quantised vectors lose their scale", "compression/_forms.py",
-        "return centred * scale", "return centred * jnp.ones_like(scale)", ("compression",),
+        "return centred * code.scale.astype(like.dtype)[:, None]", "return centred", ("compression",),
     ),
     Fault(
         "the classes of a saved model come back in another order", "_model/linear.py",
@@ -171,7 +171,7 @@ FAULTS = (
         "shorter = jnp.minimum(1.0, safe_ratio(how.clip, length))", "shorter = jnp.ones_like(length)", ("privacy",),
     ),
     Fault(
-        "steps that privacy allows are not counted", "_neural/client_server.py",
+        "steps that privacy allows are not counted", "_neural/budgeted_trainer.py",
         "return budget, spent + budget", "return budget, spent", ("privacy",),
     ),
     Fault(
