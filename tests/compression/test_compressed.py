@@ -38,8 +38,10 @@ class Whole(C.Sending):
         return jnp.where(code["sent"], code["v"], 7.0)
 
 
-@pytest.mark.parametrize("name", MAKE)
-@pytest.mark.thin(2)
+TIERS = {"FedAvg": (), "ifca": (), "fine_tuned": pytest.mark.extended}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, pytest.mark.slow)) for name in MAKE])
 def test_a_form_that_loses_nothing_changes_nothing(name, key):
     algorithm, problem = MAKE[name](), problems.make_problem("sum")
     form = C.compressed(algorithm, Whole())
@@ -163,21 +165,24 @@ def test_nodes_and_a_server_do_the_same(name, key):
 @pytest.mark.extended
 def test_a_limit_on_norms_is_on_what_a_code_says(key):
     xs, ys = world.labels()
-    algorithm = C.compressed(mj.FedAvg(mj.networks.MLP(world.D, 3, (6,)), SGD), FEW)
-    nodes = world.nodes_of(xs, ys, mj.likelihoods.Categorical(), algorithm)
+    # One large step: the change is much longer than everything else in an answer.
+    averaging = mj.FedAvg(mj.networks.MLP(world.D, 3, (6,)), optax.sgd(50.0), batch_size=None)
+    algorithm = C.compressed(averaging, FEW)
+    nodes = world.nodes_of(xs, ys, mj.likelihoods.Categorical(), algorithm, scaling="task_mean")
 
-    def refused(limit):
-        server = world.server_of(algorithm, None, max_norm=limit)
+    def answers(limit):
+        server = world.server_of(algorithm, None, scaling="task_mean", max_norm=limit)
         state = server.init()
         ups = {task: node.step(key, node.init(), server.down(state, task))[1] for task, node in enumerate(nodes)}
         return server.step(state, ups)[1].refused, ups
 
-    _, ups = refused(None)
-    scales = [float(up.arrays["row.0.code.scale"][0]) for up in ups.values()]
-    few, _ = refused(1.5 * max(scales))
-    assert set(few) == set(ups)
-    assert "sent an answer whose norm is more than" in few[0]
-    assert refused(1e3)[0] == {}
+    _, ups = answers(None)
+    sent = [np.concatenate([a.ravel() for a in up.arrays.values() if a.dtype.kind == "f"]) for up in ups.values()]
+    limit = 1.1 * max(map(np.linalg.norm, sent))
+    refused, _ = answers(limit)
+    assert set(refused) == set(ups)
+    assert "sent an answer whose norm is more than" in refused[0]
+    assert answers(100.0 * limit)[0] == {}
 
 
 @pytest.mark.extended
