@@ -38,10 +38,10 @@ class Whole(C.Sending):
         return jnp.where(code["sent"], code["v"], 7.0)
 
 
-TIERS = {"FedAvg": (), "ifca": (), "fine_tuned": pytest.mark.extended}
+TIERS = {"FedAvg": [], "ifca": [], "fine_tuned": [pytest.mark.extended]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, pytest.mark.slow)) for name in MAKE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, [pytest.mark.slow])) for name in MAKE])
 def test_a_form_that_loses_nothing_changes_nothing(name, key):
     algorithm, problem = MAKE[name](), problems.make_problem("sum")
     form = C.compressed(algorithm, Whole())
