@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, fields_of, static, tree
+from mocha_jax._core.pytree import Hyperparameter, static, tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.method import Declared, Method
@@ -31,10 +32,29 @@ class Sampling(ClientServer):
         check.in_unit_interval(name, fraction=self.fraction)
         check.scalar(name, fraction=self.fraction)
 
+    def check(self, problem: Prediction) -> None:
+        super().check(problem)
+        declared = self.declared()
+        if declared.method.check is not None:
+            declared.method.check(declared.numbers, problem.data)
+
     def select_nodes(self, systems: System) -> System:
         if isinstance(self.fraction, int | float) and self.fraction == 1:
             return systems
         return systems & Sampled(jnp.maximum(jnp.asarray(self.fraction), 1e-9))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that all methods have, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)}
+
+    def with_method(self, method: Method) -> Composed:
+        """Return the algorithm with other functions, and everything else as it has it."""
+        declared = self.declared()
+        return Composed(
+            **self.settings, method=method, numbers=dict(declared.numbers), phases=declared.phases,
+            tuning=declared.tuning, gradients=declared.gradients,
+        )  # fmt: skip
 
 
 class Composed(Sampling):
@@ -63,25 +83,7 @@ class Composed(Sampling):
     tuning: tuple[Phase, ...] = static(default=(), kw_only=True)
     gradients: float = static(default=1.0, kw_only=True)
 
-    def check(self, problem: Prediction) -> None:
-        super().check(problem)
-        if self.method.check is not None:
-            self.method.check(self.numbers, problem.data)
-
     def declared(self) -> Declared:
         return Declared(
             self.method, self.numbers, self.phases, self.tuning, self.gradients, self.server_optimizer
         )  # fmt: skip
-
-
-_SETTINGS = ("model", "client_optimizer", "server_optimizer", "fraction", "local_epochs", "batch_size", "rate", "seed",
-             "at_once", "privacy")  # fmt: skip
-
-
-def recomposed(algorithm: Sampling, method: Method) -> Composed:
-    """An algorithm with other functions, and everything else as it has it."""
-    declared, given = algorithm.declared(), fields_of(algorithm)
-    return Composed(
-        **{name: given[name] for name in _SETTINGS}, method=method, numbers=dict(declared.numbers),
-        phases=declared.phases, tuning=declared.tuning, gradients=declared.gradients,
-    )  # fmt: skip

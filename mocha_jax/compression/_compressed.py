@@ -14,7 +14,7 @@ from jax import Array, lax
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Tree, tree
 from mocha_jax._neural.client import Client
-from mocha_jax._neural.composed import Composed, Sampling, recomposed
+from mocha_jax._neural.composed import Composed, Sampling
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._neural.trees import as_tree, as_vector, first_row, zeros_like
 from mocha_jax._numerics.math import safe_ratio
@@ -72,7 +72,7 @@ def compressed(algorithm: Sampling, form: Sending) -> Composed:
         decodes=_Decodes(how),
         **wrapped,
     )
-    return recomposed(algorithm, changed)
+    return algorithm.with_method(changed)
 
 
 class WithMemory(Pytree):

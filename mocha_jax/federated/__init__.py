@@ -10,6 +10,7 @@ It may import `_core`, `_files`, `_numerics`, `_data`, `losses`, `systems`, `reg
 # These register algorithms.
 import mocha_jax.federated._adaptive_sides  # noqa: F401
 import mocha_jax.federated._dual_sides  # noqa: F401
+import mocha_jax.federated._private_server  # noqa: F401
 import mocha_jax.federated._training_sides  # noqa: F401
 import mocha_jax.federated._virtual_sides  # noqa: F401
 from mocha_jax.federated._archive import from_bytes as from_bytes

@@ -118,7 +118,8 @@ class Server:
         check.integer("Server", 0, incarnation=incarnation)
         none, each = jnp.zeros((self.num_tasks,), jnp.int32), jnp.ones((self.num_tasks,), jnp.int32)
         return FederationState(
-            jnp.zeros((), jnp.int32), jnp.asarray(incarnation, jnp.int32), none, each, none > 0, _init(self._side, each)
+            jnp.zeros((), jnp.int32), jnp.asarray(incarnation, jnp.int32), none, each, none > 0,
+            self._side.renewed(_init(self._side, each)),
         )  # fmt: skip
 
     @on_purpose
@@ -183,6 +184,7 @@ class Server:
             accepted = {task: answer for task, answer in accepted.items() if task not in implausible}
             record, received, rounds = inbox.together(state, accepted, denied)
         now = int(state.round) + 1
+        state = state.replace(inner=self._side.renewed(state.inner))
         state, quality = _combine(self._side, state, record, received, rounds)
         return state, Report(now, tuple(sorted(accepted)), refused, quality)
 

@@ -120,6 +120,13 @@ class ServerSide(Pytree, Generic[State, UpRecord]):
     def init(self, counts: Array) -> State:
         """Return the state before the first round, of nodes with so many samples ``[m]``."""
 
+    def renewed(self, state: State) -> State:
+        """Draw the secrets of a state anew, before its first round and before every combination. Default: it has none.
+
+        Not traced.
+        """
+        return state
+
     @abstractmethod
     def resume(self, state: State, counts: Array) -> State:
         """Continue a state with other nodes: those that left have no samples."""

@@ -6,10 +6,15 @@ Each function and class states what it protects, against whom, and by which theo
 It may import `_core`, `coupling`, `regularizers`, `_problem`, `_driver` and `_neural`.
 """
 
+from mocha_jax._neural.private_clients import ClientLevel as ClientLevel
+from mocha_jax._neural.private_clients import QuantileClip as QuantileClip
 from mocha_jax._neural.private_gradients import ExampleLevel as ExampleLevel
 from mocha_jax.privacy._budget import epsilon as epsilon
 from mocha_jax.privacy._budget import noise as noise
 from mocha_jax.privacy._budget import spent as spent
 from mocha_jax.privacy._budget import with_budget as with_budget
+from mocha_jax.privacy._client_budget import client_epsilon as client_epsilon
+from mocha_jax.privacy._client_budget import private_clients as private_clients
+from mocha_jax.privacy._client_budget import with_client_budget as with_client_budget
 from mocha_jax.privacy._release import Release as Release
 from mocha_jax.privacy._release import release as release

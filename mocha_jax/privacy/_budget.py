@@ -74,7 +74,7 @@ def with_budget(
     plan = algorithm.replace(privacy=ExampleLevel(1.0, 0, clip))
     steps = rounds * np.asarray(plan.full_work(problem)) + np.asarray(plan.tuning_steps(problem.data))
     noise = [
-        _noise(owner, *_question(plan, problem, n, t), e, d, accountant) if n else 0.0
+        noise_of(owner, *_question(plan, problem, n, t), e, d, accountant) if n else 0.0
         for n, t, e, d in zip(sizes, steps, budgets, deltas, strict=True)
     ]
     level = ExampleLevel(np.asarray(noise, np.float32), steps.astype(np.int32), clip)
@@ -110,7 +110,7 @@ def spent(
     noise = np.broadcast_to(np.asarray(algorithm.privacy.noise, float), sizes.shape)
     deltas = _of_each(owner, "delta", delta, len(sizes))
     return np.array([
-        _epsilon(*_question(algorithm, problem, n, t), float(z), d, accountant) if n and t else 0.0
+        epsilon_of(*_question(algorithm, problem, n, t), float(z), d, accountant) if n and t else 0.0
         for n, t, z, d in zip(sizes, steps, noise, deltas, strict=True)
     ])  # fmt: skip
 
@@ -141,7 +141,7 @@ def epsilon(
     check.nonnegative(owner, noise=noise)
     check.scalar(owner, noise=noise)
     share, over, delta = _of_batches(owner, samples, batch_size, steps, delta, accountant)
-    return _epsilon(share, int(steps), over, float(noise), delta, accountant) if steps else 0.0
+    return epsilon_of(share, int(steps), over, float(noise), delta, accountant) if steps else 0.0
 
 
 @on_purpose
@@ -168,7 +168,7 @@ def noise(
     check.positive(owner, epsilon=epsilon)
     check.scalar(owner, epsilon=epsilon)
     share, over, delta = _of_batches(owner, samples, batch_size, steps, delta, accountant)
-    return _noise(owner, share, int(steps), over, float(epsilon), delta, accountant) if steps else 0.0
+    return noise_of(owner, share, int(steps), over, float(epsilon), delta, accountant) if steps else 0.0
 
 
 def _of_batches(
@@ -213,7 +213,7 @@ def _overflow(samples: int, size: int) -> float:
 
 
 @cache
-def _epsilon(share: float, steps: int, over: float, noise: float, delta: float, accountant: str) -> float:
+def epsilon_of(share: float, steps: int, over: float, noise: float, delta: float, accountant: str) -> float:
     """Epsilon of a client.
 
     Without room for all that are drawn the messages are those of another mechanism, but for an event of the chance
@@ -235,11 +235,11 @@ def _epsilon(share: float, steps: int, over: float, noise: float, delta: float, 
 
 
 @cache
-def _noise(owner: str, share: float, steps: int, over: float, epsilon: float, delta: float, accountant: str) -> float:
+def noise_of(owner: str, share: float, steps: int, over: float, epsilon: float, delta: float, accountant: str) -> float:
     """The least noise with which a client stays within its budget."""
 
     def enough(noise: float) -> bool:
-        return _epsilon(share, steps, over, noise, delta, accountant) <= epsilon
+        return epsilon_of(share, steps, over, noise, delta, accountant) <= epsilon
 
     low, high = 0.0, 1.0
     while not enough(high):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Tree
 from mocha_jax._neural.client import Client
-from mocha_jax._neural.composed import Composed, Sampling, recomposed
+from mocha_jax._neural.composed import Composed, Sampling
 from mocha_jax._neural.method import Answer, Method, ServerParts, ServerRound
 from mocha_jax._neural.trees import as_tree, as_vector, first_row
 from mocha_jax._numerics.math import safe_ratio
@@ -46,7 +46,7 @@ def combined(algorithm: Sampling, rule: Rule) -> Composed:
     check.instance("combined", "rule", rule, Rule, "robust.Median()")
     method = algorithm.declared().method
     ruled = method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule))
-    return recomposed(algorithm, ruled)
+    return algorithm.with_method(ruled)
 
 
 @dataclass(frozen=True)

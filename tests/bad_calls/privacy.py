@@ -26,6 +26,20 @@ def state():
     return mj.run(world.prediction(), private(), jax.random.key(0), num_rounds=1)[0]
 
 
+def is_clip(value):
+    return isinstance(value, mj.privacy.QuantileClip) or POSITIVE(value)
+
+
+@functools.cache
+def of_clients():
+    return mj.privacy.private_clients(world.fedavg(), mj.privacy.ClientLevel(1.0, 8))
+
+
+@functools.cache
+def state_of_clients():
+    return mj.run(world.prediction(), of_clients(), jax.random.key(0), num_rounds=1)[0]
+
+
 def calls():
     p = mj.privacy
     problem = Arg(world.prediction(), instance(mj.Prediction))
@@ -54,6 +68,27 @@ def calls():
         "privacy.noise": Call(p.noise, {
             "epsilon": Arg(2.0, POSITIVE), "samples": Arg(20, count(1)), "batch_size": Arg(5, optional(count(1))),
             "steps": Arg(3, count(0)), "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
+        }),
+        "privacy.QuantileClip": Call(p.QuantileClip, {
+            "share": Arg(0.5, number(0, below=np.nextafter(1.0, 2.0), shapes=[()])), "first": Arg(0.1, POSITIVE),
+            "rate": Arg(0.2, number(0, shapes=[()])), "noise": Arg(0.05, POSITIVE),
+        }),
+        "privacy.ClientLevel": Call(p.ClientLevel, {
+            "noise": Arg(1.0, number(0, shapes=[()])), "rounds": Arg(5, count(0)), "clip": Arg(0.5, is_clip),
+        }),
+        "privacy.private_clients": Call(p.private_clients, {
+            "algorithm": Arg(world.fedavg(), instance((mj.FedAvg, mj.personalized.Composed))),
+            "level": Arg(p.ClientLevel(1.0, 5), instance(p.ClientLevel)),
+        }),
+        "privacy.with_client_budget": Call(p.with_client_budget, {
+            "algorithm": Arg(world.fedavg(), instance((mj.FedAvg, mj.personalized.Composed))),
+            "epsilon": Arg(2.0, POSITIVE), "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])),
+            "rounds": Arg(2, count(1)), "clip": Arg(1.0, is_clip), "accountant": accountant,
+        }),
+        "privacy.client_epsilon": Call(p.client_epsilon, {
+            "algorithm": Arg(of_clients(), instance(type(of_clients()))),
+            "state": Arg(state_of_clients(), instance(mj.personalized.TrainingState)),
+            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
         }),
         "privacy.release": Call(p.release, {
             "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),

@@ -31,8 +31,12 @@ def models(noise, with_sample, trials, key):
 
 def measured(noise, trials, key):
     """A lower bound on epsilon: the best threshold on half of the trials, its rates on the other half."""
-    found = [models(noise, w, trials, k) for w, k in zip((False, True), jax.random.split(key), strict=True)]
-    half = trials // 2
+    return bound_by([models(noise, w, trials, k) for w, k in zip((False, True), jax.random.split(key), strict=True)])
+
+
+def bound_by(found):
+    """The same of scores without the secret ``[trials]``, and with it."""
+    half = len(found[0]) // 2
     choices, best = (
         np.quantile(np.concatenate([f[:half] for f in found]), np.linspace(0.001, 0.999, 999)),
         (-np.inf, 0.0),

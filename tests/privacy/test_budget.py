@@ -191,6 +191,6 @@ def test_without_the_accountant_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     from mocha_jax.privacy import _budget
 
-    _budget._epsilon.cache_clear()
+    _budget.epsilon_of.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'mocha_jax\[privacy\]'"):
         mj.privacy.epsilon(1.0, 10, 5, 3, delta=1e-3)
