@@ -27,6 +27,7 @@ class PrivateServerSide(ServerSide[TrainingServerState, TrainingUp]):
     """The server of such an algorithm."""
 
     patience = 0
+    only_asked = True
     judges = False
 
     plain: TrainingServerSide

@@ -107,6 +107,11 @@ class Server:
         """Tell whether reports judge the model that was sent down, the one before their round, as certificates do."""
         return self._side.judges
 
+    @property
+    def only_asked(self) -> bool:
+        """Tell whether a round is of the nodes asked alone, with no other one in place of a silent one."""
+        return self._side.only_asked
+
     @on_purpose
     def init(self, incarnation: int = 0) -> FederationState:
         """Return the state before the first round.

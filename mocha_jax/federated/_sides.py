@@ -113,6 +113,8 @@ class ServerSide(Pytree, Generic[State, UpRecord]):
     # How many rounds late an answer may be, and whether it must go on from the node's answer that the server holds.
     patience: ClassVar[int] = 2**31 - 1
     from_held: ClassVar[bool] = False
+    # Whether a round is of the nodes asked alone, however few of them answer.
+    only_asked: ClassVar[bool] = False
     # Whether answers judge the model that was sent down, which is the one before their round.
     judges: ClassVar[bool] = True
 

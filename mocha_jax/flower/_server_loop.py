@@ -83,8 +83,9 @@ def serve(
 
     A round sends a message to every selected node, see `Server.asked`, without a pending one. It ends when all of them
     have answered or its time is over. Later answers count in later rounds; meanwhile their nodes get no message. If an
-    algorithm selects nodes and too few of them are online, other free nodes replace them. Nodes that are new, or come
-    back with another node id, are asked for their task and take part from then on.
+    algorithm selects nodes and too few of them are online, other free nodes replace them, but for an algorithm that is
+    private at the level of clients. Nodes that are new, or come back with another node id, are asked for their task and
+    take part from then on.
 
     Args:
       grid: of a ServerApp.
@@ -121,6 +122,10 @@ class Rounds:
         if options.min_answers > server.num_tasks:
             raise ValueError(
                 f"serve: min_answers={options.min_answers} answers cannot come from {server.num_tasks} tasks; lower it."
+            )
+        if options.asynchronous and server.only_asked:
+            raise ValueError(
+                "serve: asynchronous is not for privacy of clients, whose answers count in their own round."
             )
         self.server, self.options = server, options
         seconds = options.message_seconds or 3.0 * options.round_seconds
@@ -193,7 +198,7 @@ class Rounds:
         options, messenger, server, now = self.options, self.messenger, self.server, int(self.state.round) + 1
         begin, sent = time.monotonic(), set[tuple[int, int]]()
         self.asked = set(server.asked(jax.random.key(options.seed), self.state)) - self.left
-        enough = max(min(options.min_answers, len(self.asked)), 1)
+        enough = 0 if server.only_asked else max(min(options.min_answers, len(self.asked)), 1)
         ups: dict[int, Up] = {}
         while True:
             idle = {

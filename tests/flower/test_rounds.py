@@ -121,6 +121,31 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
     assert ("server_app: make_model failed" in "".join(said())) == (case == "virtual")
 
 
+@pytest.mark.extended
+def test_privacy_of_clients_asks_by_chance_and_nobody_else(tmp_path, said):
+    rounds = 8
+    plain = mj.FedAvg(NETWORK, optax.sgd(0.1), batch_size=8, fraction=0.3)
+    algorithm = mj.privacy.private_clients(plain, mj.privacy.ClientLevel(noise=1.0, rounds=6))
+    xs, ys = world.tables()
+    grid = world.LoopGrid({})
+    for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        (tmp_path / f"{task}").mkdir()
+        node = mj.federated.Node(
+            x, (y > 0).astype(y.dtype), LABELS, algorithm, rows=max(map(len, xs)), dtype=np.float32
+        )
+        grid.nodes[100 + task] = world.answering(NodeStore(str(tmp_path / f"{task}"), node, task))
+    server = mj.federated.Server(algorithm, None, world.M, world.D, dtype=np.float32)
+    served = serve(grid, server, max_rounds=rounds, min_answers=4, **QUICK)
+    accepted = [line.split("accepted ")[1][0] for line in said() if line.startswith("round ")]
+    assert len(accepted) == rounds
+    assert len(set(accepted)) > 1  # by chance, 4 were wanted
+    assert accepted[-2:] == ["0", "0"]
+    assert int(served.state.inner.state.kept.used) == 6
+    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(served.weights)])).all()
+    with pytest.raises(ValueError, match="asynchronous is not for privacy of clients"):
+        serve(grid, server, asynchronous=True)
+
+
 @pytest.mark.slow
 def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
     algorithm = NETWORKS["virtual"]
