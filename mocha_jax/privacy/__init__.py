@@ -18,3 +18,4 @@ from mocha_jax.privacy._client_budget import private_clients as private_clients
 from mocha_jax.privacy._client_budget import with_client_budget as with_client_budget
 from mocha_jax.privacy._release import Release as Release
 from mocha_jax.privacy._release import release as release
+from mocha_jax.privacy._release import release_to_nodes as release_to_nodes

@@ -40,6 +40,11 @@ def state_of_clients():
     return mj.run(world.prediction(), of_clients(), jax.random.key(0), num_rounds=1)[0]
 
 
+def longest():
+    """The length of the longest sample: the least bound, to the tolerance of numbers in 32 bits."""
+    return float(np.linalg.norm(np.asarray(world.solution().problem.data.x), axis=2).max()) * (1 - 1e-6)
+
+
 def calls():
     p = mj.privacy
     problem = Arg(world.prediction(), instance(mj.Prediction))
@@ -92,7 +97,12 @@ def calls():
         }),
         "privacy.release": Call(p.release, {
             "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),
-            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(10.0, shapes=[()])),
+            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(longest(), shapes=[()])),
+            "gap": Arg(10.0, number(5.0, shapes=[()])), "key": Arg(jax.random.key(0), optional(key)),
+        }),
+        "privacy.release_to_nodes": Call(p.release_to_nodes, {
+            "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),
+            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(longest(), shapes=[()])),
             "gap": Arg(10.0, number(5.0, shapes=[()])), "key": Arg(jax.random.key(0), optional(key)),
         }),
     }  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 from scipy import optimize, stats
 
 import mocha_jax as mj
+from mocha_jax.privacy._release import _influence, _pulls
 
 M, N, D = 3, 4, 2
 LOSSES = {
@@ -58,9 +59,8 @@ def problem_of(xs, ys, loss, regularizer, scaling="task_mean"):
 
 
 def sensitivity(problem, bound, gap=1e-30):
-    from mocha_jax.privacy._release import _moved
-
-    return _moved(problem, bound)[0] + 2 * math.sqrt(2 * gap)
+    pulls, inverse = _pulls("release", problem, bound)
+    return float(np.max(pulls * np.sqrt(np.diag(inverse)))) + 2 * math.sqrt(2 * gap)
 
 
 @pytest.mark.parametrize(("kind", "pairs"), [("logistic", 60), pytest.param("logistic", 10_000, marks=pytest.mark.slow),
@@ -85,6 +85,67 @@ def test_another_sample_moves_the_minimiser_by_no_more_than_is_claimed(kind, rel
         change = minimiser(xs, ys, value, slope, a, 1 / N) - minimiser(others, labels, value, slope, a, 1 / N)
         shares.append(math.sqrt(np.sum(change * (a @ change))) / claimed)
     assert 0.2 < max(shares) <= 1.0 + 1e-6
+
+
+MIXED = np.array([[1.0, 0.3, -0.4], [0.3, 1.0, 0.2], [-0.4, 0.2, 1.0]])
+
+
+@pytest.mark.parametrize("relation", ["mean", "laplacian", "mixed"])
+@pytest.mark.parametrize("pairs", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.thin(3)
+def test_another_sample_moves_the_rows_of_other_nodes_by_no_more_than_is_claimed(relation, pairs):
+    loss, value, slope = LOSSES["huber"]
+    regularizer = {
+        "mean": mj.regularizers.MeanRegularized(3.0, 2.0),
+        "laplacian": mj.regularizers.Graph(GRAPH, 3.0, 2.0),
+        "mixed": mj.regularizers.Graph(MIXED, 3.0, 2.0),
+    }[relation]
+    a, rng, bound, shares = quadratic(regularizer), np.random.default_rng(4), 1.5, []
+    m = 2 * np.diag(np.diag(a)) - np.abs(a)
+    for _ in range(pairs):
+        xs, ys = samples(rng, bound), 3.0 * rng.choice([-1.0, 1.0], (M, N))
+        others, s = ys.copy(), rng.integers(M)
+        xs[s, 0] *= bound / np.linalg.norm(xs[s, 0])
+        others[s, 0] = -ys[s, 0]
+        pulls, inverse = _pulls("release", problem_of(xs, ys, loss, regularizer), bound)
+        claimed = pulls[s] * _influence("release_to_nodes", inverse)[:, s]
+        np.testing.assert_allclose(claimed, 2 * 0.5 * bound / N * np.linalg.inv(m)[:, s], rtol=1e-6)
+        change = minimiser(xs, ys, value, slope, a, 1 / N) - minimiser(xs, others, value, slope, a, 1 / N)
+        shares.append(np.linalg.norm(change, axis=1) / claimed)
+    assert np.max(shares) <= 1 + 1e-5
+    assert np.max(shares) > (0.6 if relation == "mixed" else 0.9)
+
+
+def test_what_nodes_receive_has_noise_for_the_samples_of_the_others():
+    solution, a = solved(), REGULARIZERS["mean"][1]
+    found = mj.privacy.release_to_nodes(solution, **SETTINGS)
+    inverse = np.linalg.inv(a)
+    expected = 2 / N * (inverse - np.diag(np.diag(inverse))).max(axis=1) + 2 * np.sqrt(2e-6 * np.diag(inverse))
+    np.testing.assert_allclose(found.sensitivity, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.noise / found.sensitivity, mj.privacy.release(solution, **SETTINGS).noise
+                               / mj.privacy.release(solution, **SETTINGS).sensitivity)  # fmt: skip
+
+
+@pytest.mark.extended
+def test_every_node_has_noise_of_its_own():
+    solution, keys = solved(), jax.random.split(jax.random.key(1), 400)
+    found = mj.privacy.release_to_nodes(solution, **SETTINGS)
+    draws = [mj.privacy.release_to_nodes(solution, key=k, **SETTINGS).weights for k in keys]
+    off = (np.stack(draws) - np.asarray(solution.weights)) / np.asarray(found.noise)[:, None]
+    np.testing.assert_allclose(np.cov(off.reshape(len(off), -1).T), np.eye(M * D), atol=0.25)
+
+
+def test_nothing_but_the_gap_goes_from_node_to_node_without_a_relation():
+    found = mj.privacy.release_to_nodes(solved(regularizer=mj.regularizers.Independent(0.5)), **SETTINGS)
+    np.testing.assert_allclose(found.sensitivity, 2 * math.sqrt(2e-6), rtol=1e-6)
+
+
+def test_a_relation_without_a_bound_is_refused():
+    omega = np.array([[1.0, 0.9, -0.9], [0.9, 1.0, -0.9], [-0.9, -0.9, 1.0]])
+    solution = solved(regularizer=mj.regularizers.Graph(omega, 1.0, 0.01), tol=1e-8)
+    with pytest.raises(ValueError, match="release_to_nodes: the relation has entries of both signs"):
+        mj.privacy.release_to_nodes(solution, **(SETTINGS | {"gap": 1.0}))
+    assert mj.privacy.release(solution, **(SETTINGS | {"gap": 1.0})).weights.shape == (M, D)
 
 
 def test_the_bound_is_nearly_reached():
