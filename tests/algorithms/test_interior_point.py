@@ -79,6 +79,7 @@ def test_a_weak_regularizer_costs_no_more_rounds(dtype):
         assert (solution.history.gap >= 0).all()
 
 
+@pytest.mark.extended
 def test_local_support_vector_machines_are_those_of_scikit_learn():
     data = zoo.data(loss_scaling="sum", m=4, low=20, high=40)
     lam = 0.3
@@ -163,6 +164,7 @@ def test_what_is_sent_is_charged():
     ("shape", "lam", "gap"),
     [((10, 16, 32), 1e-5, 1e-4), pytest.param((4, 60, 33), 1e-3, 1e-5, marks=pytest.mark.extended)],
 )
+@pytest.mark.extended
 def test_float32_ends_at_its_rounding(shape, lam, gap):
     """As near to the optimum as the duals' own rounding lets it, and with the round that gains no more."""
     rng = np.random.default_rng(0)

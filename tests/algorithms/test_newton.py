@@ -76,6 +76,7 @@ def test_a_handful_of_rounds_where_ascent_takes_many():
         pytest.param(mj.systems.Dropout(0.2) & mj.systems.PartialEpochs(0.2, 1.0), id="both"),
     ],
 )
+@pytest.mark.extended
 def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
     p = problem(mj.losses.Logistic(), "graph")
     plain = mj.solve(p, mj.Newton(), tol=1e-9, record_every=1)
@@ -85,6 +86,7 @@ def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
     np.testing.assert_allclose(other.weights, plain.weights, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_weights_that_are_worse_are_taken_back(key):
     """With labels far apart a step of a smoothed hinge goes too far: no base is worse than the one before."""
     p = problem(mj.losses.SmoothedHinge(0.05)).replace(regularizer=mj.regularizers.MeanRegularized(1e-3, 1e-4))
@@ -226,6 +228,7 @@ def test_a_state_of_other_data_is_refused():
         mj.solve(p, mj.Newton(), state=mj.Mocha().init(p))
 
 
+@pytest.mark.extended
 def test_a_round_without_answers_changes_nothing():
     data = mj.datasets.federation(jax.random.key(0), 5, 4).data
     problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(1e-3, 1e-4))

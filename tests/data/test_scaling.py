@@ -192,6 +192,7 @@ def test_uneven_features_are_named_where_a_solve_did_not_converge():
     assert "standard deviations" not in mj.solve(even, mj.Mocha(), tol=1e-12, max_rounds=3).message
 
 
+@pytest.mark.extended
 def test_a_solve_of_numpys_arrays_has_a_message_too():
     data = jax.tree.map(np.asarray, packed())
     assert isinstance(data.x, np.ndarray)

@@ -112,6 +112,7 @@ def test_packed_with_room_is_packed_and_padded(scaling):
         mj.pack_tasks(xs, ys, rows=0)
 
 
+@pytest.mark.extended
 def test_tasks_dealt_over_nodes_have_the_same_optimum_and_scores():
     xs, ys = ragged(low=2, high=30, regression=True)
     names = ["fir", "ash", "oak", "elm", "yew"]

@@ -215,6 +215,7 @@ def test_a_checkpoint_of_before_records_had_names_is_resumed_and_then_read(probl
     assert len(mj.read_history(path).round) == 12
 
 
+@pytest.mark.extended
 def test_what_is_no_checkpoint_is_said_in_a_sentence(problem, tmp_path):
     path = tmp_path / "run.npz"
     mj.solve(problem, **options(checkpoint=path, max_rounds=8))

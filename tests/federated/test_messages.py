@@ -128,6 +128,7 @@ def test_one_bad_answer_does_not_spoil_the_others(federation):
 
 
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_broken_messages_to_a_node_change_nothing(federation):
     server, state, nodes, mine, _, _ = federation
     rng, said, key = np.random.default_rng(7), set(), jax.random.key(0)

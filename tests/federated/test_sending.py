@@ -251,6 +251,7 @@ def test_a_difference_from_what_is_not_held_is_refused():
     assert down.held == 2
 
 
+@pytest.mark.extended
 def test_broken_codes_change_nothing():
     server, state, _, _, ups = started()
     untouched, _ = server.step(state, {})

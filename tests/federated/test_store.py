@@ -236,6 +236,7 @@ def test_the_file_of_another_federation_is_refused(tmp_path):
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_who_is_killed_before_the_end_leaves_the_old_file(there, tmp_path):
     path = tmp_path / "node.npz"
     if there:

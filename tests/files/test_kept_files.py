@@ -29,6 +29,7 @@ def test_a_model_predicts_what_it_did(folder, name):
     np.testing.assert_allclose(predicted, np.load(folder / "predicted.npz")[name], rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_a_federation_goes_on(folder):
     """The answer to the first message is a round's, and the next round follows the states that were kept."""
     server, node = kept.server(), kept.nodes()[0]

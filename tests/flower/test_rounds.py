@@ -283,6 +283,7 @@ def test_refused_answers_are_said_and_do_no_harm(tmp_path, best, said):
     assert any("the node of task 1 sent v with NaN" in line for line in refused)
 
 
+@pytest.mark.extended
 def test_failures_and_strangers_are_said(tmp_path, best, said):
     grid = loop(tmp_path)
     answer, count = grid.nodes[100], itertools.count()

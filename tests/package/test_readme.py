@@ -11,6 +11,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.mark.skipif(not README.exists(), reason="the tests are running away from the repository")
+@pytest.mark.extended
 def test_the_code_in_the_readme_runs(tmp_path):
     code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL))
     assert "mj.solve" in code

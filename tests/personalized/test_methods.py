@@ -304,6 +304,7 @@ def test_a_server_whose_step_is_its_own_takes_no_optimizer(name):
     [("ditto", {"batch_size": 3, "local_epochs": 2}), ("scaffold", {"client_optimizer": optax.sgd(0.1)}),
      ("pfedme", {"client_optimizer": optax.sgd(0.1)})],
 )  # fmt: skip
+@pytest.mark.extended
 def test_replaced_settings_are_those_of_all_phases(name, changes, key):
     optimizer = changes.get("client_optimizer", SGD)
     replaced = getattr(P, name)(MODEL, SGD).replace(**changes)

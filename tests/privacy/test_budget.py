@@ -71,6 +71,7 @@ def test_clients_may_have_budgets_of_their_own():
 @pytest.mark.parametrize(
     "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedrep", "fine_tuned"))]
 )
+@pytest.mark.extended
 def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
     problem = problems.make_problem()
     plain = getattr(mj.personalized, name)(problems.MODEL, SGD, batch_size=3)

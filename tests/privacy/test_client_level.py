@@ -115,15 +115,15 @@ def test_noise_has_its_size_and_is_new_in_every_round(clip, fraction, factor, ke
 def test_every_client_takes_part_by_itself_with_the_same_chance(key):
     data, share, draws = problems.make_problem().data, 0.3, 20_000
     request = mj.FedAvg(problems.MODEL, SGD).request(problems.make_problem())
-    work = jax.vmap(lambda key: ByCoin(share).work(key, data, request).active)
-    found = np.asarray(work(jax.random.split(key, draws)), float)
+    later = request.replace(round=request.round + 1)
+    system = private(mj.FedAvg(problems.MODEL, SGD, fraction=share)).select_nodes(mj.systems.Full())
+    work = jax.vmap(lambda key: jnp.stack([system.work(key, data, r).active for r in (request, later)], axis=-1))
+    found = np.asarray(work(jax.random.split(key, draws)), float).reshape(draws, 2 * M)
     np.testing.assert_allclose(found.mean(axis=0), share, atol=4.5 * np.sqrt(share * (1 - share) / draws))
     together = np.cov(found.T) - np.diag(found.var(axis=0))
     assert np.abs(together).max() < 5 * share * (1 - share) / np.sqrt(draws)
-    later = ByCoin(share).work(key, data, request.replace(round=request.round + 1)).active
     assert ByCoin(1.0).work(key, data, request).active.all()
     assert not ByCoin(0.0).work(key, data, request).active.any()
-    assert later.shape == (M,)
 
 
 @pytest.mark.parametrize("pairs", [200, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -170,6 +170,7 @@ def budgeted(rounds=4):
     return mj.privacy.with_client_budget(plain, epsilon=3.0, delta=DELTA, rounds=rounds)
 
 
+@pytest.mark.extended
 def test_a_run_goes_no_further_than_its_rounds(key):
     problem, algorithm = problems.make_problem(), budgeted()
     states = [algorithm.init(problem)]
@@ -202,6 +203,7 @@ def test_neither_does_one_that_is_resumed(key, tmp_path):
 
 
 @pytest.mark.parametrize(("accountant", "close"), [("pld", 1e-4), pytest.param("rdp", 0.05, marks=EXTENDED)])
+@pytest.mark.extended
 def test_epsilon_is_that_of_an_accountant(accountant, close, key):
     dp = pytest.importorskip("dp_accounting")
     problem = problems.make_problem()
@@ -302,12 +304,16 @@ def test_an_answer_counts_in_the_round_that_it_was_asked_for(key):
     while not 0 < len(asked) < len(nodes):
         there = server.init()
         asked = server.asked(key, there)
-    after, report = server.step(there, ups)
+    _, report = server.step(there, ups)
     assert report.accepted == asked
     assert all("was not asked in this round" in why for why in report.refused.values())
-    # A round late it is no answer of a client that was chosen by chance.
-    _, report = server.step(after, {asked[0]: ups[asked[0]]})
-    assert not report.accepted
+    # A round late it is no answer of a client that was chosen by chance, even where all are asked.
+    _, _, server, nodes = deployment()
+    there = server.init()
+    ups = answers(server, nodes, key, there)
+    assert server.step(there, ups)[1].accepted == tuple(range(world.M))
+    after, _ = server.step(there, {})
+    assert not server.step(after, ups)[1].accepted
 
 
 def test_a_server_goes_no_further_than_its_rounds(key):

@@ -70,6 +70,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ["FedAvg", pytest.param("ditto", marks=pytest.mark.extended)])
+@pytest.mark.extended
 def test_without_noise_or_clipping_it_is_plain_training(name, key):
     problem, algorithm = problems.make_problem(), ALGORITHMS[name]
     plain, private = (mj.run(problem, a, key, num_rounds=3)[0]
@@ -173,6 +174,7 @@ def test_methods_that_read_more_than_gradients_are_refused(name, key):
     "name", ["fedper", "fedrep", "lg_fedavg", "scaffold", "feddyn", "mr_mtl", "fine_tuned", "fedamp"]
 )
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_one_sample_moves_an_answer_by_no_more_than_the_clip(name, key):
     # Without noise and with one step: what goes up is a function of the private gradient, 1-Lipschitz but for rates.
     problem = problems.make_problem()

@@ -162,6 +162,7 @@ def test_the_bound_is_nearly_reached():
 
 
 @pytest.mark.parametrize("scaling", [pytest.param("sum", marks=pytest.mark.extended), "task_mean"])
+@pytest.mark.extended
 def test_an_answer_with_a_gap_is_as_near_as_is_claimed(scaling):
     loss, value, slope = LOSSES["logistic"]
     rng, regularizer = np.random.default_rng(1), REGULARIZERS["mean"][0]
@@ -225,6 +226,7 @@ def test_what_no_theorem_covers_is_refused(changes, settings, says):
         mj.privacy.release(solved(**changes), **(SETTINGS | settings))
 
 
+@pytest.mark.extended
 def test_networks_are_pointed_to_training():
     problem = mj.Prediction(solved().problem.data.replace(y=np.ones((M, N))))
     solution = mj.solve(problem, mj.Local(mj.networks.MLP(D, 2), __import__("optax").sgd(0.1)), tol=None, max_rounds=1)

@@ -117,6 +117,7 @@ def test_the_coupling_is_that_of_the_matrix(rule):
     ("loss", "server"), [("hinge", "proximal"), ("squared", "proximal"), ("logistic", "dual")], ids=str
 )
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_the_joint_optimum_is_the_convex_solvers(loss, server):
     data = zoo.data(regression=not zoo.LOSSES[loss].binary, loss_scaling="task_mean")
     problem = mj.Problem(data, zoo.LOSSES[loss], R.MeanCovariance(0.01, 0.02, 5.0))

@@ -28,6 +28,7 @@ MAKE = {
 @pytest.mark.parametrize("scaling", ["sum", "task_mean"])
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.thin(1)
+@pytest.mark.extended
 def test_the_mean_changes_nothing(name, scaling, key):
     algorithm, problem = MAKE[name](), problems.make_problem(scaling)
     plain, ruled = (mj.run(problem, a, key, num_rounds=4, systems=WORLD)

@@ -40,6 +40,7 @@ def test_the_joint_optimum_against_a_convex_solver(model, loss, m):
     assert (solution.history.gap >= 0).all()
 
 
+@pytest.mark.extended
 def test_the_relation_is_replaced_when_it_is_due(key):
     problem = make("probabilistic")
     algorithm = mj.Mocha(server="dual", omega_every=3, sigma_prime="per_task")
