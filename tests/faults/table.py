@@ -178,4 +178,12 @@ FAULTS = (
         "a published answer is taken for the minimiser", "privacy/_release.py",
         "sensitivity = moved + 2.0 * math.sqrt(2.0 * gap)", "sensitivity = moved", ("privacy",),
     ),
+    Fault(
+        "clients' changes are not cut", "_neural/private_clients.py",
+        "Clipped(scaled(cut, change), within)", "Clipped(change, within)", ("privacy",),
+    ),
+    Fault(
+        "rounds that privacy of clients allows are not counted", "_neural/private_clients.py",
+        "used=kept.used + 1", "used=kept.used", ("privacy",),
+    ),
 )  # fmt: skip

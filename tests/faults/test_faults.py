@@ -19,6 +19,6 @@ def test_each_fault_can_be_planted(tmp_path):
 
 
 def test_their_names_and_folders_are_right():
-    assert len({f.name for f in FAULTS}) == len(FAULTS) == 37
+    assert len({f.name for f in FAULTS}) == len(FAULTS) == 39
     tests = Path(__file__).parents[1]
     assert all((tests / place).exists() for fault in FAULTS for place in fault.near)
