@@ -29,6 +29,9 @@ from mocha_jax.systems._base import Info, Request, Work
 # Folded into a round's key for the secret that its noise is drawn by.
 _SECRET = np.uint32(2**32 - 7)
 
+# Folded into a secret for the one after it.
+_LATER = np.uint32(2**32 - 8)
+
 # The generator of the noise, whatever the default one is, and the 32-bit words of its key.
 _GENERATOR, _WORDS = "threefry2x32", 2
 
@@ -291,7 +294,9 @@ class _NoisyServer:
         if "quantile" in s.numbers:
             within = 0.5 + safe_ratio(noisy(0, s.total.within, count_noise), expected)
             clip = clip * jnp.exp(-s.numbers["quantile_rate"] * (within - s.numbers["quantile"]))
-        parts = ServerParts(Limited(after.shared, clip), after.rows, kept._replace(own=after.kept, used=kept.used + 1))
+        # Who reads the state later learns nothing of the noise up to now.
+        later = jax.random.key_data(jax.random.fold_in(key, _LATER))
+        parts = ServerParts(Limited(after.shared, clip), after.rows, Kept(after.kept, later, kept.used + 1))
         return jax.tree.map(partial(jnp.where, kept.used < self.rounds), parts, s.parts)
 
 

@@ -184,6 +184,6 @@ FAULTS = (
     ),
     Fault(
         "rounds that privacy of clients allows are not counted", "_neural/private_clients.py",
-        "used=kept.used + 1", "used=kept.used", ("privacy",),
+        "later, kept.used + 1", "later, kept.used", ("privacy",),
     ),
 )  # fmt: skip

@@ -7,7 +7,9 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._neural.private_clients import ByCoin
+from mocha_jax._neural.method import ServerParts
+from mocha_jax._neural.private_clients import ByCoin, with_secret
+from mocha_jax._neural.training_state import Heard, Sent
 from tests.federated import world
 from tests.personalized import problems
 
@@ -110,6 +112,24 @@ def test_noise_has_its_size_and_is_new_in_every_round(clip, fraction, factor, ke
     assert abs(found.var() - 1) < 4 * np.sqrt(2 / found.size)
     together = np.corrcoef(found.reshape(len(found), -1).T)
     assert np.abs(together - np.eye(len(together))).max() < 4.7 / np.sqrt(len(found))
+
+
+@pytest.mark.extended
+def test_a_state_does_not_hold_the_key_of_noise_that_was_used(key):
+    algorithm, problem = private(noise=1.0), problems.make_problem()
+    before = with_secret(algorithm.init(problem), jnp.array([3, 4], jnp.uint32))
+    like = algorithm.answer_like(ServerParts(before.shared, before.rows))
+    zero = jnp.zeros(())
+    heard = Heard(jax.tree.map(jnp.zeros_like, like.total), zero, zero, jnp.int32(0))
+    after = algorithm.heard(before, heard, Sent((), jnp.zeros(M, bool)), jnp.ones(M))
+
+    def first_noise(state):
+        shape = before.shared.model["body"].shape
+        return jax.random.normal(jax.random.fold_in(algorithm.secret(state), 1), shape) / M
+
+    change = before.shared.model["body"] - after.shared.model["body"]
+    np.testing.assert_allclose(change, first_noise(before), rtol=1e-9)
+    assert np.abs(change - first_noise(after)).max() > 0.01
 
 
 def test_every_client_takes_part_by_itself_with_the_same_chance(key):
