@@ -37,13 +37,14 @@ def experiments(monkeypatch):
         tuning,
         virtual_letter,
         virtual_table2,
+        wire,
     )
 
     return argparse.Namespace(
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
         tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts, private_school=private_school,
-        robust=robust, compression=compression,
+        robust=robust, compression=compression, wire=wire,
     )  # fmt: skip
 
 
@@ -431,6 +432,21 @@ def test_forms_of_few_bytes_are_resumed_and_tabled(experiments, tmp_path, capsys
     study.main()
     assert first.endswith(capsys.readouterr().out[-200:])
     assert (tmp_path / "compression.png").stat().st_size > 5_000
+
+
+@pytest.mark.extended
+def test_bytes_over_flower_are_those_of_the_forms(experiments, capsys, monkeypatch):
+    pytest.importorskip("flwr")
+    study = experiments.wire
+    few = {name: study.FORMS[name] for name in ("as they are", "1 bit, rotated")}
+    monkeypatch.setattr(study, "FORMS", few)
+    monkeypatch.setattr("sys.argv", ["wire"])
+    study.main()
+    plain, coded = ([int(cell.replace(",", "")) for cell in line.split("|")[2:-1]]
+                    for line in capsys.readouterr().out.splitlines()[2:])  # fmt: skip
+    assert plain[0] - coded[0] == 8 * 561 - (1024 // 8 + 3 * 4)  # a bit for each of 1,024 numbers, and three of 32 bits
+    assert all(message > arrays for row in (plain, coded) for arrays, message in zip(row[::2], row[1::2], strict=True))
+    assert coded[3] < 0.05 * plain[3]
 
 
 def _areas(scores, data):
