@@ -211,18 +211,12 @@ class Clipped(NamedTuple):
 
 def _protected(method: Method, rounds: int) -> Method:
     """The functions of a method, with clipped answers and noise."""
-    wraps: dict[str, Callable[[Any], Any]] = {"joins": _LimitedJoins, "ready": _LimitedReady}
-    wraps["global_model" if method.personal_model is None else "personal_model"] = (
-        _LimitedGlobal if method.personal_model is None else _LimitedPersonal
-    )
-    wrapped = {
-        name: wrap(function)
-        for name, wrap in wraps.items()
-        if (function := getattr(method, name)) is not None or name == "global_model"
-    }
+    personal, joins, ready = method.personal_model, method.joins, method.ready
     return method._replace(
         start=_Start(method), client=_ClippedClient(method), server=_NoisyServer(method, rounds),
-        sends=_ClippedShapes(method), **wrapped,
+        sends=_ClippedShapes(method), global_model=_LimitedGlobal(method.global_model),
+        personal_model=None if personal is None else _LimitedPersonal(personal),
+        joins=None if joins is None else _LimitedJoins(joins), ready=None if ready is None else _LimitedReady(ready),
     )  # fmt: skip
 
 

@@ -146,6 +146,36 @@ def test_privacy_of_clients_asks_by_chance_and_nobody_else(tmp_path, said):
         serve(grid, server, asynchronous=True)
 
 
+@pytest.mark.extended
+def test_private_nodes_remember_what_they_spent_whatever_the_server_forgets(tmp_path, said):
+    plain = mj.FedAvg(NETWORK, optax.sgd(0.1), batch_size=8)
+    xs, ys = world.tables()
+    ys = [(y > 0).astype(y.dtype) for y in ys]
+    private = mj.privacy.with_budget(
+        plain, mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32)), epsilon=3.0, delta=1e-2, rounds=2
+    )
+    server = mj.federated.Server(private, None, world.M, world.D, dtype=np.float32)
+
+    def grid():  # with nodes that have been started anew
+        nodes = {}
+        for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            (tmp_path / f"{task}").mkdir(exist_ok=True)
+            own = private.replace(privacy=private.privacy.client(task))
+            node = mj.federated.Node(x, y, LABELS, own, rows=max(map(len, xs)), dtype=np.float32)
+            nodes[100 + task] = world.answering(NodeStore(str(tmp_path / f"{task}"), node, task))
+        return world.LoopGrid(nodes)
+
+    def model(served):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(served.weights)])
+
+    two = serve(grid(), server, max_rounds=2, **QUICK)
+    begin = server.weights(server.init())
+    assert np.abs(model(two) - np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(begin)])).max() > 1e-3
+    again = serve(grid(), server, max_rounds=2, **QUICK)  # without a checkpoint: it is as at the beginning
+    chex.assert_trees_all_close(again.weights, begin)
+    assert all("loss unknown" in line for line in said() if line.startswith("round "))
+
+
 @pytest.mark.slow
 def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
     algorithm = NETWORKS["virtual"]
