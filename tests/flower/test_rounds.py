@@ -154,13 +154,14 @@ def test_private_nodes_remember_what_they_spent_whatever_the_server_forgets(tmp_
     private = mj.privacy.with_budget(
         plain, mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32)), epsilon=3.0, delta=1e-2, rounds=2
     )
-    server = mj.federated.Server(private, None, world.M, world.D, dtype=np.float32)
+    level, server = private.privacy, mj.federated.Server(private, None, world.M, world.D, dtype=np.float32)
+    assert level is not None
 
     def grid():  # with nodes that have been started anew
         nodes = {}
         for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
             (tmp_path / f"{task}").mkdir(exist_ok=True)
-            own = private.replace(privacy=private.privacy.client(task))
+            own = private.replace(privacy=level.client(task))
             node = mj.federated.Node(x, y, LABELS, own, rows=max(map(len, xs)), dtype=np.float32)
             nodes[100 + task] = world.answering(NodeStore(str(tmp_path / f"{task}"), node, task))
         return world.LoopGrid(nodes)
