@@ -121,9 +121,15 @@ def _digits(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]
 
 def _mnist(way: str) -> Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]:
     def draw(path: Path, seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        digits = images.mnist(path)[0]
-        chosen = np.random.default_rng([seed, 2]).choice(len(digits.y), 120 * clients, replace=False)
-        x, y, key = digits.x[chosen], digits.y[chosen], jax.random.key(seed)
+        digits, rng, key = images.mnist(path)[0], np.random.default_rng([seed, 2]), jax.random.key(seed)
+        if way == "writers":
+            many = [rows for rows in mj.partition.by_group(digits.writer) if len(rows) >= 100]
+            return _dealt(digits.x, digits.y, [many[k] for k in rng.choice(len(many), clients, replace=False)])
+        chosen = rng.choice(len(digits.y), 120 * clients, replace=False)
+        x, y = digits.x[chosen], digits.y[chosen]
+        if way == "permuted":
+            xs, ys = np.split(x, clients), np.split(y, clients)
+            return mj.partition.permuted(key, xs), ys
         if way == "shards":
             return _dealt(x, y, mj.partition.shards(key, y, clients, 2))
         return _dealt(x, y, mj.partition.dirichlet(key, y, clients, 0.1, least=20))
@@ -186,6 +192,8 @@ SOURCES = {
     "HAR": Source(_file, file="har"),
     "MNIST shards": Source(_mnist("shards"), clients=50, file="mnist"),
     "MNIST Dirichlet": Source(_mnist("dirichlet"), clients=50, file="mnist"),
+    "MNIST writers": Source(_mnist("writers"), clients=50, file="mnist"),
+    "MNIST permuted": Source(_mnist("permuted"), clients=50, file="mnist"),
 }
 
 

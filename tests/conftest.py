@@ -1,11 +1,13 @@
 """Strict arithmetic, eight CPU devices, fixed seeds. All of it is set before JAX starts."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
 
+gc.set_threshold(100_000, 20, 100)  # programs and their caches live on: the collector would look at them in vain
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 if "MOCHA_JAX_TESTS_OPTIMIZED" not in os.environ:

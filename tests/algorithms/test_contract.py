@@ -72,7 +72,7 @@ def test_a_step_keeps_the_structure_of_the_state(name, key):
     state = algorithm.init(problem)
     assert isinstance(state, mj.State)
     assert state.round == 0
-    after, _ = one_step(algorithm, problem, state, key)
+    after, _ = jax.jit(one_step)(algorithm, problem, state, key)
     assert after.round == 1
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
     chosen = lax.cond(True, lambda s: one_step(algorithm, problem, s, key)[0], lambda s: s, state)
@@ -109,7 +109,8 @@ def test_jit_changes_nothing(name, key):
 def test_a_continued_run_is_one_run(name, key):
     algorithm, problem = ALL[name], problem_of(name)
     whole, history = mj.run(problem, algorithm, key, num_rounds=4, systems=SYSTEMS)
-    half, _ = mj.run(problem, algorithm, key, num_rounds=2, systems=SYSTEMS)
+    begin = algorithm.init(problem)
+    half, _ = mj.run(problem, algorithm, key, num_rounds=2, systems=SYSTEMS, state=begin)
     end, rest = mj.run(problem, algorithm, key, num_rounds=2, systems=SYSTEMS, state=half)
     chex.assert_trees_all_close(algorithm.weights(end), algorithm.weights(whole), rtol=1e-10, atol=1e-13)
     np.testing.assert_array_equal(rest.steps, history.steps[2:])
@@ -119,9 +120,12 @@ def test_a_continued_run_is_one_run(name, key):
 @pytest.mark.thin(2)
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_is(name, key):
     algorithm, problem = ALL[name], problem_of(name)
-    state, _ = mj.run(problem, algorithm, key, num_rounds=1)
-    nobody = mj.systems.Dropout(1.0).work(key, problem.data, algorithm.request(problem, state.round))
-    after, info = jax.jit(algorithm.step)(key, state, problem, nobody)
+    begin, step = algorithm.init(problem), jax.jit(algorithm.step)
+    everyone, nobody = (
+        mj.systems.Dropout(p).work(key, problem.data, algorithm.request(problem, begin.round)) for p in (0.0, 1.0)
+    )
+    state, _ = step(key, begin, problem, everyone)
+    after, info = step(key, state, problem, nobody)
     assert (np.asarray(info.steps) == 0).all()
     chex.assert_trees_all_close(algorithm.weights(after), algorithm.weights(state), rtol=1e-12, atol=1e-14)
 

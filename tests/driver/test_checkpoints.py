@@ -393,7 +393,7 @@ def test_two_processes_on_one_path(tmp_path, straight):
     assert [p.name for p in tmp_path.iterdir()] == ["run.npz"]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_killed_at_any_moment_and_resumed(tmp_path, straight):
     resumed, path = tmp_path / "out.npz", tmp_path / "run.npz"
     rng = np.random.default_rng(7)

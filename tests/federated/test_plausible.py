@@ -133,7 +133,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.thin(14)
+@pytest.mark.thin(8)
 def test_a_vector_that_cannot_be_is_refused(how, answers):
     change, least = SPOILT[how]
     assert shares(answers, with_v(change))[0] >= least
@@ -203,7 +203,7 @@ LYING = {
 
 @pytest.mark.parametrize(
     "way",
-    ["points", pytest.param("given", marks=pytest.mark.extended), pytest.param("learned", marks=pytest.mark.extended)],
+    ["points", pytest.param("given", marks=pytest.mark.slow), pytest.param("learned", marks=pytest.mark.slow)],
 )
 @pytest.mark.extended
 def test_no_bound_rests_on_a_lie_that_is_noticed(way, key):

@@ -157,8 +157,8 @@ def test_a_new_process_predicts_the_same_to_the_bit(make, network, more, tmp_pat
 
 
 NETWORKS: dict[str, Any] = {
-    "mlp": (N.MLP(6, 3, (4,), 0.5), None), "lateral": (N.Lateral(6, 2, (3,)), None),
-    "cnn": (N.CNN((4, 4, 1), 2, (2, 3), 4), None), "lateral cnn": (N.LateralCNN((4, 4, 1), 2, (2, 3), 4), None),
+    "mlp": (N.MLP(6, 3, (4,), 0.5), None), "cnn": (N.CNN((4, 4, 1), 2, (2, 3), 4), None),
+    "lateral cnn": (N.LateralCNN((4, 4, 1), 2, (2, 3), 4), None), "lateral": (N.Lateral(6, 2, (3,)), None),
     "lstm": (N.LSTM(5, 2, 3, 1), mj.likelihoods.NextSymbol()),
     "labels": (N.LSTM(5, 2, 3, 2, 1), mj.likelihoods.Sequence(mj.likelihoods.Gaussian(0.5))),
 }  # fmt: skip

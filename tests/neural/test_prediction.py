@@ -115,7 +115,7 @@ def test_labels_and_outputs_have_to_fit(key):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_some_nodes_at_a_time_are_judged_as_all_are(own, key, monkeypatch):
     """Five nodes in three blocks: the last block begins earlier, and no node counts twice."""
     problem = make_problem()

@@ -28,8 +28,8 @@ def code(page):
 
 # Pages whose programs take long to compile.
 LONG = {
-    "choosing.md", "classes.md", "derivatives.md", "federated.md", "models.md", "networks.md", "primer.md", "reports.md",
-    "sklearn.md", "tutorial.md",
+    "choosing.md", "classes.md", "compression.md", "derivatives.md", "federated.md", "models.md", "networks.md",
+    "primer.md", "private.md", "reports.md", "sklearn.md", "tutorial.md",
 }  # fmt: skip
 
 

@@ -291,7 +291,7 @@ STUDIES = {
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ("kernels", "tuning") else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
+    "name", [n if n == "tuning" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 )
 @pytest.mark.filterwarnings("ignore:cross_validate")
 @pytest.mark.extended
@@ -364,7 +364,7 @@ def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     np.testing.assert_allclose(area, _areas(p[..., 0], kept), rtol=1e-6)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
     rng, study = np.random.default_rng(0), experiments.private_school
     x, task = rng.normal(size=(120, 3)), np.repeat([0, 1, 2], [30, 40, 50])
@@ -412,7 +412,7 @@ def test_rules_against_attacks_are_resumed_and_tabled(experiments, tmp_path, cap
     assert "| labels turned around |" in first
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_forms_of_few_bytes_are_resumed_and_tabled(experiments, tmp_path, capsys, monkeypatch):
     study = experiments.compression
     few = {name: study.FORMS[name] for name in ("as they are", "1 bit, rotated")}

@@ -69,7 +69,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["FedAvg", pytest.param("ditto", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", [pytest.param("FedAvg", marks=pytest.mark.slow), "ditto"])
 @pytest.mark.extended
 def test_without_noise_or_clipping_it_is_plain_training(name, key):
     problem, algorithm = problems.make_problem(), ALGORITHMS[name]

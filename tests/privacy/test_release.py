@@ -216,7 +216,7 @@ def test_noise_of_a_release_is_drawn_anew():
             "whose relationship is learned",
             marks=pytest.mark.extended,
         ),
-        ({"tol": 1e-2}, {"gap": 1e-9}, "solve on with a smaller tol"),
+        ({}, {"gap": 1e-15}, "solve on with a smaller tol"),
         ({}, {"bound": 0.9}, "more than bound"),
         ({}, {"delta": 1.0}, "below 1"),
     ],
