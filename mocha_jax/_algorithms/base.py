@@ -57,10 +57,15 @@ class Algorithm(Pytree, Generic[Kind]):
 
     solves: ClassVar[type[Federated]] = Problem  # the kind of problem
 
+    @property
+    def name(self) -> str:
+        """The algorithm's name in messages. Default: its class's."""
+        return type(self).__name__
+
     def expect(self, problem: object) -> None:
         """Raise if the problem is not of this kind."""
         example = "Problem(data, loss, regularizer)" if self.solves is Problem else f"{self.solves.__name__}(data)"
-        check.instance(type(self).__name__, "problem", problem, self.solves, example)
+        check.instance(self.name, "problem", problem, self.solves, example)
 
     def check(self, problem: Kind) -> None:
         """Raise if the algorithm cannot solve the problem; drivers call it for concrete values. Default: no check."""

@@ -127,12 +127,13 @@ def fields_of(record: Pytree) -> dict[str, Any]:
 
 
 @on_purpose
-def summary(record: object, fields: Mapping[str, object]) -> str:
+def summary(record: object, fields: Mapping[str, object], name: str | None = None) -> str:
     """A record in one line: numbers and short vectors by value, other arrays by type and shape.
 
-    Of a long line what is nested goes first, then the last fields.
+    Of a long line what is nested goes first, then the last fields. The record goes by the name of its class, unless
+    it has another one.
     """
-    name, parts = type(record).__name__, {k: short(v) for k, v in fields.items()}
+    name, parts = name or type(record).__name__, {k: short(v) for k, v in fields.items()}
     for k, value in fields.items():
         if isinstance(value, Pytree) and sum(map(len, parts.values())) > _LINE:
             parts[k] = f"{type(value).__name__}(...)"

@@ -122,7 +122,7 @@ def make_config(
     if not isinstance(problem, algorithm.solves):
         kind, got = algorithm.solves.__name__, type(problem).__name__
         remedy = f" {got} is for {problem.solvers}." if problem.solvers else ""
-        raise ValueError(f"{type(algorithm).__name__} solves a {kind}, got a {got} as problem.{remedy}")
+        raise ValueError(f"{algorithm.name} solves a {kind}, got a {got} as problem.{remedy}")
     algorithm.check(problem)
     systems, cost = Full() if systems is None else systems, Cost() if cost is None else cost
     check.instance("solve or run", "systems", systems, System, "systems.Dropout(0.3)")
@@ -180,7 +180,7 @@ def or_by_loops(problem: Kind, algorithm: Algorithm[Kind], work: Callable[[Algor
         _refused.add(kind)
         gist = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         warn(
-            f"{type(algorithm).__name__}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
+            f"{algorithm.name}: the kernel for {type(loss).__name__} with {x.shape[-1]} features fails "
             f'on this machine ({gist}); the loops do its work, as with backend="xla".'
         )
         return result

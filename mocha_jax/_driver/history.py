@@ -259,7 +259,7 @@ def start(
         theta = jnp.ones_like(reals)  # no dual has changed
     since = Nodes(counts, reals, counts, counts, reals, reals, theta, theta)
     state = algorithm.init(problem) if state is None else algorithm.resume(state, problem)
-    check.instance(f"{type(algorithm).__name__}.init", "what it returns", state, State, "a subclass of mocha_jax.State")
+    check.instance(f"{algorithm.name}.init", "what it returns", state, State, "a subclass of mocha_jax.State")
     return Progress(
         state=state, time=zero, lag=zero, since=since, active=jnp.zeros((m,), bool),
         bytes_down=zero, bytes_up=zero, busy=reals, answered=counts, bound=jnp.full((), -jnp.inf, dtype),

@@ -26,7 +26,7 @@ class BudgetedTrainer(Trainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.privacy is not None:
-            name = type(self).__name__
+            name = self.name
             check.instance(name, "privacy", self.privacy, ExampleLevel, "privacy.ExampleLevel(noise=1.0, steps=100)")
 
     @property

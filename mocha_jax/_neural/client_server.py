@@ -47,7 +47,7 @@ class ClientServer(BudgetedTrainer):
         if self.privacy is not None:
             phases = *self.all_phases.values(), *self._as_first(self.declared().tuning).values()
             if any(phase.gradients != 1.0 for phase in phases):
-                name = type(self).__name__
+                name = self.name
                 raise ValueError(f"{name}: privacy is for methods whose steps compute one gradient of a batch each.")
 
     @abstractmethod
@@ -93,7 +93,7 @@ class ClientServer(BudgetedTrainer):
         return {name: jnp.asarray(value, dtype) for name, value in self.declared().numbers.items()}
 
     def resume(self, state: TrainingState, problem: Prediction) -> TrainingState:
-        state = resumed(type(self).__name__, state, self.init, problem)
+        state = resumed(self.name, state, self.init, problem)
         return state.replace(ready=self.made_ready(state, problem))
 
     def full_work(self, problem: Prediction) -> Array:

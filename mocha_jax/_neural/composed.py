@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, static, tree
+from mocha_jax._core.pytree import Hyperparameter, static, summary, tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.method import Declared, Method
@@ -27,7 +27,7 @@ class Sampling(ClientServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
+        name = self.name
         of_optax(name, "server_optimizer", self.server_optimizer, "optax.sgd(1.0)")
         check.in_unit_interval(name, fraction=self.fraction)
         check.scalar(name, fraction=self.fraction)
@@ -82,6 +82,19 @@ class Composed(Sampling):
     phases: tuple[Phase, ...] = static(default=(), kw_only=True)
     tuning: tuple[Phase, ...] = static(default=(), kw_only=True)
     gradients: float = static(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check.instance("Composed", "method", self.method, Method, "Method(start, client, server)")
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    def __repr__(self) -> str:
+        settings = self.settings
+        made_of = {field: settings.pop(field) for field in ("model", "client_optimizer")}
+        return summary(self, made_of | dict(self.numbers) | settings, self.name)
 
     def declared(self) -> Declared:
         return Declared(

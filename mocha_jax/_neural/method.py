@@ -86,6 +86,7 @@ class Method(NamedTuple):
       decodes: ``decodes(shared, row, sent)``, what an `Answer.row` says where it is a code, for a limit on the norm of
         answers. Default: the row.
       check: ``check(numbers, data)``, raises where the method's numbers do not fit the clients'.
+      name: of the method in messages and where it is printed.
     """
 
     start: Callable[[Beginning], ServerParts]
@@ -100,6 +101,7 @@ class Method(NamedTuple):
     ready: Callable[[Client, Any], Any] | None = None
     decodes: Callable[[Any, Any, Any], Any] | None = None
     check: Callable[[Mapping[str, Any], TaskData], None] | None = None
+    name: str = "Composed"
 
 
 class Declared(NamedTuple):

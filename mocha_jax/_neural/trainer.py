@@ -67,7 +67,7 @@ class Trainer(Algorithm[Prediction]):
     at_once: int | None = static(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
+        name = self.name
         check.instance(name, "model", self.model, Network, "networks.MLP(784, 10, (200, 200))")
         of_optax(name, "client_optimizer", self.client_optimizer, "optax.sgd(0.1)")
         check.integer(name, 1, local_epochs=self.local_epochs)
@@ -138,7 +138,7 @@ class Trainer(Algorithm[Prediction]):
             if data is not None and (y := real_labels(data, problem.likelihood)) is not None
         ]  # fmt: skip
         known_labels = np.concatenate(labels) if labels else None
-        problem.likelihood.check_outputs(type(self).__name__, shape.shape[-1], known_labels)
+        problem.likelihood.check_outputs(self.name, shape.shape[-1], known_labels)
 
     def tried(self, problem: Prediction, make: Callable[[Prediction], Params], how: str) -> jax.ShapeDtypeStruct:
         """Try the model with such parameters on two samples; raise an error that names both where it cannot."""
@@ -148,14 +148,14 @@ class Trainer(Algorithm[Prediction]):
         except (TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"{type(self).__name__}: the model {type(self.model).__name__} cannot predict samples of "
+                f"{self.name}: the model {type(self.model).__name__} cannot predict samples of "
                 f"{seen.shape[1]} features{how}: {reason}"
             ) from error
 
     def expect_both(self, state: object, problem: object) -> None:
         """Raise if these are not a state and a problem of the algorithm."""
         self.expect(problem)
-        check.instance(type(self).__name__, "state", state, self.carries, "solution.state")
+        check.instance(self.name, "state", state, self.carries, "solution.state")
 
     @abstractmethod
     def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Any:
@@ -226,19 +226,17 @@ def mean_of_known(losses: Array) -> Array:
 
 def known_client(owner: Trainer, problem: Prediction, node: Array | int) -> Array:
     """A client's number, where it is one."""
-    check.scalar(type(owner).__name__, node=node)
-    check.integers(type(owner).__name__, 0, node=node)
+    check.scalar(owner.name, node=node)
+    check.integers(owner.name, 0, node=node)
     number = check.concrete(node)
     if number is not None and not number < problem.data.num_nodes:
-        raise ValueError(
-            f"{type(owner).__name__}: there is no client {number}; they are 0 to {problem.data.num_nodes - 1}."
-        )
+        raise ValueError(f"{owner.name}: there is no client {number}; they are 0 to {problem.data.num_nodes - 1}.")
     return jnp.asarray(node, jnp.int32)
 
 
 def samples(owner: Trainer, problem: Prediction, x: ArrayLike) -> Array:
     """Samples ``[b, d]`` in the data's precision."""
-    as_floats = check.floats(type(owner).__name__, "x", x, ("b", problem.seen(1)[0].shape[1]), "fiub")
+    as_floats = check.floats(owner.name, "x", x, ("b", problem.seen(1)[0].shape[1]), "fiub")
     return as_floats.astype(problem.data.dtype)
 
 

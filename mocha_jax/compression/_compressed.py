@@ -70,6 +70,7 @@ def compressed(algorithm: Sampling, form: Sending) -> Composed:
         server=_DecodingServer(method, how),
         own=_OwnWithMemory(method),
         decodes=_Decodes(how),
+        name=f"compressed {algorithm.name}",
         **wrapped,
     )
     return algorithm.with_method(changed)

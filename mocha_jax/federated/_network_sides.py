@@ -55,9 +55,7 @@ def problem_of(algorithm: Trainer, data: TaskData, likelihood: Likelihood) -> Pr
 def no_regularizer(algorithm: Trainer, regularizer: object) -> None:
     """Raise where there is one."""
     if regularizer is not None:
-        raise ValueError(
-            f"Server: {type(algorithm).__name__} has no regularizer, got {check.shown(regularizer)}; pass None."
-        )
+        raise ValueError(f"Server: {algorithm.name} has no regularizer, got {check.shown(regularizer)}; pass None.")
 
 
 def check_paths(algorithm: Trainer, params: Tree) -> None:
@@ -68,7 +66,7 @@ def check_paths(algorithm: Trainer, params: Tree) -> None:
     ]
     if twice := sorted({path for path in paths if paths.count(path) > 1}):
         raise ValueError(
-            f"{type(algorithm).__name__}: the model's parameters have {twice[0]} twice; name them so that messages can "
+            f"{algorithm.name}: the model's parameters have {twice[0]} twice; name them so that messages can "
             f"tell them apart."
         )
 

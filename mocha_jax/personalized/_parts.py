@@ -53,7 +53,7 @@ def composed(
         if name != "graph":
             check.scalar(owner, **{name: number})
         check.nonnegative(owner, **{name: number})
-    return Composed(model, optimizer, method=method, numbers=numbers, **extra, **options)
+    return Composed(model, optimizer, method=method._replace(name=owner), numbers=numbers, **extra, **options)
 
 
 def without_server_optimizer(owner: str, options: ClientOptions) -> None:

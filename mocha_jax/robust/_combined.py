@@ -45,7 +45,8 @@ def combined(algorithm: Sampling, rule: Rule) -> Composed:
     check.instance("combined", "algorithm", algorithm, Sampling, "FedAvg(model, optax.sgd(0.1))")
     check.instance("combined", "rule", rule, Rule, "robust.Median()")
     method = algorithm.declared().method
-    ruled = method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule))
+    name = f"{algorithm.name} combined by {type(rule).__name__}"
+    ruled = method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule), name=name)
     return algorithm.with_method(ruled)
 
 

@@ -290,9 +290,7 @@ STUDIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "tuning" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
-)
+@pytest.mark.parametrize("name", [n if n == "tuning" else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
 @pytest.mark.filterwarnings("ignore:cross_validate")
 @pytest.mark.extended
 def test_studies_are_resumed_and_tabled(name, experiments, tmp_path, capsys, monkeypatch):

@@ -133,6 +133,27 @@ def test_models_predict_by_name_and_come_back_from_their_files(name, tmp_path):
             np.testing.assert_allclose(each.predict_proba(np.asarray(x), k), wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_by_its_name(name):
+    algorithm = METHODS[name]
+    assert repr(algorithm).startswith(f"{name}(model=")
+    with pytest.raises(ValueError, match=rf"^{name}: local_epochs must be"):
+        algorithm.replace(local_epochs=0)
+    regression = mj.Problem(make_problem().data, mj.losses.Squared(), mj.regularizers.Independent(1.0))
+    with pytest.raises(ValueError, match=rf"^{name} solves a Prediction, got a Problem"):
+        mj.solve(regression, algorithm)
+    form, rule = mj.compression.TopK(0.1), mj.robust.Median()
+    if name not in ("fedu", "fedamp"):
+        assert repr(mj.compression.compressed(algorithm, form)).startswith(f"compressed {name}(")
+    assert repr(mj.robust.combined(algorithm, rule)).startswith(f"{name} combined by Median(")
+
+
+def test_settings_of_a_method_are_printed():
+    assert ", strength=0.25, " in repr(P.ditto(MODEL, SGD, strength=0.25))
+    with pytest.raises(ValueError, match="Composed: method must be"):
+        P.Composed(MODEL, SGD, method="ditto")
+
+
 @pytest.mark.parametrize("size", [K - 1, K + 1])
 def test_a_graph_of_other_clients_is_refused(size, key):
     algorithm = P.fedu(MODEL, SGD, graph=np.ones((size, size)))
