@@ -26,7 +26,7 @@ from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Schedule, Server, checked
+from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, Schedule, checked
 from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
@@ -89,11 +89,13 @@ class DualMethod(Algorithm[Problem]):
         regularizer.check_omega(name, "initial_omega", self.initial_omega, problem.data.num_tasks)
 
     @abstractmethod
-    def server_for(self, problem: Problem) -> Server:
+    def server_for(self, problem: Problem) -> Aggregator:
         """Choose the server for a problem; every other method asks here."""
 
     @abstractmethod
-    def local_update(self, drawn: Drawn, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(
+        self, drawn: Drawn, server: Aggregator, state: MochaState, problem: Problem, work: Work
+    ) -> NodeUpdate:
         """Do every node's work of a round, from the broadcast weights, with what `draw` drew."""
 
     def init(self, problem: Problem) -> MochaState:
@@ -117,7 +119,7 @@ class DualMethod(Algorithm[Problem]):
         v = data.dual_vectors(beta)
         return MochaState(state.round, beta, v, server.resume(state.server, problem, beta, v))
 
-    def _server_of(self, state: object, problem: Problem) -> Server:
+    def _server_of(self, state: object, problem: Problem) -> Aggregator:
         """The server for this problem, which a state of the same kind can be given to."""
         self.expect(problem)
         name, server = type(self).__name__, self.server_for(problem)
@@ -219,7 +221,7 @@ class DualMethod(Algorithm[Problem]):
 
 
 def _round(
-    algorithm: DualMethod, server: Server, drawn: Drawn, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Aggregator, drawn: Drawn, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
     """Do one round with this server."""
     data = problem.data
@@ -238,13 +240,13 @@ def _round(
 
 @jax.custom_jvp
 def _round_with_another_derivative(
-    algorithm: DualMethod, server: Server, drawn: Drawn, state: MochaState, problem: Problem, work: Work
+    algorithm: DualMethod, server: Aggregator, drawn: Drawn, state: MochaState, problem: Problem, work: Work
 ) -> tuple[MochaState, Info]:
-    """Do one round whose derivative is that of a round with another server, `Server.differentiated`."""
+    """Do one round whose derivative is that of a round with another server, `Aggregator.differentiated`."""
     return _round(algorithm, server, drawn, state, problem, work)
 
 
-Round = tuple[DualMethod, Server, Drawn, MochaState, Problem, Work]
+Round = tuple[DualMethod, Aggregator, Drawn, MochaState, Problem, Work]
 Done = tuple[MochaState, Info]
 
 
@@ -254,7 +256,7 @@ def _round_jvp(primals: Round, tangents: Round) -> tuple[Done, Done]:
     d_algorithm, d_server, _, d_state, d_problem, _ = tangents
 
     def other_round(
-        algorithm: DualMethod, server: Server, state: MochaState, problem: Problem
+        algorithm: DualMethod, server: Aggregator, state: MochaState, problem: Problem
     ) -> tuple[MochaState, Array]:
         other_server, server_state = server.differentiated(state.server)
         after, _ = _round(algorithm, other_server, drawn, state.replace(server=server_state), problem, work)

@@ -17,7 +17,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import NodeUpdate, Schedule, Server, checked, gain_of_updating, is_due, keep_relation
+from mocha_jax.servers._base import Aggregator, NodeUpdate, Schedule, checked, gain_of_updating, is_due, keep_relation
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.systems._base import Info, Work
 
@@ -133,10 +133,12 @@ class MiniBatchSdca(_Batched, DualMethod):
     def step_flops(self, problem: Problem) -> float:
         return _SAMPLE_FLOPS * problem.data.num_features
 
-    def server_for(self, problem: Problem) -> Server:
+    def server_for(self, problem: Problem) -> Aggregator:
         return DualServer("per_task", self.omega_every or OMEGA_EVERY, 1.0, self.smoothing, self.initial_omega)
 
-    def local_update(self, drawn: Draws, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(
+        self, drawn: Draws, server: Aggregator, state: MochaState, problem: Problem, work: Work
+    ) -> NodeUpdate:
         data, loss, dtype = problem.data, problem.node_loss, problem.data.dtype
         check.scalar("MiniBatchSdca", beta=self.beta)
         full, limit = _batch_work(self.batch, self.limit, data)

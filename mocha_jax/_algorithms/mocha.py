@@ -22,7 +22,7 @@ from mocha_jax._problem.gap import jointly_bounded
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import SIGMA_PRIME_RULES
 from mocha_jax.servers._adaptive import AdaptiveServer
-from mocha_jax.servers._base import NodeUpdate, Schedule, Server
+from mocha_jax.servers._base import Aggregator, NodeUpdate, Schedule
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.servers._proximal import ProximalServer
 from mocha_jax.systems._base import Info, Work
@@ -40,7 +40,7 @@ class SubproblemMethod(DualMethod):
     gamma: Hyperparameter = dataclasses.field(default=1.0, kw_only=True)
     server: str | None = static(default=None, kw_only=True)
     backend: str = static(default="auto", kw_only=True)
-    custom_server: Server | None = dataclasses.field(default=None, kw_only=True)
+    custom_server: Aggregator | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +51,9 @@ class SubproblemMethod(DualMethod):
             check.one_of(name, "server", self.server, SERVERS)
         check.one_of(name, "backend", self.backend, BACKENDS)
         if self.custom_server is not None:
-            check.instance(name, "custom_server", self.custom_server, Server, "a subclass of mocha_jax.servers.Server")
+            check.instance(
+                name, "custom_server", self.custom_server, Aggregator, "a subclass of mocha_jax.servers.Aggregator"
+            )
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -67,7 +69,7 @@ class SubproblemMethod(DualMethod):
     def _rules(self) -> tuple[str, ...]:
         return SIGMA_PRIME_RULES
 
-    def server_for(self, problem: Problem) -> Server:
+    def server_for(self, problem: Problem) -> Aggregator:
         if self.custom_server is not None:
             return self.custom_server
         regularizer = problem.regularizer
@@ -80,14 +82,16 @@ class SubproblemMethod(DualMethod):
             return ProximalServer(self.omega_every or 1)
         return self._dual_server()
 
-    def _dual_server(self) -> Server:
+    def _dual_server(self) -> Aggregator:
         every = self.omega_every or OMEGA_EVERY
         return DualServer(self.sigma_prime, every, self.gamma, self.smoothing, self.initial_omega)
 
     def step(self, key: Drawn, state: MochaState, problem: Problem, work: Work) -> tuple[MochaState, Info]:
         return super().step(key, state, self.laid_out(problem), work)
 
-    def local_update(self, drawn: Drawn, server: Server, state: MochaState, problem: Problem, work: Work) -> NodeUpdate:
+    def local_update(
+        self, drawn: Drawn, server: Aggregator, state: MochaState, problem: Problem, work: Work
+    ) -> NodeUpdate:
         subproblems = self._subproblems(server, state, problem)
         return self.improve(drawn, subproblems, problem, work, server.node_flops(problem))
 
@@ -120,7 +124,7 @@ class SubproblemMethod(DualMethod):
         """The problem with its data as the local solver reads it."""
         return problem if problem.data.layout.by_rows else self.prepare(problem)
 
-    def _subproblems(self, server: Server, state: MochaState, problem: Problem) -> Subproblems:
+    def _subproblems(self, server: Aggregator, state: MochaState, problem: Problem) -> Subproblems:
         problem = self.laid_out(problem)
         data = problem.data
         return Subproblems(
@@ -183,7 +187,7 @@ class Mocha(SubproblemMethod):
         and TPUs, in float32 and for losses marked for it, as the built-in ones are, and the loops otherwise. Up to
         4096 (GPU) or 3000 (TPU) features, on a TPU also 131,072 samples a node; beyond that loops are used. Derivatives
         are always those of the loops.
-      custom_server: a server of your own, in place of the built-in ones; a subclass of `servers.Server`.
+      custom_server: a server of your own, in place of the built-in ones; a subclass of `servers.Aggregator`.
 
     Examples:
       >>> import jax, numpy as np, mocha_jax as mj
@@ -216,7 +220,7 @@ class Mocha(SubproblemMethod):
     def _rules(self) -> tuple[str, ...]:
         return (*SIGMA_PRIME_RULES, "adaptive")
 
-    def _dual_server(self) -> Server:
+    def _dual_server(self) -> Aggregator:
         if self.sigma_prime != "adaptive":
             return super()._dual_server()
         every = self.omega_every or OMEGA_EVERY

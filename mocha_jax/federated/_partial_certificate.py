@@ -13,7 +13,7 @@ from mocha_jax._core.pytree import Relation
 from mocha_jax._problem.gap import Certificate, DualTerms, Reported, jointly_bounded, lower_bound
 from mocha_jax._problem.problem import Problem
 from mocha_jax.federated._sides import ReceivedAnswers
-from mocha_jax.servers._base import Server, ServerState
+from mocha_jax.servers._base import Aggregator, ServerState
 
 
 class _Evaluated(Protocol):
@@ -33,7 +33,7 @@ def unknown(terms: DualTerms) -> Any:
 
 
 def certified(
-    problem: Problem, server: Server, rule: ServerState, v: Array, terms: DualTerms, received: ReceivedAnswers,
+    problem: Problem, server: Aggregator, rule: ServerState, v: Array, terms: DualTerms, received: ReceivedAnswers,
     up: _Evaluated, exact: Array, bound: Array,
 ) -> Certificate:  # fmt: skip
     """Certify the model that went down, as far as the answers tell.

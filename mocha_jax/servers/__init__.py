@@ -8,15 +8,15 @@ server              what it does
 `ProximalServer`    W and Omega together, close to where they were
 ==================  =============================================================================
 
-`Mocha` and `Cocoa` choose one by their argument `server`; ``custom_server=`` takes any other `Server`.
+`Mocha` and `Cocoa` choose one by their argument `server`; ``custom_server=`` takes any other `Aggregator`.
 
 It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling` and `_problem`.
 """
 
 from mocha_jax.servers._adaptive import AdaptiveServer as AdaptiveServer
 from mocha_jax.servers._adaptive import AdaptiveState as AdaptiveState
+from mocha_jax.servers._base import Aggregator as Aggregator
 from mocha_jax.servers._base import NodeUpdate as NodeUpdate
-from mocha_jax.servers._base import Server as Server
 from mocha_jax.servers._base import ServerState as ServerState
 from mocha_jax.servers._dual import DualServer as DualServer
 from mocha_jax.servers._dual import DualState as DualState
@@ -31,7 +31,7 @@ __all__ = [
     "NodeUpdate",
     "ProximalServer",
     "ProximalState",
-    "Server",
+    "Aggregator",
     "ServerState",
 ]
 

@@ -46,7 +46,7 @@ from mocha_jax._numerics.math import safe_ratio, total
 from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
-from mocha_jax.servers._base import REFRESH_EVERY, NodeUpdate, Server, ServerState, is_due
+from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, ServerState, is_due
 from mocha_jax.servers._dual import DualServer, DualState
 from mocha_jax.servers._quadratic_programs import Consensus, Tasks, best_mixture, consensus
 from mocha_jax.servers._quadratic_programs_kernels import by_platform
@@ -173,7 +173,7 @@ def _steered(ratio: Array, share: Array | float) -> Array:
     return jnp.clip(ratio, 1.0 / _MAX_FACTOR, _MAX_FACTOR) ** share
 
 
-class AdaptiveServer(Server):
+class AdaptiveServer(Aggregator):
     """Recombine the points that the nodes have found to increase the dual of Algorithm 1 most.
 
     Args:
@@ -343,7 +343,7 @@ class AdaptiveServer(Server):
         # Down come sigma' and a weight for every point, up go the slopes of all but the one where the node stands.
         return request.replace(down=request.down + self.memory + 3.0, up=request.up + self.memory + 1.0)
 
-    def differentiated(self, state: AdaptiveState) -> tuple[Server, DualState]:
+    def differentiated(self, state: AdaptiveState) -> tuple[Aggregator, DualState]:
         """A round of Algorithm 1 with a safe sigma' from the same point.
 
         Both have the same fixed point, but only that one is a contraction: once the duals stand still the weights of

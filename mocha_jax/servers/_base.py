@@ -118,7 +118,7 @@ class NodeUpdate(Pytree):
     info: Info
 
 
-class Server(Pytree):
+class Aggregator(Pytree):
     r"""Base class of servers, the central node's side of a dual method.
 
     A node's work is the same for every server: it improves a quadratic model of R* around the current V, whose gradient
@@ -191,7 +191,7 @@ class Server(Pytree):
         """Add the numbers that go down and up besides one vector of d each. Default: none."""
         return request
 
-    def differentiated(self, state: OwnState) -> tuple[Server, ServerState]:
+    def differentiated(self, state: OwnState) -> tuple[Aggregator, ServerState]:
         """Return the server and state whose round has the derivative that this one is given. Default: itself."""
         return self, state
 

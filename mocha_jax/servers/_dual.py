@@ -17,9 +17,9 @@ from mocha_jax._problem.gap import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import Coupling
 from mocha_jax.servers._base import (
+    Aggregator,
     NodeUpdate,
     Schedule,
-    Server,
     ServerState,
     cast,
     first_relation,
@@ -53,7 +53,7 @@ def alternating(state: Any) -> DualState:
     return getattr(state, "dual", state)
 
 
-class DualServer(Server):
+class DualServer(Aggregator):
     """Alternate between W, which follows V, and Omega, which follows W every `omega_every` rounds.
 
     Args:

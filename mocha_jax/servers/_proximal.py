@@ -28,7 +28,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import NodeUpdate, Schedule, Server, cast, every_round, is_due
+from mocha_jax.servers._base import Aggregator, NodeUpdate, Schedule, cast, every_round, is_due
 
 # rho follows the ratio of the last dual to the last primal movement, half-way at first and ever less, on a log scale: a
 # step size that keeps changing would keep the method from converging. Nothing moves by more than the factor at once.
@@ -66,7 +66,7 @@ class ProximalState(Pytree):
     curvature: Array  # [] the regularizer's typical curvature then
 
 
-class ProximalServer(Server):
+class ProximalServer(Aggregator):
     """Solve for W and Omega together, close to where they were.
 
     Args:

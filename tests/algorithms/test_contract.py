@@ -307,10 +307,10 @@ def test_bad_settings_are_refused(make):
         make()
 
 
-class Charging(mj.servers.Server):
+class Charging(mj.servers.Aggregator):
     """Another server, that asks nodes for 1,000 operations more and 5 numbers more a round."""
 
-    inner: mj.servers.Server
+    inner: mj.servers.Aggregator
 
     def init(self, *given):
         return self.inner.init(*given)

@@ -77,16 +77,12 @@ def test_a_path_has_one_underscore():
         assert len(parts) <= 2, path
 
 
-# The rule of aggregation of a simulation, and the server of a deployment.
-TWICE = {"Server"}
-
-
 def test_names_of_modules_and_classes_are_unique():
     paths = [path for path in ROOT.rglob("*.py") if path.stem.strip("_") not in ("base", "init", "main")]
     nodes = [node for path in ROOT.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     modules = Counter(path.stem.lstrip("_") for path in paths)
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
-    assert {name for names in (modules, classes) for name, count in names.items() if count > 1} <= TWICE
+    assert not {name for names in (modules, classes) for name, count in names.items() if count > 1}
 
 
 def test_tests_lie_where_their_room_does():
