@@ -119,7 +119,7 @@ class NodeUpdate(Pytree):
 
 
 class Aggregator(Pytree):
-    r"""Base class of servers, the central node's side of a dual method.
+    r"""Base class of the rules by which the server of a dual method combines what nodes answer.
 
     A node's work is the same for every server: it improves a quadratic model of R* around the current V, whose gradient
     is ``state.broadcast`` and whose curvature is `curvature`. A state is whatever the server needs, with the fields of
