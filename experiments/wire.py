@@ -1,7 +1,7 @@
 """Bytes of one answer over Flower, in every form of ``experiments.compression``: ``python -m experiments.wire``.
 
 A node's dual vector of 561 numbers, as of HAR, and the change of the 2NN, 199,210 numbers. "Arrays" are the numbers of
-the answer, "message" is what Flower makes of it before gRPC: names, shapes and NumPy's headers of each array besides.
+the answer, "message" is what Flower makes of it before gRPC: their names and shapes besides.
 """
 
 from __future__ import annotations

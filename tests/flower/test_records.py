@@ -59,10 +59,11 @@ def test_messages_of_the_library_go_through(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        RecordDict(), RecordDict({"mocha": ConfigRecord({})}), RecordDict({"mocha": ArrayRecord(), "arrays": ArrayRecord()}),
-        RecordDict({"mocha": ConfigRecord({}), "arrays": ArrayRecord({"a": Array("float32", (1,), "numpy.ndarray", pickle.dumps([1]))})}),
-        RecordDict({"mocha": ConfigRecord({"dtype of a": "dtype"}), "arrays": ArrayRecord({"a": Array(np.zeros(2))})}),
-        RecordDict({"mocha": ConfigRecord({"dtype of b": "bfloat16"}), "arrays": ArrayRecord({"a": Array(np.zeros(2))})}),
+        RecordDict(), RecordDict({"mocha": ConfigRecord({})}), RecordDict({"mocha": ArrayRecord()}),
+        RecordDict({"mocha": ArrayRecord({"a": Array(np.zeros(2))})}),
+        RecordDict({"mocha": ArrayRecord({"mocha": Array(np.zeros(2)), "a": Array(np.zeros(2))})}),
+        RecordDict({"mocha": ArrayRecord({"mocha": Array("uint8", (1,), "numpy.ndarray", pickle.dumps([1]))})}),
+        RecordDict({"mocha": ArrayRecord({"mocha": Array(np.zeros(2))})}),
     ],
 )  # fmt: skip
 def test_other_records_are_refused(content):
@@ -73,9 +74,14 @@ def test_other_records_are_refused(content):
 def bad_bytes():
     good = _records.to_bytes(HEADER, ARRAYS)
     yield from (b"", b"abc", good[:-1], good + b"0", good[:30], pickle.dumps([1]))
-    texts: list[Any] = [[], {}, {"header": {}, "arrays": [["a", "O", [1]]], "dtypes": {}}, {"header": {}, "arrays": 3}]
-    for text in texts:
-        head = json.dumps(text).encode()
+    one: dict[str, Any] = {"header": {}, "arrays": [["a", "<f8", [1]]], "dtypes": {}}
+    texts: list[Any] = [
+        [], {}, 3, one | {"arrays": 3}, one | {"arrays": [["a", "O", [1]]]}, one | {"arrays": [["a", "<f8", [-1]]]},
+        one | {"arrays": [["a", "<f8", [10**30]]]}, one | {"arrays": [["a", "<f8", [1.0]]]}, one | {"dtypes": [1]},
+        one | {"dtypes": {"a": "dtype"}}, one | {"dtypes": {"b": "bfloat16"}}, one | {"dtypes": {"a": "bfloat16"}},
+        one | {"header": []}, one | {"header": {"round": None}}, one | {"header": {"round": [1]}},
+    ]  # fmt: skip
+    for head in (*(json.dumps(text).encode() for text in texts), b"[" * 100_000, b'{"header"'):
         yield len(head).to_bytes(8, "little") + head + b"12345678"
 
 
