@@ -113,3 +113,25 @@ def test_a_server_that_sums_up_nothing_has_no_rule(name):
 def test_two_algorithms_with_one_rule_share_a_program():
     first, second = (R.combined(mj.FedAvg(problems.MODEL, SGD), R.Krum(1)) for _ in range(2))
     assert first.method == second.method
+
+
+@pytest.mark.extended
+def test_the_median_stands_for_the_mean_of_mean_regularised_models(key):
+    rng, m, n, d, pull = np.random.default_rng(0), 5, 12, 3, 0.7
+    xs = rng.normal(size=(m, n, d))
+    ys = np.einsum("mnd,md->mn", xs, rng.normal(size=(m, d))) + 0.1 * rng.normal(size=(m, n))
+    data = mj.pack_tasks(list(xs), list(ys), dtype=np.float64, loss_scaling="task_mean")
+    problem = mj.Prediction(data, mj.likelihoods.Gaussian())
+    algorithm = PM.mr_mtl(mj.networks.MLP(d, 1), optax.sgd(0.3), strength=pull, batch_size=None, local_epochs=30)
+    state, _ = mj.run(problem, R.combined(algorithm, R.Median()), key, num_rounds=80)
+    found = algorithm.weights(state)[0]
+
+    # Each model minimises its loss and pull / 2 |w - c|^2, where c is the median of the models.
+    ones = np.concatenate([xs, np.ones((m, n, 1))], axis=2)
+    gram, right = np.einsum("mni,mnj->mij", ones, ones) / n, np.einsum("mni,mn->mi", ones, ys) / n
+    center = np.zeros(d + 1)
+    for _ in range(300):
+        models = np.linalg.solve(gram + pull * np.eye(d + 1), (right + pull * center)[:, :, None])[:, :, 0]
+        center = np.median(models, axis=0)
+    np.testing.assert_allclose(np.concatenate([found.w[:, :, 0], found.b], axis=1), models, atol=1e-6)
+    assert np.abs(center - models.mean(axis=0)).max() > 0.05
