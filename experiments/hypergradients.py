@@ -81,7 +81,7 @@ def main() -> None:
 def study(tasks: TaskSet, options: argparse.Namespace, left: Axes, right: Axes) -> None:
     """One task set."""
     key, score = jax.random.key(options.seed), score_of(tasks, None)
-    train, test = tasks.data.split(jax.random.fold_in(key, 0), 0.75)
+    train, test = tasks.data.split(jax.random.fold_in(key, 0), 0.75, stratify=True)
     part = train.folds(jax.random.fold_in(key, 1), 5) == 0  # a fifth that validates
     fit, held = train.keep(~part), train.keep(part)
     once: dict[str, Any] = {"folds": np.where(part, 0, -1), "stopping": 0, "prior": np.inf, "steps": options.steps}

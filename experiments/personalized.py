@@ -265,13 +265,13 @@ def gathered(rows: list[Row]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def report(rows: list[Row]) -> str:
-    """A table in Markdown of all data sets, by average rank, and one for each."""
+    """A table in Markdown of all data sets by average rank, with the worst tenth in parentheses, and one for each."""
     found, wide, lines = gathered(rows), dict[str, list[str]](), []
     heads = ["method", "average rank"]
     for name, of_methods in found.items():
         numbers, seeds = SOURCES[name].kind == "numbers", len({r.seed for r in rows if r.tasks == name})
         title = {"numbers": "RMSE", "rare": "AUC %", "classes": "accuracy %"}[SOURCES[name].kind]
-        heads += [f"{name}: {title} (worst tenth)", "minus fine-tuning", "rounds, MB sent"]
+        heads += [f"{name}, {title}"]
         lines += [
             f"\n**{name}**, {seeds} seed{'s' if seeds > 1 else ''}\n",
             f"| method | {title} | worst tenth | best tenth | std | better than local % | minus {BASELINE} | rounds "
@@ -295,8 +295,7 @@ def report(rows: list[Row]) -> str:
                 f"| {method} | {alone.mean:.2f} | {alone.worst_tenth:.2f} | {alone.best_tenth:.2f} | {alone.std:.2f} | "
                 f"{better} | {difference} | {rounds:.0f} | " + " | ".join(f"{cost:.3g}" for cost in costs) + " |"
             )
-            mean = f"{alone.mean:.2f} ({alone.worst_tenth:.2f})"
-            wide.setdefault(method, []).append(f"{mean} | {difference} | {rounds:.0f}, {costs[0]:.2g}")
+            wide.setdefault(method, []).append(f"{alone.mean:.2f} ({alone.worst_tenth:.2f})")
     top = [f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for method, (rank, low, high) in sorted(ranks(rows).items(), key=lambda item: item[1]):
         top.append(f"| {method} | {rank:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(wide[method])} |")

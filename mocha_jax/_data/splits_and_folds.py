@@ -12,14 +12,20 @@ from mocha_jax._core import check
 from mocha_jax._data.node_arrays import Data, NodeArrays
 from mocha_jax._numerics.math import safe_ratio, uniform_bits
 
+_CLASSES = 20  # labels of more values are numbers
 
-def split(data: Data, key: Array, fraction: float, stratify: bool) -> tuple[Data, Data]:
+
+def split(data: Data, key: Array, fraction: float, stratify: bool | None) -> tuple[Data, Data]:
     """Divide every node's samples at random into two parts, each label value alike if `stratify`."""
     check.scalar("TaskData.split", fraction=fraction)
     check.in_unit_interval("TaskData.split", open_left=True, open_right=True, fraction=fraction)
-    check.flag("TaskData.split", stratify=stratify)
-    bits, real = draws(key, *data.y.shape), np.asarray(data.weight) > 0
-    labels = np.asarray(data.y) if stratify else np.zeros(data.y.shape)
+    if stratify is not None:
+        check.flag("TaskData.split", stratify=stratify)
+    bits, real, labels = draws(key, *data.y.shape), np.asarray(data.weight) > 0, np.asarray(data.y)
+    if stratify is None:
+        # A value that a node has once goes to the larger part: of numbers the smaller part would lack the rare ones.
+        stratify = len(np.unique(labels[real])) <= _CLASSES
+    labels = labels if stratify else np.zeros(labels.shape)
     first = stratified(labels, bits, real, fraction)
     return _packed(data, first), _packed(data, real & ~first)
 

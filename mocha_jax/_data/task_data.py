@@ -114,19 +114,18 @@ class TaskData(NodeArrays):
         return self.exchange(names=NAMELESS, intercept=0.0, scaling=None)
 
     @on_purpose
-    def split(self, key: Array, fraction: float, *, stratify: bool = True) -> tuple[TaskData, TaskData]:
+    def split(self, key: Array, fraction: float, *, stratify: bool | None = None) -> tuple[TaskData, TaskData]:
         """Split every node's samples at random into two parts, e.g. training and test.
 
-        Each label value of a node is divided in the same proportion as nearly as whole
-        samples allow (so rare classes land on both sides; real-valued labels are split at
-        random). A node with two samples or more puts at least one on each side; a single
-        sample goes to the first part. Rows keep their order. The weights follow
-        `loss_scaling` within each part.
+        Classes of a node are divided in the same proportion as nearly as whole samples allow, so rare ones land on
+        both sides. Numbers are divided regardless of their values. A node with two samples or more puts at least one
+        on each side; a single sample goes to the first part. Rows keep their order. The weights follow `loss_scaling`
+        within each part.
 
         Args:
           key: a JAX random key. The draw of a sample depends on its node and row only.
           fraction: share of the first part, in (0, 1).
-          stratify: divide each label value alike; otherwise a node's samples are divided regardless of labels.
+          stratify: whether to divide each label value alike. Default: if there are at most 20 values.
 
         Examples:
           >>> import jax, numpy as np, mocha_jax as mj

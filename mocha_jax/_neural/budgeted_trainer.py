@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
@@ -28,6 +29,19 @@ class BudgetedTrainer(Trainer):
         if self.privacy is not None:
             name = self.name
             check.instance(name, "privacy", self.privacy, ExampleLevel, "privacy.ExampleLevel(noise=1.0, steps=100)")
+
+    def check(self, problem: Prediction) -> None:
+        super().check(problem)
+        weight = check.concrete(problem.data.weight) if self.privacy is not None else None
+        if weight is None:
+            return
+        # A sample's gradient is weighed by its share of the largest weight, so the largest one would change all others.
+        least = np.where(weight > 0, weight, np.inf).min(axis=1, initial=np.inf)
+        if (uneven := weight.max(axis=1, initial=0.0) > 1.000001 * least).any():
+            raise ValueError(
+                f"{self.name}: samples of client {int(uneven.argmax())} have different weights; privacy is proven for "
+                f"samples that count the same."
+            )
 
     @property
     def schedule(self) -> Schedule:

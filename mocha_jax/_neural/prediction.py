@@ -41,7 +41,7 @@ class Prediction(Federated):
     likelihood: Likelihood = Categorical()
     test: TaskData | None = None
 
-    solvers = "FedAvg, Local and Virtual"
+    solvers = "FedAvg, Local, Virtual and the methods of mj.personalized"
 
     def __post_init__(self) -> None:
         check.instance("Prediction", "data", self.data, TaskData, "pack_tasks(xs, ys)")

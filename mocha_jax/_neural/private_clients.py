@@ -50,10 +50,10 @@ class QuantileClip(Pytree):
     numbers, $z^{-2} = z_\Delta^{-2} + (2\sigma_b)^{-2}$.
 
     Args:
-      share: $\gamma$, clients whose change is not cut.
+      share: $\gamma$, the share of clients whose change is to stay uncut.
       first: C before the first round.
       rate: $\eta$.
-      noise: standard deviation of $\tilde b$; $\sigma_b$ is at least z, with which $z_\Delta$ is 1.16 z.
+      noise: standard deviation of $\tilde b$; $\sigma_b$ is at least z, with which $z_\Delta$ is 1.155 z at most.
 
     References:
       - [Andrew et al., Differentially Private Learning with Adaptive Clipping](https://arxiv.org/abs/1905.03871), 2021,

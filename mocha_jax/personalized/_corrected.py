@@ -33,8 +33,8 @@ def scaffold(
 
     A client steps along $\nabla f_k(y) - u_k + u$ from the server's model, and keeps the mean of its gradients on the
     way for its next $u_k$ (option II of the paper); the server's $u$ is the mean of all $u_k$. So clients that take
-    many steps still reach the optimum of $\sum_k c_k f_k$, where `FedAvg` does not. Paper and sums weigh clients by
-    $c_k$: alike with ``loss_scaling="task_mean"``, as there.
+    many steps still reach the optimum of $\sum_k c_k f_k$, where `FedAvg` does not. Means and sums weigh clients
+    by $c_k$; the paper weighs them alike, as ``loss_scaling="task_mean"`` does.
 
     Args:
       model: from `mocha_jax.networks`.

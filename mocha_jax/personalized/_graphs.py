@@ -134,7 +134,8 @@ def fedamp(
     $$
 
     and client k trains its own on $f_k(w) + \tfrac{\lambda}{2\alpha}\|w - u_k\|^2$. Every cloud is an average as long
-    as $\alpha (m-1) \le \sigma$.
+    as $\alpha (m-1) \le \sigma$: with the defaults up to 11 clients. For more take `attention` of at most
+    ``sharpness / (m - 1)``, and `strength` in proportion.
 
     Args:
       model: from `mocha_jax.networks`.

@@ -113,14 +113,14 @@ def ifca(
 ) -> Composed:  # fmt: skip
     r"""Compose IFCA: several models at the server, of which each client trains the one that fits it best.
 
-    A client receives all $\theta_1, \dots, \theta_k$, takes $j = \arg\min_j f_k(\theta_j)$ over all its samples and
+    A client receives all $\theta_1, \dots, \theta_K$, takes $j = \arg\min_j f_k(\theta_j)$ over all its samples and
     trains $\theta_j$; the server averages the answers of each cluster (model averaging). Clients predict by the model
     that fits their samples best. Models that begin alike stay alike: try several seeds.
 
     Args:
       model: from `mocha_jax.networks`.
       client_optimizer: of the clients; it begins anew in every round.
-      clusters: k.
+      clusters: K.
       classes: whether the model's outputs are logits of classes, see `networks.Mixture`.
       **options: of `Composed`.
 

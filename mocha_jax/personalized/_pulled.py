@@ -90,7 +90,8 @@ def mr_mtl(
     $$
 
     A client trains its own model on, with the mean that it received; the next mean is over the models of the clients
-    that answered. With a convex loss the optimum is that of `regularizers.MeanRegularized` without a pull to zero.
+    that answered. With equal $c_k$ (``loss_scaling="task_mean"``) and a convex loss that includes a ridge
+    $\tfrac\mu2\|w_k\|^2$ the optimum is that of ``regularizers.MeanRegularized(strength / 2, mu / 2)``.
 
     Args:
       model: from `mocha_jax.networks`.

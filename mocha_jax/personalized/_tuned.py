@@ -67,7 +67,7 @@ def per_fedavg(
     model: Network, client_optimizer: optax.GradientTransformation, *, inner_rate: Hyperparameter = 0.01,
     second_order: bool = False, tuning_steps: int = 1, **options: Unpack[TrainingOptions],
 ) -> Composed:  # fmt: skip
-    r"""Compose Per-FedAvg: a model from which a gradient step of each client leads far, as in MAML.
+    r"""Compose Per-FedAvg: a model that one gradient step on a client's samples makes good for it, as in MAML.
 
     $$
     \min_w \sum_k c_k f_k\big(w - \alpha \nabla f_k(w)\big), \qquad

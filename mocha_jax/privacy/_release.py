@@ -56,7 +56,8 @@ def release(
 
     Args:
       solution: of a problem with `Independent`, `MeanRegularized` or `Graph`, and a loss that is Lipschitz: `Hinge`,
-        `SmoothedHinge`, `Logistic`, `Absolute`, `Huber`, `Quantile`.
+        `SmoothedHinge`, `Logistic`, `Absolute`, `Huber`, `Quantile`, `EpsilonInsensitive`, `Ordinal`, or one of your
+        own, whose `lipschitz` is believed: one that is too small voids the guarantee.
       epsilon: the budget.
       delta: the same.
       bound: B. A longer sample is an error: cut or scale samples first, without looking at others.

@@ -26,7 +26,9 @@ def combined(algorithm: Sampling, rule: Rule) -> Composed:
     cannot be combined with secure aggregation.
 
     Args:
-      algorithm: `FedAvg`, or one of `mocha_jax.personalized` whose server sums up: all but ``fedu`` and ``fedamp``.
+      algorithm: `FedAvg`, or one of `mocha_jax.personalized` whose server sums up: all but ``fedu``, ``fedamp`` and
+        ``afl``. With ``ifca``, `Median` and `TrimmedMean` do not train clusters of less than half of the clients,
+        because the others send zeros for them.
       rule: e.g. ``robust.Median()``.
 
     Examples:
@@ -45,6 +47,8 @@ def combined(algorithm: Sampling, rule: Rule) -> Composed:
     check.instance("combined", "algorithm", algorithm, Sampling, "FedAvg(model, optax.sgd(0.1))")
     check.instance("combined", "rule", rule, Rule, "robust.Median()")
     method = algorithm.declared().method
+    if method.decodes is not None:
+        raise ValueError("combined: the clients' vectors are compressed; a rule needs them as they are.")
     name = f"{algorithm.name} combined by {type(rule).__name__}"
     ruled = method._replace(client=_Client(method), sends=_Sends(method), server=_Server(method, rule), name=name)
     return algorithm.with_method(ruled)
@@ -72,6 +76,8 @@ class _Sends:
         like = Answer(shared) if self.method.sends is None else self.method.sends(shared, row)
         if not jax.tree.leaves(like.total):
             raise ValueError("combined: the algorithm's server needs every client's model, and sums up none of them.")
+        if jax.tree.leaves(like.row):
+            raise ValueError("combined: the algorithm's server believes numbers of each client that no rule looks at.")
         return Answer((), (like.total, like.row))
 
 

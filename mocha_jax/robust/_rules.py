@@ -14,14 +14,14 @@ from mocha_jax._numerics.math import safe_ratio
 
 
 class Rule(ABC):
-    """Base class of rules, which are static. Those who wrote them count every client alike."""
+    """Base class of rules, which are static. The rules of the papers give every client the same weight."""
 
     @abstractmethod
     def combine(self, vectors: Array, weights: Array) -> Array:
         """Make one vector ``[p]``.
 
         Args:
-          vectors: ``[m, p]``, a row for each client; of clients without a weight anything.
+          vectors: ``[m, p]``, a row for each client; rows of clients with weight 0 may hold anything.
           weights: ``[m]`` of their samples; 0 of clients that did not answer.
         """
 
@@ -48,7 +48,7 @@ class TrimmedMean(Rule):
     """The mean of every coordinate without a share of the largest and of the smallest (Yin et al. 2018, definition 2).
 
     Args:
-      share: beta, at least that of the hostile clients, below 1/2; a number of clients is rounded down.
+      share: beta, at least that of the hostile clients, below 1/2; beta times the number of clients is rounded down.
 
     References:
       - [Yin et al., Byzantine-Robust Distributed Learning](https://arxiv.org/abs/1803.01498), 2018.
@@ -72,6 +72,9 @@ class TrimmedMean(Rule):
 @dataclass(frozen=True)
 class GeometricMedian(Rule):
     r"""The point with the least sum of distances to all, by smoothed Weiszfeld steps (Pillutla et al. 2022, RFA).
+
+    The steps begin at the median of every coordinate, which few far vectors cannot move far. The paper's begin at the
+    mean, and divide the pull of f such vectors by about $k / f - 1$ each.
 
     Args:
       steps: of the iteration.
@@ -101,7 +104,7 @@ class GeometricMedian(Rule):
             distance = jnp.linalg.norm(known - point[None, :], axis=1)
             return mean(alike / jnp.maximum(distance, float(self.smallest)))
 
-        return lax.fori_loop(0, int(self.steps), step, mean(alike))
+        return lax.fori_loop(0, int(self.steps), step, Median().combine(vectors, weights))
 
 
 @dataclass(frozen=True)

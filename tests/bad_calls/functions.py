@@ -296,7 +296,7 @@ def methods():
     path = mj.Path(mj.regularizers.Independent(np.ones(2)), jnp.ones((2, 3, 2)), None, None, jnp.ones(2, int))  # type: ignore[arg-type]
     safe = world.safe()
     return {
-        "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, flag)}),
+        "TaskData.split": Call(data.split, {"key": key_arg(), "fraction": Arg(0.5, number(above=0, below=1, shapes=[()])), "stratify": Arg(True, optional(flag))}),
         "TaskData.folds": Call(data.folds, {"key": key_arg(), "count": Arg(2, count(2)), "groups": Arg(np.zeros((3, 4), int), optional(reals(3, 4, whole=True)))}),
         "TaskData.pad": Call(data.pad, {"nodes": Arg(4, optional(count(3))), "rows": Arg(5, optional(count(4)))}),
         "TaskData.standardized": Call(data.standardized, {"by": Arg("pooled", word("pooled", "task", "within")), "labels": Arg(False, flag), "like": Arg(None, optional(lambda v: False))}),

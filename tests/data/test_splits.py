@@ -81,6 +81,22 @@ def test_kept_rows_are_the_problem_of_those_rows(key):
     np.testing.assert_allclose(double.weight, 2.0 * kept.weight)
 
 
+def test_numbers_are_split_regardless_of_their_values(key):
+    # Scores of which a node has most once: by value, the rare ones would all go to the larger part.
+    rng = np.random.default_rng(0)
+    ys = [np.round(20 + 12 * rng.normal(size=60)) for _ in range(30)]
+    data = mj.pack_tasks([np.ones((60, 1))] * 30, ys)
+    spread = {}
+    for stratify in (None, True):
+        parts = data.split(key, 0.75, stratify=stratify)
+        spread[stratify] = [np.std(np.asarray(p.y)[np.asarray(p.weight) > 0]) for p in parts]
+    assert abs(spread[None][1] / spread[None][0] - 1) < 0.06
+    assert spread[True][1] < 0.9 * spread[True][0]
+    few = mj.pack_tasks([np.ones((40, 1))], [np.repeat(np.arange(20.0), 2)])
+    train, _ = few.split(key, 0.5)
+    assert sorted(np.asarray(train.y[0]).tolist()) == list(range(20))
+
+
 def test_unstratified_splits_ignore_labels(key):
     data = mj.pack_tasks([np.ones((40, 1))], [np.repeat([-1.0, 1.0], 20)])
     counts = {int((data.split(jax.random.key(s), 0.5, stratify=False)[0].y > 0).sum()) for s in range(8)}

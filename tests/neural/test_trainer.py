@@ -196,7 +196,7 @@ def test_models_that_do_not_fit_are_named(key):
         local(MODEL, optax.sgd(0.1), seed=1.5)
     with pytest.raises(ValueError, match="rate must be a single number"):
         local(MODEL, optax.sgd(0.1), rate=[0.1, 0.2])
-    with pytest.raises(ValueError, match="Prediction is for FedAvg, Local and Virtual"):
+    with pytest.raises(ValueError, match="Prediction is for FedAvg, Local, Virtual and the"):
         mj.solve(problem)
 
 

@@ -191,3 +191,14 @@ def test_one_sample_moves_an_answer_by_no_more_than_the_clip(name, key):
         for a, b in zip(*map(jax.tree.leaves, (before, changed)), strict=True)
     ]
     assert 1e-6 < max(moved) <= 2 * 0.3 / float(data.sizes[1]) * 4
+
+
+@pytest.mark.parametrize("make", [mj.Local, mj.FedAvg])
+def test_samples_that_do_not_count_the_same_are_refused(make, key):
+    xs, ys = numbers()
+    problem = problem_of(xs, ys)
+    uneven = problem.replace(data=problem.data.replace(weight=problem.data.weight.at[2, 1].multiply(100.0)))
+    algorithm = make(LINEAR, SGD, privacy=level(noise=1.0))
+    with pytest.raises(ValueError, match=f"{make.__name__}: samples of client 2 have different weights"):
+        mj.run(uneven, algorithm, key, num_rounds=1)
+    mj.run(uneven, algorithm.replace(privacy=None), key, num_rounds=1)

@@ -124,7 +124,8 @@ def test_the_median_stands_for_the_mean_of_mean_regularised_models(key):
     problem = mj.Prediction(data, mj.likelihoods.Gaussian())
     algorithm = PM.mr_mtl(mj.networks.MLP(d, 1), optax.sgd(0.3), strength=pull, batch_size=None, local_epochs=30)
     state, _ = mj.run(problem, R.combined(algorithm, R.Median()), key, num_rounds=80)
-    found = algorithm.weights(state)[0]
+    weights: Any = algorithm.weights(state)
+    found = weights[0]
 
     # Each model minimises its loss and pull / 2 |w - c|^2, where c is the median of the models.
     ones = np.concatenate([xs, np.ones((m, n, 1))], axis=2)
@@ -135,3 +136,12 @@ def test_the_median_stands_for_the_mean_of_mean_regularised_models(key):
         center = np.median(models, axis=0)
     np.testing.assert_allclose(np.concatenate([found.w[:, :, 0], found.b], axis=1), models, atol=1e-6)
     assert np.abs(center - models.mean(axis=0)).max() > 0.05
+
+
+def test_what_no_rule_protects_is_refused(key):
+    few = mj.compression.compressed(MAKE["FedAvg"](), mj.compression.Quantized())
+    with pytest.raises(ValueError, match="combined: the clients' vectors are compressed"):
+        R.combined(few, R.Median())
+    afl = PM.afl(problems.MODEL, SGD, **LOCAL)
+    with pytest.raises(ValueError, match="combined: the algorithm's server believes numbers of each client"):
+        mj.run(problems.make_problem(), R.combined(afl, R.Median()), key, num_rounds=1)

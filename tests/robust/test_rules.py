@@ -81,6 +81,14 @@ def test_the_geometric_median_is_the_point_of_least_distance():
     np.testing.assert_allclose(found, oracle_geometric(vectors[weights > 0]), atol=1e-6)
 
 
+def test_vectors_that_are_far_away_do_not_move_the_geometric_median():
+    vectors = np.random.default_rng(0).normal(size=(10, 4))
+    vectors[:4] = 1e6
+    found = R.GeometricMedian().combine(jnp.asarray(vectors), jnp.ones(10))
+    assert np.linalg.norm(found - oracle_geometric(vectors)) < 1.0
+    assert np.linalg.norm(found - vectors[4:].mean(axis=0)) < 4.0
+
+
 def test_the_geometric_median_may_be_one_of_the_vectors():
     vectors = jnp.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.1], [0.0, 1.0], [0.0, -1.0]])
     found = R.GeometricMedian(500).combine(vectors, jnp.ones(5))
