@@ -59,7 +59,8 @@ from experiments.rows import append, read
 from mocha_jax import plotting
 
 SMALL = ("digits", "mixture")
-RATES, RECORDS = (0.02, 0.5), 10  # the least and the largest rate
+RATES = {"numbers": (0.004, 0.1)}  # the least and the largest rate
+USUAL_RATES, RECORDS = (0.02, 0.5), 10
 EPOCHS, BATCH = 2, 10
 DRAWS = 2000  # of clients, for intervals of ranks
 
@@ -147,7 +148,8 @@ def trained(fed: Federation, method: str, seed: int, options: argparse.Namespace
     """Train all runs of a method that trains networks, and score the best one."""
     way, dtype = WAYS[method], fed.train.dtype
     many = options.rates if way.numbers else 4 * options.rates
-    rates = np.geomspace(*RATES, many) if many > 1 else np.sqrt([RATES[0] * RATES[1]])
+    least, most = RATES.get(fed.shape.kind, USUAL_RATES)
+    rates = np.geomspace(least, most, many) if many > 1 else np.sqrt([least * most])
     pairs = [(rate, number) for number in way.numbers or (0.0,) for rate in rates]
     programs = [[pair for pair in pairs if pair[1] == number] for number in way.numbers] if way.static else [pairs]
     every = max(options.rounds // RECORDS, 1)
