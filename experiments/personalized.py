@@ -336,7 +336,7 @@ def draw(rows: list[Row], path: Path) -> None:
             axes.axvspan(low, high, color=colour, alpha=0.12, lw=0)
     axes.set_yticks(range(len(found)), [method for method, _ in found], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(f"average rank at the clients of {', '.join(gathered(rows))}; 1 is best", fontsize=9)
+    axes.set_xlabel(f"average rank at the clients of {len(gathered(rows))} federations; 1 is best", fontsize=9)
     axes.grid(alpha=0.25, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
