@@ -59,8 +59,8 @@ from experiments.rows import append, read
 from mocha_jax import plotting
 
 SMALL = ("digits", "mixture")
-RATES = {"numbers": (0.004, 0.1)}  # the least and the largest rate
-USUAL_RATES, RECORDS = (0.02, 0.5), 10
+RATES = {"classes": (0.02, 0.5), "rare": (0.02, 0.5), "numbers": (0.004, 0.1)}  # the least and the largest rate
+RECORDS = 10
 EPOCHS, BATCH = 2, 10
 DRAWS = 2000  # of clients, for intervals of ranks
 
@@ -148,7 +148,7 @@ def trained(fed: Federation, method: str, seed: int, options: argparse.Namespace
     """Train all runs of a method that trains networks, and score the best one."""
     way, dtype = WAYS[method], fed.train.dtype
     many = options.rates if way.numbers else 4 * options.rates
-    least, most = RATES.get(fed.shape.kind, USUAL_RATES)
+    least, most = RATES[fed.shape.kind]
     rates = np.geomspace(least, most, many) if many > 1 else np.sqrt([least * most])
     pairs = [(rate, number) for number in way.numbers or (0.0,) for rate in rates]
     programs = [[pair for pair in pairs if pair[1] == number] for number in way.numbers] if way.static else [pairs]

@@ -36,6 +36,7 @@ class BudgetedTrainer(Trainer):
         if weight is None:
             return
         # A sample's gradient is weighed by its share of the largest weight, so the largest one would change all others.
+        # Weights that differ by a millionth are alike but for rounding.
         least = np.where(weight > 0, weight, np.inf).min(axis=1, initial=np.inf)
         if (uneven := weight.max(axis=1, initial=0.0) > 1.000001 * least).any():
             raise ValueError(
