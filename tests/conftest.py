@@ -67,6 +67,12 @@ def key():
 
 
 @pytest.fixture
+def buckets_of_any_size(monkeypatch):
+    """Put nodes of few samples into buckets too: there it is not worth the time to compile."""
+    monkeypatch.setattr("mocha_jax._node.buckets._BUCKET_NUMBERS", 0)
+
+
+@pytest.fixture
 def real_data():
     """Load a real task set by name from the folder `MOCHA_JAX_DATA`; skips where it is not there."""
 

@@ -22,12 +22,15 @@ from mocha_jax._core.values import is_traced
 # numbers, 2 to 3 times (a tenth of a millisecond more) at 4,000; the second takes 0.4 of the compiler's time and the
 # same for a round, from 450 to 430,000 numbers. Since JAX 0.11 XLA keeps its fusion emitters, and compiling takes
 # longer: at 24,000 numbers the first saves 1.2 s of a first solve (of 5.1) and costs each solve 20 ms, so that it is
-# worth it up to 60 of them.
+# worth it up to 60 of them. The second saves 0.3 to 3 s from 1 to 40 million numbers (JAX 0.12), where a round of
+# `Mocha`, `Newton` or `InteriorPoint` takes 0.9 to 1.1 times as long.
 _FEW = 4_096 if jax.__version_info__ < (0, 11) else 32_768
 _HURRIES: dict[float, dict[str, int | bool]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
-    1_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
+    16_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }
+# A program that runs once a solve is compiled like one that is repeated for so many times fewer numbers.
+_ONCE = 8
 
 Result = TypeVar("Result")
 
@@ -39,6 +42,7 @@ class Program(Generic[Result]):
       function: to compile.
       numbers: maps the same arguments to the size of the work. Calls that must agree bit for bit agree in it.
       often: whether the work is repeated many times, so that it is worth more than the lowest level.
+      once: whether it is done once a solve, so that it is worth less than rounds.
       options: of `jax.jit`.
     """
 
@@ -48,9 +52,10 @@ class Program(Generic[Result]):
         numbers: Callable[..., float],
         *,
         often: bool = False,
+        once: bool = False,
         **options: Any,
     ) -> None:
-        self._numbers, self._often = numbers, often
+        self._numbers, self._often, self._times = numbers, often, _ONCE if once else 1
         self._function, self._options = function, options
         self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
 
@@ -66,7 +71,7 @@ class Program(Generic[Result]):
         thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
-        numbers = self._numbers(*args, **kwargs)
+        numbers = self._numbers(*args, **kwargs) / self._times
         # A tracer may be mapped over any number of problems.
         if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)

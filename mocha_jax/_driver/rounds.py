@@ -231,11 +231,11 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
 
 
 # A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.
-allocate = program(_allocate, static_argnames="records")
+allocate = program(_allocate, once=True, static_argnames="records")
 run_chunk = program(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")
-resumed, proven = program(_resumed), program(_proven)
-_resumed_in_place = program(_resumed, donate_argnames="state")
+resumed, proven = program(_resumed, once=True), program(_proven, once=True)
+_resumed_in_place = program(_resumed, once=True, donate_argnames="state")
 
 
 def finalize(

@@ -232,7 +232,7 @@ def _read_ending(
     return code, (current.answered == 0) & (config.problem.data.sizes > 0), busy
 
 
-_ending = program(_read_ending, static_argnames="otherwise")
+_ending = program(_read_ending, once=True, static_argnames="otherwise")
 
 
 def _traced(*trees: Tree) -> bool:

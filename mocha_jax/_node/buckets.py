@@ -36,8 +36,10 @@ BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the lar
 # What works through the rows: loops that XLA compiles, a Pallas kernel a pass, or the better one for the device.
 BACKENDS = ("auto", "xla", "pallas")
 
-# What one step costs besides its numbers, in numbers; what a bucket must save, as a share of a pass without padding.
-_STEP_NUMBERS, _BUCKET_SHARE = 1024, 0.02
+# What one step costs besides its numbers, in numbers. What a bucket must save: a share of a pass without padding, and
+# at least so many numbers, which take a CPU a millisecond a round. A bucket more compiles for 1.5 to 2 s (measured
+# on schools and vehicles).
+_STEP_NUMBERS, _BUCKET_SHARE, _BUCKET_NUMBERS = 1024, 0.02, 2**20
 
 # Sizes at which a bucket may end.
 _CUTS = 48
@@ -278,7 +280,7 @@ def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
         tops = np.unique(tops[np.searchsorted(tops, grid.round(), side="right") - 1])
     # below[j]: nodes up to size tops[j - 1]; a bucket from i to j holds the sizes in (tops[i - 1], tops[j - 1]].
     below = np.r_[0, np.searchsorted(sizes[::-1], tops, side="right")]
-    fixed = _BUCKET_SHARE * float(sizes.sum()) * d
+    fixed = max(_BUCKET_SHARE * float(sizes.sum()) * d, _BUCKET_NUMBERS)
     best, cut = np.r_[0.0, np.full(len(tops), np.inf)], np.zeros(len(tops) + 1, int)
     for j in range(1, len(tops) + 1):
         cost = best[:j] + tops[j - 1] * ((below[j] - below[:j]) * d + _STEP_NUMBERS) + fixed

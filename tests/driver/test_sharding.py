@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import mocha_jax as mj
 from mocha_jax import regularizers
+from mocha_jax._node.buckets import bucket_sizes
 from mocha_jax.coupling import LowRank
 from tests import zoo
 
@@ -72,8 +73,10 @@ QUICK = ("algorithm 1, uneven", "adaptive", "proximal", "learned by alternation"
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
 @pytest.mark.thin(1)
+@pytest.mark.usefixtures("buckets_of_any_size")
 def test_the_same_on_any_number_of_devices(case, key):
     algorithm, problem = CASES[case]
+    assert (len(bucket_sizes(problem.data)) > 1) == (case in ("sizes that differ", "cocoa"))
     systems = mj.systems.Dropout(0.2)
     state, history = mj.run(problem, algorithm, key, num_rounds=5, systems=systems)
     weights = algorithm.weights(state)

@@ -76,6 +76,7 @@ def test_blocks_of_nodes_change_nothing(key, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("buckets_of_any_size")
 def test_buckets_of_sizes_change_nothing(key, monkeypatch):
     monkeypatch.setattr(
         "mocha_jax._node.buckets._STEP_NUMBERS", 0

@@ -203,6 +203,7 @@ def test_indices_on_a_tpu_are_int32():
 
 @pytest.mark.parametrize("case", ["plain", "buckets", "devices"])
 @pytest.mark.slow
+@pytest.mark.usefixtures("buckets_of_any_size")
 def test_a_run_with_the_kernel_is_the_run_with_loops(case, key):
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 6, 7)
