@@ -132,13 +132,14 @@ def _spectral_map_jvp(
     (w, params), (dw, dparams) = primals, tangents
     factors = tall.factors(w)
     s, core = factors.s, _core(factors, dw)
-    p, dp, minus, limit = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
+    p, dp, minus, jacobian = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
+    own = jnp.diagonal(jacobian)
     total = s[:, None] + s[None, :]
-    plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), limit)
+    plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), own[:, None] - jacobian)
     inner = minus * 0.5 * (core + core.T) + plus * 0.5 * (core - core.T)
     inner = inner + jnp.diag(dp - jnp.diagonal(inner))
     # The part of dW outside the span of U; V spans everything.
-    slope = jnp.where(s > 0, safe_ratio(p, s), jnp.diagonal(jax.jacfwd(fn)(s, params)))
+    slope = jnp.where(s > 0, safe_ratio(p, s), own)
     inside = factors.left(matmul(inner - core * slope[None, :], factors.vt))
     return factors.left(p[:, None] * factors.vt), inside + matmul(dw, matmul(factors.vt.T, slope[:, None] * factors.vt))
 
@@ -233,13 +234,13 @@ def _right_spectral_map_jvp(
 def _divided_differences(
     fn: Callable[[Array, Params], Array], s: Array, params: Params, ds: Array, dparams: Params
 ) -> tuple[Array, Array, Array, Array]:
-    """The values p, their derivative along (ds, dparams), (p_i - p_j) / (s_i - s_j), and its limit as s_j nears s_i."""
+    """The values p, their derivative along (ds, dparams), (p_i - p_j) / (s_i - s_j), and the Jacobian of p."""
     p, dp = jax.jvp(fn, (s, params), (ds, dparams))
     jacobian = jax.jacfwd(fn)(s, params)
     limit = jnp.diagonal(jacobian)[:, None] - jacobian
     total, apart = s[:, None] + s[None, :], s[:, None] - s[None, :]
     close = jnp.abs(apart) <= jnp.sqrt(jnp.finfo(s.dtype).eps) * total
-    return p, dp, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), limit
+    return p, dp, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), jacobian
 
 
 def matrix_sqrt(a: Array) -> Array:

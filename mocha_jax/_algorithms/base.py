@@ -95,6 +95,10 @@ class Algorithm(Pytree, Generic[Kind]):
     def resume(self, state: OwnState, problem: Kind) -> State:
         """Continue a state, perhaps of another problem of the same shape, on this one."""
 
+    def settle(self, state: OwnState, problem: Kind) -> State:
+        """Make the state exact after the last round, on the same problem; drivers call it. Default: `resume`."""
+        return self.resume(state, problem)
+
     def warm_start(self, state: OwnState, problem: Kind) -> State:
         """Begin this problem from the solution of one with other hyperparameters."""
         return self.resume(state, problem)

@@ -217,10 +217,10 @@ def _run_chunk(
     return lax.while_loop(unfinished, body, carry)
 
 
-def _resumed(config: RunConfig, state: State) -> State:
-    """The state with W derived afresh from the duals."""
+def _settled(config: RunConfig, state: State) -> State:
+    """The state after the last round, made exact: W derived afresh from the duals where it follows from them."""
     config = config.whole()
-    return config.algorithm.resume(state, config.problem)
+    return config.algorithm.settle(state, config.problem)
 
 
 def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Relation]:
@@ -234,17 +234,17 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
 allocate = program(_allocate, once=True, static_argnames="records")
 run_chunk = program(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")
-resumed, proven = program(_resumed, once=True), program(_proven, once=True)
-_resumed_in_place = program(_resumed, once=True, donate_argnames="state")
+settled, proven = program(_settled, once=True), program(_proven, once=True)
+_settled_in_place = program(_settled, once=True, donate_argnames="state")
 
 
 def finalize(
-    config: RunConfig, state: State, bound: Array, resumed: Callable[[RunConfig, State], State] = resumed
+    config: RunConfig, state: State, bound: Array, settled: Callable[[RunConfig, State], State] = settled
 ) -> tuple[State, Quality, Relation]:
-    """The state with W derived afresh from the duals, its certificate with all rounding counted, and its Omega."""
+    """The state made exact, its certificate with all rounding counted, and its Omega."""
     # Two programs: the second needs no memory of the first.
-    state = resumed(config, state)
+    state = settled(config, state)
     return state, *proven(config, state, bound)
 
 
-finalize_in_place = partial(finalize, resumed=_resumed_in_place)
+finalize_in_place = partial(finalize, settled=_settled_in_place)

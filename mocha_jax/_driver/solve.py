@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from mocha_jax._core.pytree import Tree
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
-from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, program, run_by
+from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
 from mocha_jax._driver.read_history import names_of_records
@@ -213,26 +214,32 @@ def _ended(problem: Federated, history: History, current: Progress, aim: np.ndar
 
 
 def _read_ending(
-    config: RunConfig, current: Progress, recorded: Quality, residual: Array, tol: Array, aim: Array,
-    *, otherwise: Status,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Read the end of a run, in one program.
+    of: ModuleType, problem: Federated, current: Progress, recorded: Quality, residual: Array,
+    tol: Array | np.ndarray, aim: Array | np.ndarray, *, otherwise: Status,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Read the end of a run, of NumPy's arrays on the host and of JAX's within a transformation.
 
     Returns:
-      The status as a number: of the last record, and of the answer's residual with all that rounding may hide; which
-      nodes were silent ``[m]``; how busy each one was ``[m]``.
+      The status as a number: of the last record, and of the answer's residual with all that rounding may hide; how
+      busy each node was ``[m]``.
     """
     cases = {
-        Status.NON_FINITE: ~recorded.finite | jnp.isnan(residual),
+        Status.NON_FINITE: ~recorded.finite | of.isnan(residual),
         Status.CONVERGED: residual <= tol,
-        Status.PRECISION: (recorded.residual <= aim) | current.best.stays(config.problem, aim),
+        Status.PRECISION: (recorded.residual <= aim) | current.best.stays(problem, aim),
     }
-    code = jnp.select(list(cases.values()), [jnp.asarray(c.value) for c in cases], jnp.asarray(otherwise.value))
-    busy = jnp.minimum(current.busy / jnp.maximum(current.time, jnp.finfo(current.time.dtype).tiny), 1.0)
-    return code, (current.answered == 0) & (config.problem.data.sizes > 0), busy
+    code = of.select(list(map(of.asarray, cases.values())), [of.asarray(c.value) for c in cases], otherwise.value)
+    tiny = of.finfo(current.time.dtype).tiny
+    return code, of.minimum(current.busy / of.maximum(current.time, tiny), 1.0)
 
 
-_ending = program(_read_ending, once=True, static_argnames="otherwise")
+@jax.jit
+def _ending(
+    problem: Federated, current: Progress, recorded: Quality, residual: Array, tol: Array, aim: Array
+) -> tuple[Array, Array, Array]:
+    """Read it in one program; and which nodes were silent ``[m]``."""
+    ending = _read_ending(jnp, problem, current, recorded, residual, tol, aim, otherwise=Status.MAX_ROUNDS)
+    return *ending, (current.answered == 0) & (problem.data.sizes > 0)
 
 
 def _traced(*trees: Tree) -> bool:
@@ -248,13 +255,15 @@ def _solution(
     tol: float | None,
     rounds: int,
 ) -> Solution[Kind]:
-    bound, progress = current.bound, current.replace(state=None)
-    state, certificate, relation = finalize_in_place(config, current.state, bound)
+    state, certificate, relation = finalize_in_place(config, current.state, current.bound)
+    # Brought together now, by all processes: one of them alone may read the solution.
+    progress, residual = jax.tree.map(fetched, (current.replace(state=None, since=None), certificate.residual))
     recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
     otherwise = Status.STOPPED if stopped else Status.MAX_ROUNDS
-    ending = _ending(config, progress, recorded, certificate.residual, *_aims(problem, tol), otherwise=otherwise)
-    # Brought together now, by all processes: one of them alone may read the solution.
-    code, silent, busy, owner = (fetched(a) for a in (*ending, problem.data.task))
+    code, busy = _read_ending(np, problem, progress, recorded, residual, *_aims(problem, tol), otherwise=otherwise)
+    silent, owner = progress.answered == 0, fetched(problem.data.task)
+    if silent.any():
+        silent &= fetched(problem.data.sizes) > 0
     return Solution(
         problem, config.algorithm.weights(state), state, relation, certificate, history, int(code), rounds,
         silent, owner, busy, config.algorithm.network, tol,
@@ -294,10 +303,8 @@ def _within_a_transformation(
     first = jnp.zeros((), jnp.int32) if state is None else state.round
     wanted, aim = _aims(problem, tol)
     outcome = adjoint.solve(key, config, state, on_device(aim), max_rounds, record_every)
-    code, silent, busy = _ending(
-        config, outcome.progress, outcome.history.quality, outcome.quality.residual, wanted, aim,
-        otherwise=Status.MAX_ROUNDS,
-    )  # fmt: skip
+    progress, recorded = outcome.progress.replace(state=None), outcome.history.quality
+    code, busy, silent = _ending(config.problem, progress, recorded, outcome.quality.residual, wanted, aim)
     return Solution(
         problem, outcome.weights, outcome.state, outcome.relation, outcome.quality, outcome.history, code,
         outcome.state.round - first, silent, problem.data.task, busy, config.algorithm.network, tol,

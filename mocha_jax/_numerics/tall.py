@@ -79,17 +79,18 @@ class Factors(NamedTuple):
     """
 
     basis: Array  # [m, d] B
-    inner: Array  # [d, d] N
+    inner: Array | None  # [d, d] N; None where it is the identity
     s: Array  # [d] falling
     vt: Array  # [d, d] V'
 
     def left(self, x: Array) -> Array:
         """U times a matrix ``[d, k]``, ``[m, k]``."""
-        return matmul(self.basis, matmul(self.inner, x))
+        return matmul(self.basis, x if self.inner is None else matmul(self.inner, x))
 
     def against(self, x: Array) -> Array:
         """U' times a matrix ``[m, k]``, ``[d, k]``."""
-        return matmul(self.inner.T, matmul(self.basis.T, x))
+        along = matmul(self.basis.T, x)
+        return along if self.inner is None else matmul(self.inner.T, along)
 
 
 def factors(w: Array) -> Factors:
@@ -97,7 +98,7 @@ def factors(w: Array) -> Factors:
     m, d = w.shape
     if m < _RATIO * d:
         u, s, vt = jnp.linalg.svd(w, full_matrices=False)
-        return Factors(u, jnp.eye(d, dtype=w.dtype), s, vt)
+        return Factors(u, None, s, vt)
     size, one = _power_of_two(jnp.max(jnp.abs(w))), jnp.ones((), w.dtype)
     w = w / size
     basis = Basis(_vectors(w), jnp.ones_like(w[0]), one)

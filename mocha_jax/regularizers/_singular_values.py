@@ -112,7 +112,7 @@ class Spectral(Regularizer):
         return self.coupling_of(relation).energy(weights)
 
     def prox(self, y: Array, rho: Array) -> Array:
-        return self.prox_nearby(y, rho, self.prox_start(y, jnp.ones((), y.dtype))).weights
+        return spectral_map(_prox_values, y, (self, rho))
 
     def prox_start(self, y: Array, usual: Array) -> Basis:
         return basis_of(y if y.shape[0] >= y.shape[1] else y.T, usual)

@@ -77,7 +77,7 @@ def test_a_solve_on_a_cpu_reads_them_where_they_are(key, monkeypatch):
         where, room = rounds.allocate(key, config, None, records=3)
         programs = [
             rounds.run_chunk.lower(key, config, where, room, 3, jnp.zeros(()), rounds=2),
-            rounds.resumed.lower(config, where.state),
+            rounds.settled.lower(config, where.state),
             rounds.proven.lower(config, where.state, where.bound),
         ]
         memory: list[Any] = [program.compile().memory_analysis() for program in programs]
