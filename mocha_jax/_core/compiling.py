@@ -29,9 +29,6 @@ _HURRIES: dict[float, dict[str, int | bool]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
     16_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }
-# A program that runs once a solve is compiled like one that is repeated for so many times fewer numbers.
-_ONCE = 8
-
 Result = TypeVar("Result")
 
 
@@ -42,7 +39,6 @@ class Program(Generic[Result]):
       function: to compile.
       numbers: maps the same arguments to the size of the work. Calls that must agree bit for bit agree in it.
       often: whether the work is repeated many times, so that it is worth more than the lowest level.
-      once: whether it is done once a solve, so that it is worth less than rounds.
       options: of `jax.jit`.
     """
 
@@ -52,10 +48,9 @@ class Program(Generic[Result]):
         numbers: Callable[..., float],
         *,
         often: bool = False,
-        once: bool = False,
         **options: Any,
     ) -> None:
-        self._numbers, self._often, self._times = numbers, often, _ONCE if once else 1
+        self._numbers, self._often = numbers, often
         self._function, self._options = function, options
         self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
 
@@ -71,7 +66,7 @@ class Program(Generic[Result]):
         thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
-        numbers = self._numbers(*args, **kwargs) / self._times
+        numbers = self._numbers(*args, **kwargs)
         # A tracer may be mapped over any number of problems.
         if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)

@@ -104,7 +104,7 @@ def _slim_layout(config: RunConfig) -> Layout:
     return config.prepared().problem.data.layout.slim()
 
 
-_layout, prepared = program(_slim_layout, once=True), program(RunConfig.prepared)
+_layout, prepared = program(_slim_layout), program(RunConfig.prepared)
 
 
 def make_config(

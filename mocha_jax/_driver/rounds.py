@@ -231,11 +231,11 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
 
 
 # A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.
-allocate = program(_allocate, once=True, static_argnames="records")
+allocate = program(_allocate, static_argnames="records")
 run_chunk = program(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")
-settled, proven = program(_settled, once=True), program(_proven, once=True)
-_settled_in_place = program(_settled, once=True, donate_argnames="state")
+settled, proven = program(_settled), program(_proven)
+_settled_in_place = program(_settled, donate_argnames="state")
 
 
 def finalize(
