@@ -10,8 +10,8 @@ turns: by `mj.Mocha`, by `mj.Newton` or `mj.InteriorPoint` where one is for the 
 
 All stop by the gap that $\beta = -\ell'(z)$ certifies, in the precision that they compute in: rivals in float32 to 1e-3
 and in float64 to 1e-6, the library in float32. liblinear gets the largest of its tolerances that will do; its gap is to
-the dual objective of `mj.InteriorPoint`. Medians of CPU milliseconds of the process, which count both cores; the first
-call, which compiles, stands apart. The weights of all others are judged again by `mj.certificate`.
+the dual objective of `mj.InteriorPoint`. Medians of milliseconds of the process, which count both cores, and on the
+clock; the first call, which compiles, stands apart. The weights of all others are judged again by `mj.certificate`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ ROWS: dict[str, tuple[str, mj.losses.Loss, mj.regularizers.Regularizer]] = {
 }
 TOLERANCES = 1e-3, 1e-6
 _TURNS, _SECONDS, _ROUNDS, _STEPS = 7, 20.0, 600, 20_000
+_ASLEEP = 0.2  # seconds, after which the threads of SciPy's linear algebra no longer wait busily for more work
 _ENOUGH = 5e3  # milliseconds of one solver, after which it is not timed again
 
 
@@ -235,11 +236,12 @@ def ours_for(problem: mj.Problem) -> dict[str, mj.Algorithm[Any]]:
     return {"Mocha": mj.Mocha(), type(second).__name__: second}
 
 
-def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds of the process, and the result."""
-    began = time.process_time()
+def timed(work: Callable[[], Any]) -> tuple[np.ndarray, Any]:
+    """Milliseconds, of the process's CPU time and on the clock, and the result."""
+    time.sleep(_ASLEEP)
+    began = np.array([time.process_time(), time.perf_counter()])
     result = jax.block_until_ready(work())
-    return 1e3 * (time.process_time() - began), result
+    return 1e3 * (np.array([time.process_time(), time.perf_counter()]) - began), result
 
 
 def measured(name: str, problem: mj.Problem, tol: float) -> dict[str, Any]:
@@ -253,18 +255,19 @@ def measured(name: str, problem: mj.Problem, tol: float) -> dict[str, Any]:
         work[method] = partial(mj.solve, problem, by, tol=tol, max_rounds=_ROUNDS, record_every=every)
     first, results = {}, {}
     for who, go in work.items():
-        first[who], results[who] = cpu(go)
-    times: dict[str, list[float]] = {who: [] for who in work}
+        first[who], results[who] = timed(go)
+    times: dict[str, list[np.ndarray]] = {who: [] for who in work}
     for _ in range(_TURNS):
         for who, go in work.items():
-            if sum(times[who]) < _ENOUGH:
-                times[who].append(cpu(go)[0])
+            if sum(each[0] for each in times[who]) < _ENOUGH:
+                times[who].append(timed(go)[0])
     row: dict[str, Any] = {"row": name, "tol": tol}
     for who, result in results.items():
         weights = jnp.asarray(result.weights, problem.data.dtype)
         gap = result.relative_gap if isinstance(result, mj.Solution) else result.gap or _gap(problem, weights)
         steps = result.rounds if isinstance(result, mj.Solution) else result.steps
-        row[who] = {"ms": float(np.median(times[who])), "first_ms": first[who], "steps": steps, "gap": gap}
+        ms, wall = np.median(times[who], axis=0).tolist()
+        row[who] = {"ms": ms, "wall_ms": wall, "first_ms": float(first[who][0]), "steps": steps, "gap": gap}
     return row
 
 
@@ -290,13 +293,16 @@ def problems(folder: Path, names: list[str]) -> Iterator[tuple[str, mj.Problem]]
 def shown(row: dict[str, Any]) -> str:
     """A line for each solver, with what it takes beside the best plain one."""
     plain = {who: found for who, found in row.items() if who in ("L-BFGS", "Schur", "FISTA", "liblinear")}
-    best = min((found["ms"] for found in plain.values() if found["gap"] <= 2.0 * row["tol"]), default=np.nan)
+    good = [found for found in plain.values() if found["gap"] <= 2.0 * row["tol"]]
+    best, wall = (min((found[kind] for found in good), default=np.nan) for kind in ("ms", "wall_ms"))
     lines = []
     for who, found in row.items():
         if isinstance(found, dict):
+            shares = f"{found['ms']:10.1f} {found['ms'] / best:8.2f} {found['wall_ms']:10.1f}"
+            shares += f" {found['wall_ms'] / wall:8.2f}"
             lines.append(
-                f"{row['row']:>26} {row['tol']:8.0e} {who:>13} {found['ms']:10.1f} {found['ms'] / best:8.2f} "
-                f"{found['steps']:7d} {found['gap']:9.1e} {found['first_ms']:10.0f}"
+                f"{row['row']:>26} {row['tol']:8.0e} {who:>13} {shares} {found['steps']:7d} {found['gap']:9.1e} "
+                f"{found['first_ms']:10.0f}"
             )
     return "\n".join(lines)
 
@@ -310,9 +316,10 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME")
     parser.add_argument("--json", type=Path, help="save the numbers here")
     options = parser.parse_args()
-    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; CPU milliseconds, medians of up to {_TURNS}")
-    columns = ("problem", 26), ("tol", 8), ("solver", 13), ("warm ms", 10), ("/ plain", 8), ("steps", 7), ("gap", 9)
-    print(" ".join(f"{name:>{width}}" for name, width in (*columns, ("first ms", 10))))
+    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; milliseconds, medians of up to {_TURNS}")
+    of_time = ("CPU ms", 10), ("/ plain", 8), ("wall ms", 10), ("/ plain", 8)
+    columns = ("problem", 26), ("tol", 8), ("solver", 13), *of_time, ("steps", 7), ("gap", 9), ("first ms", 10)
+    print(" ".join(f"{name:>{width}}" for name, width in columns))
     found = []
     for name, problem in problems(options.data, options.rows):
         for tol in TOLERANCES:

@@ -168,7 +168,12 @@ def beside(array: object, tree: Tree) -> Tree:
     if not isinstance(array, jax.Array) or is_traced(array) or not array.committed or len(array.devices()) > 1:
         return tree
     (device,) = array.devices()
-    return cast(Tree, jax.device_put(tree, device))
+
+    def put(leaf: Any) -> Any:
+        there = isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() == {device}
+        return leaf if there else jax.device_put(leaf, device)
+
+    return cast(Tree, jax.tree.map(put, tree))
 
 
 def _in_plain_order(array: ArrayLike, sharding: Sharding) -> ArrayLike:

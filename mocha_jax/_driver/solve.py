@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import jax
@@ -158,7 +159,7 @@ def solve(
         current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
         if not _ended(problem, history, current, aim, last, stopped):
             # A path that cannot be saved to is found out before there is something to lose.
-            save(int(current.state.round), current, history, names_of_records(history))
+            save(int(current.state.round), current, history, partial(names_of_records, history))
         with Bar(progress and jax.process_index() == 0, total=last, done=int(current.state.round)) as bar:
             while not _ended(problem, history, current, aim, last, stopped):
                 blocks, rounds = _next_blocks(int(current.state.round) - first, last - first, record_every, chunk)
@@ -172,7 +173,7 @@ def solve(
 
                 current, records, count, _ = or_by_loops(config.problem, config.algorithm, one_chunk)
                 history = _extend(history, records, int(count))
-                save(int(current.state.round), current, history, names_of_records(history))
+                save(int(current.state.round), current, history, partial(names_of_records, history))
                 bar.show(int(current.state.round), float(history.residual[-1]))
                 stopped = callback is not None and bool(callback(int(current.state.round), history))
     solution = _solution(problem, config, current, history, stopped, tol, int(current.state.round) - first)

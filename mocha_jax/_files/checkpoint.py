@@ -73,14 +73,14 @@ class Saver:
         if jax.process_index() == 0:
             self._file.release()
 
-    def __call__(self, round: int, progress: object, history: object, names: np.ndarray) -> None:
+    def __call__(self, round: int, progress: object, history: object, names: Callable[[], np.ndarray]) -> None:
         """Write everything to new files, then put the one that counts in place of the old one.
 
         Args:
           round: the last one that was done.
           progress: a tree of arrays.
           history: a tree of NumPy arrays, the records.
-          names: what the leaves of the history are, as bytes.
+          names: tells what the leaves of the history are, as bytes.
         """
         if self._file is None or self._part is None:
             return
@@ -88,7 +88,7 @@ class Saver:
         shared = {name: a for name, a in leaves.items() if is_cut_by_rows(a)}
         arrays = {name: plain(fetched(a)) for name, a in leaves.items() if name not in shared}
         arrays |= {f"history_{i}": plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
-        arrays["history"] = names
+        arrays["history"] = names()
         if jax.process_index() != 0 and not self._shared:
             return
         try:
