@@ -10,11 +10,15 @@ any of the solves of the same samples found. A solution fails if
 - its lower bound is above that point,
 - its objective is further from that of its weights than its rounding says, or
 - it says CONVERGED where the weights are known to be further than the tolerance from the optimum.
+
+``--sending`` solves them by the proximal server over a channel that loses a fifth of the answers, with vectors as they
+are and in every form of `experiments.compression`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
 from collections import Counter
@@ -274,16 +278,18 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48, help="problems solved side by side")
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sending", action="store_true", help="messages in every form, by the proximal server")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
+    algorithms = in_forms() if options.sending else ALGORITHMS
     counts: Counter[str] = Counter()
     bad: list[dict[str, Any]] = []
     start = time.perf_counter()
     for group in groups(np.random.default_rng(options.seed), options.solves, options.size):
         if counts["solves"] >= options.solves:
             break
-        found = sweep(group, options.rounds)
+        found = sweep(group, options.rounds, algorithms=algorithms)
         jax.clear_caches()  # no other group runs these programs, and a process holds only so many
         for dtype, algorithm, wrong in judge(group, found):
             counts["solves"] += 1
@@ -300,6 +306,14 @@ def main() -> None:
         print(f"{time.perf_counter() - start:.0f} s", dict(counts), flush=True)
     if options.json:
         options.json.write_text(json.dumps({"counts": counts, "wrong": bad}, indent=1))
+
+
+def in_forms() -> dict[str, mj.Algorithm[mj.Problem]]:
+    """The proximal server by itself, and over a channel in every form of messages."""
+    channel, proximal = mj.systems.Unreliable(lost=0.2), mj.Mocha(server="proximal")
+    forms = importlib.import_module("experiments.compression").FORMS  # which draws, too
+    over = {name: mj.federated.OverChannel(proximal, channel, sending=form) for name, form in forms.items()}
+    return {"proximal": proximal, **over}
 
 
 def sweep(
@@ -327,7 +341,7 @@ def _is_for(name: str, group: Group) -> bool:
     if name in ("newton", "interior point"):
         fits = loss.smoothness is not None if name == "newton" else loss.linear_conjugate
         return fits and group.regularizer in REGULARIZERS[:3]
-    return name != "proximal" or group.regularizer != "sparse"
+    return name in ("adaptive", "safe") or group.regularizer != "sparse"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ PULL = 1.0  # of the paper's figure
 ROUNDS, BATCH, RATE, CLIP, DELTA = 200, 32, 0.01, 1.0, 1e-3
 FIGURE = {"FedAvg": 0.02564, "Local": 0.02628, "MR-MTL": 0.02394}  # of the paper's code, epsilon 6
 TICKS = 0.02, 0.03, 0.05, 0.1
-METHODS = ("FedAvg", "Local", "MR-MTL", "Ditto", "FedAvg + fine-tuning")
+METHODS = ("FedAvg", "Local", "MR-MTL", "Ditto", "FedAvg + fine-tuning", "IFCA")
 
 
 class Row(NamedTuple):
@@ -131,6 +131,7 @@ def private(parts: Split, method: str, pull: float, epsilon: float, seed: int, r
 def algorithms(features: int, rounds: int) -> dict[str, tuple[Any, int]]:
     """The algorithms, and how many rounds they have; fine-tuning takes half of the epochs."""
     model, sgd, how = zeros(features), optax.sgd(RATE), {"batch_size": BATCH}
+    linear = mj.networks.MLP(features, 1)  # models that begin alike would stay alike
     p: Any = mj.personalized
     return {
         "FedAvg": (mj.FedAvg(model, sgd, batch_size=BATCH), rounds),
@@ -138,6 +139,7 @@ def algorithms(features: int, rounds: int) -> dict[str, tuple[Any, int]]:
         "MR-MTL": (p.mr_mtl(model, sgd, **how), rounds),
         "Ditto": (p.ditto(model, sgd, **how), rounds),
         "FedAvg + fine-tuning": (p.fine_tuned(model, sgd, tuning_epochs=rounds // 2, **how), rounds // 2),
+        "IFCA": (p.ifca(linear, sgd, clusters=2, classes=False, **how), rounds),
     }
 
 

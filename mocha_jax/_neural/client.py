@@ -15,7 +15,7 @@ from mocha_jax._core.pytree import Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order, train
 from mocha_jax._neural.prediction import ROWS
-from mocha_jax._neural.private_gradients import OfClient, private_mean_loss
+from mocha_jax._neural.private_gradients import OfClient, private_losses, private_mean_loss
 from mocha_jax._neural.trainer import mean_loss
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.likelihoods import Likelihood
@@ -24,8 +24,9 @@ from mocha_jax.networks._base import outputs
 
 LOCAL = "local"  # the first phase of every round
 
-# Folded into a client's key for phases after the first one, and for batches drawn besides; epochs count below them.
-_PHASES, _DRAWS = np.uint32(2**32 - 2**16), np.uint32(2**32 - 2**17)
+# Folded into a client's key for phases after the first one, for batches drawn besides, and for those that compare
+# models; epochs count below them.
+_PHASES, _DRAWS, _COMPARED = np.uint32(2**32 - 2**16), np.uint32(2**32 - 2**17), np.uint32(2**32 - 2**18)
 
 Objective = Callable[[Any, Batch, Array], Array]  # of parameters, a batch and a key
 Gradient = Callable[[Any, Batch, Array], tuple[Array, Any]]  # of the same: a loss, and a direction of ascent
@@ -132,6 +133,33 @@ class Client(NamedTuple):
         """Compute the weighted mean loss of all its samples, []."""
         weight = self.data.weight[self.place]
         return safe_ratio(jnp.sum(weight * self.losses(params)), jnp.sum(weight))
+
+    def compared(self, models: Params, batches: Array | int = 1, phase: str = LOCAL) -> Array:
+        """Compute the mean loss of its samples by each of some models ``[k, ...]``, ``[k]``, to compare them.
+
+        Of a private client it is the sum over so many batches of what `private_losses` tells: each counts as a step.
+        """
+        if self.privacy is None:
+            return lax.map(self.loss, models)
+        how, key = self.privacy, jax.random.fold_in(self.key, _COMPARED)
+        data, place, weight = self.data, self.place, self.data.weight[self.place]
+        batch_of = self.phases[phase].schedule.batches(key, weight > 0)
+
+        def add(i: Array, total: Array) -> Array:
+            rows, real = batch_of(i)
+            batch = Batch(
+                data.x[place, rows].astype(data.dtype), data.y[place, rows], jnp.where(real, weight[rows], 0.0)
+            )
+            of_step = jax.random.fold_in(key, i)
+            return total + private_losses(mean_loss, self.network, self.likelihood, models, batch, of_step, how)
+
+        return lax.fori_loop(0, batches, add, jnp.zeros(len(jax.tree.leaves(models)[0]), data.dtype))
+
+    def after_comparing(self, batches: int = 1, phase: str = LOCAL) -> Client:
+        """Return the client with the steps that `compared` has left it: of a private one so many less."""
+        if self.privacy is None:
+            return self
+        return self._replace(steps={**self.steps, phase: jnp.maximum(self.steps[phase] - batches, 0)})
 
     def batch(self, key: Array, phase: str = LOCAL) -> Batch:
         """Draw another batch of a phase's size, without replacement; all samples where it is as large as that."""

@@ -36,8 +36,9 @@ class ExampleLevel(Pytree):
 
     It takes the place of the gradient of the mean loss of a batch in every method whose clients read their samples by
     that gradient alone, once a step: pulls towards other models, corrections and personal layers are computed of what
-    it gives, and cost no privacy. A client that has taken the steps that it may trains no more. Losses of the training
-    are withheld: the history has NaN.
+    it gives, and cost no privacy. A client that compares models (`personalized.ifca`) spends a step on it, of which
+    the losses of a sample by all models, less their mean, take the place of its gradient. A client that has taken the
+    steps that it may trains no more. Losses of the training are withheld: the history has NaN.
 
     One sample more or less in a client's data changes the distribution of all that it ever sends as much as `steps`
     Poisson-sampled Gaussian mechanisms with noise z do, whatever the other clients do; its number of samples is taken
@@ -151,22 +152,38 @@ def private_mean_loss(
     """
     if key is None:
         raise ValueError("ExampleLevel: mean_loss needs the key that the objective was given, for the noise.")
-    of_batch = partial(loss, network, likelihood)
-    found = lax.stop_gradient(_noisy(of_batch, lax.stop_gradient(params), batch, key, how))
+    gradient = jax.grad(partial(loss, network, likelihood))
+    found = lax.stop_gradient(_noisy_mean(partial(gradient, lax.stop_gradient(params)), batch, key, how))
     # Its gradient is `found`, its value 0 whatever the samples are.
     terms = jax.tree.map(lambda p, g: jnp.sum((p - lax.stop_gradient(p)) * g), params, found)
     return jnp.asarray(sum(jax.tree.leaves(terms)))
 
 
-def _noisy(loss: Callable[[Any, Batch, Array], Array], params: Params, batch: Batch, key: Array, how: OfClient) -> Tree:
-    """Clip the gradient of every sample, sum, add noise, and divide by the size of a batch in the mean."""
+def private_losses(
+    loss: Callable[[Network, Likelihood, Any, Batch, Array], Array], network: Network, likelihood: Likelihood,
+    models: Params, batch: Batch, key: Array, how: OfClient,
+) -> Array:  # fmt: skip
+    """Compute by how much each of several models is worse than their mean in a batch, with noise, ``[k]``.
+
+    What all models find hard in a sample would only make its vector longer. Arguments as `private_mean_loss`.
+    """
+
+    def by_all(one: Batch, key: Array) -> Array:
+        losses = jax.vmap(lambda params: loss(network, likelihood, params, one, key))(models)
+        return losses - jnp.mean(losses)
+
+    return jnp.asarray(_noisy_mean(by_all, batch, key, how))
+
+
+def _noisy_mean(of_sample: Callable[[Batch, Array], Tree], batch: Batch, key: Array, how: OfClient) -> Tree:
+    """Clip the vector of every sample, sum, add noise, and divide by the size of a batch in the mean."""
     places = jnp.arange(len(batch.weight), dtype=jnp.uint32)
 
-    def gradient(x: Array, y: Array, place: Array) -> Params:
+    def vector(x: Array, y: Array, place: Array) -> Tree:
         one = Batch(x[None], y[None], jnp.ones((1,), batch.weight.dtype))
-        return jax.grad(loss)(params, one, jax.random.fold_in(key, place))
+        return of_sample(one, jax.random.fold_in(key, place))
 
-    each = jax.vmap(gradient)(batch.x, batch.y, places)
+    each = jax.vmap(vector)(batch.x, batch.y, places)
     length = jnp.sqrt(sum(jnp.sum(g.reshape(len(places), -1) ** 2, axis=1) for g in jax.tree.leaves(each)))
     counts = (batch.weight > 0) & jnp.isfinite(length)
     shorter = jnp.minimum(1.0, safe_ratio(how.clip, length))

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, difference, scaled
+from mocha_jax._neural.client import Client, Phase, difference, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model
@@ -19,6 +19,8 @@ from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, Ser
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Mixture, MixtureParameters, Network, Params
 from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed
+
+_CHOICE = "choice"  # of a private client's model, when training is over
 
 
 def apfl(
@@ -115,7 +117,9 @@ def ifca(
 
     A client receives all $\theta_1, \dots, \theta_K$, takes $j = \arg\min_j f_k(\theta_j)$ over all its samples and
     trains $\theta_j$; the server averages the answers of each cluster (model averaging). Clients predict by the model
-    that fits their samples best. Models that begin alike stay alike: try several seeds.
+    that fits their samples best. Models that begin alike stay alike: try several seeds. A private client
+    (`privacy.with_budget`) chooses by the noisy losses of a batch, which is one of its steps, and at the end by
+    those of an epoch.
 
     Args:
       model: from `mocha_jax.networks`.
@@ -143,7 +147,7 @@ def ifca(
     check_made_of("ifca", model, client_optimizer)
     check.integer("ifca", 1, clusters=clusters)
     mixture = Mixture(model, clusters, classes)
-    return composed("ifca", IFCA, mixture, client_optimizer, {}, options)
+    return composed("ifca", IFCA, mixture, client_optimizer, {}, options, tuning=(Phase(_CHOICE, epochs=1),))
 
 
 class ClusterChange(NamedTuple):
@@ -168,16 +172,21 @@ def _one(c: Client) -> Client:
     return c._replace(network=c.network.network)
 
 
-def _best(c: Client, own: Tree) -> Array:
-    """Mark the component with the least loss on the client's samples, ``[k]``."""
-    losses = lax.map(_one(c).loss, c.shared)
+def _least(losses: Array) -> Array:
+    """Mark the least of some losses, ``[k]``."""
     return jax.nn.one_hot(jnp.argmin(losses), len(losses), dtype=losses.dtype)
 
 
+def _best(c: Client, own: Tree) -> Array:
+    """Mark the component with the least loss on the client's samples, ``[k]``; a private client's by an epoch."""
+    return _least(_one(c).compared(c.shared, c.steps[_CHOICE], _CHOICE))
+
+
 def _ifca_client(c: Client, own: Tree) -> tuple[Tree, Answer]:
-    mark = _best(c, own)
+    client = _one(c)
+    mark = _least(client.compared(c.shared))
     begin = jax.tree.map(lambda a: a[jnp.argmax(mark)], c.shared)
-    done = _one(c).train(begin)
+    done = client.after_comparing().train(begin)
     change = jax.tree.map(lambda a: jnp.multiply.outer(c.weight * mark, a), difference(begin, done.params))
     return own, Answer(ClusterChange(change, c.weight * mark), loss=done.loss)
 

@@ -42,11 +42,13 @@ def with_budget(
 
     Args:
       algorithm: `FedAvg`, `Local`, or one of `mocha_jax.personalized` whose clients read samples by gradients alone:
-        all but ``pfedme``, ``per_fedavg``, ``apfl``, ``ifca``, ``fedem``, ``q_ffl`` and ``afl``.
+        all but ``pfedme``, ``per_fedavg``, ``apfl``, ``fedem``, ``q_ffl`` and ``afl``; or ``ifca``, which compares
+        models in one step of a round.
       problem: has the clients' numbers of samples, which are taken to be public.
       epsilon: the budget of all clients, or ``[m]`` of each.
       delta: the same.
-      rounds: to pay for. Clients tuned at the end, as by ``fine_tuned``, have that work in the budget, too.
+      rounds: to pay for. Clients tuned at the end, as by ``fine_tuned``, or that choose a model there, as by ``ifca``,
+        have that work in the budget, too.
       clip: C, the length that gradients of samples are cut to.
       accountant: ``"rdp"``, by Renyi divergences, or ``"pld"``, by distributions of the privacy loss, which is
         tighter and slower.

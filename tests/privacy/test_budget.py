@@ -69,7 +69,7 @@ def test_clients_may_have_budgets_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedrep", "fine_tuned"))]
+    "name", ["mr_mtl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedrep", "fine_tuned", "ifca"))]
 )
 @pytest.mark.extended
 def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):

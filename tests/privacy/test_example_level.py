@@ -1,5 +1,6 @@
 """The private gradient: clipped as by hand, batches by chance, noise of the size that is accounted for."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,9 @@ import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._neural.private_gradients import ByChance, headroom
+from mocha_jax._neural.clients import Batch
+from mocha_jax._neural.private_gradients import ByChance, OfClient, headroom, private_losses
+from mocha_jax._neural.trainer import mean_loss
 from tests.personalized import problems
 
 SGD = optax.sgd(1.0)  # the change of the parameters is minus the gradient
@@ -162,12 +165,59 @@ def test_a_batch_has_room_for_the_samples_drawn(samples, size):
     assert exact <= _overflow(samples, size) < 1e-13
 
 
-@pytest.mark.parametrize("name", ["apfl", "pfedme", "per_fedavg", "ifca", "fedem", "q_ffl", "afl"])
+@pytest.mark.parametrize("name", ["apfl", "pfedme", "per_fedavg", "fedem", "q_ffl", "afl"])
 def test_methods_that_read_more_than_gradients_are_refused(name, key):
     problem = problems.make_problem()
     algorithm = getattr(mj.personalized, name)(problems.MODEL, SGD)
     with pytest.raises(ValueError, match=r"one gradient of a batch each|privacy covers gradients"):
         mj.run(problem, algorithm.replace(privacy=level()), key, num_rounds=1)
+
+
+def compared(x, y, key, how, weight=None):
+    """Noisy mean losses of a batch by three linear models, and those of every sample less their mean, ``[3, n]``."""
+    models = LINEAR.init(key)[0]._replace(w=jnp.linspace(-1.0, 2.0, 9).reshape(3, 3, 1), b=jnp.zeros((3, 1)))
+    weight = jnp.ones(len(y)) if weight is None else weight
+    likelihood = mj.likelihoods.Gaussian()
+    found = private_losses(mean_loss, LINEAR, likelihood, (models,), Batch(x, y, weight), key, how)
+    each = 0.5 * (np.einsum("nd,kde->kn", x, models.w) - y) ** 2
+    return found, each - each.mean(axis=0)
+
+
+def settings(clip, noise=0.0, expected=5.0):
+    return OfClient(*map(jnp.asarray, (clip, noise, expected, 1.0)))
+
+
+def test_losses_of_models_are_clipped_and_noisy(key):
+    xs, ys = numbers(n=7, m=1)
+    found, each = compared(xs[0], ys[0], key, settings(1.5))
+    factor = np.minimum(1.0, 1.5 / np.linalg.norm(each, axis=0))
+    assert factor.min() < 0.5 < 1.0 == factor.max()
+    np.testing.assert_allclose(found, (each * factor).sum(axis=1) / 5.0, rtol=1e-10)
+    without = np.arange(7) != 3
+    fewer, _ = compared(xs[0], ys[0], key, settings(1.5), weight=jnp.asarray(without, float))
+    assert 0 < np.linalg.norm(found - fewer) <= 1.5 / 5.0 * (1 + 1e-12)
+    draws = jax.vmap(lambda k: compared(xs[0], ys[0], k, settings(1.5, noise=2.0))[0])(jax.random.split(key, 2000))
+    scaled = (np.asarray(draws) - np.asarray(found)) * 5.0 / (1.5 * 2.0)
+    assert abs(scaled.mean()) < 4 / np.sqrt(scaled.size)
+    assert abs(scaled.var() - 1) < 4 * np.sqrt(2 / scaled.size)
+    assert np.abs(np.corrcoef(scaled.T) - np.eye(3)).max() < 4.5 / np.sqrt(len(scaled))
+
+
+def test_a_choice_of_a_model_is_a_step(key):
+    problem = problems.make_problem()
+    ifca = mj.personalized.ifca(problems.MODEL, SGD, clusters=2, batch_size=None, local_epochs=3)
+    private = ifca.replace(privacy=level(clip=1e6))
+    plain = mj.run(problem, ifca.replace(local_epochs=2), key, num_rounds=3)[0]
+    state = mj.run(problem, private, key, num_rounds=3)[0]
+    chex.assert_trees_all_close(state.shared, plain.shared, rtol=1e-9, atol=1e-12)
+    assert np.asarray(state.spent).tolist() == np.where(problem.data.sizes > 0, 9, 0).tolist()
+    for one in (state, plain):
+        chosen = ifca.resume(one.exchange(spent=()), problem).ready
+        np.testing.assert_array_equal(private.resume(state, problem).ready, chosen)
+    assert len(np.unique(chosen, axis=0)) == 2
+    drowned = private.replace(privacy=level(noise=1e9))
+    firsts = [np.asarray(drowned.replace(seed=seed).resume(state, problem).ready)[:, 0] for seed in range(8)]
+    assert 6 <= np.sum(firsts) <= 26  # of 32 coins
 
 
 @pytest.mark.parametrize(
