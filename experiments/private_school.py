@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.figure import Figure
@@ -130,8 +129,7 @@ def private(parts: Split, method: str, pull: float, epsilon: float, seed: int, r
 @cache
 def algorithms(features: int, rounds: int) -> dict[str, tuple[Any, int]]:
     """The algorithms, and how many rounds they have; fine-tuning takes half of the epochs."""
-    model, sgd, how = zeros(features), optax.sgd(RATE), {"batch_size": BATCH}
-    linear = mj.networks.MLP(features, 1)  # models that begin alike would stay alike
+    model, sgd, how = linear(features, 0.0), optax.sgd(RATE), {"batch_size": BATCH}
     p: Any = mj.personalized
     return {
         "FedAvg": (mj.FedAvg(model, sgd, batch_size=BATCH), rounds),
@@ -139,14 +137,15 @@ def algorithms(features: int, rounds: int) -> dict[str, tuple[Any, int]]:
         "MR-MTL": (p.mr_mtl(model, sgd, **how), rounds),
         "Ditto": (p.ditto(model, sgd, **how), rounds),
         "FedAvg + fine-tuning": (p.fine_tuned(model, sgd, tuning_epochs=rounds // 2, **how), rounds // 2),
-        "IFCA": (p.ifca(linear, sgd, clusters=2, classes=False, **how), rounds),
+        # Models that begin alike would stay alike.
+        "IFCA": (p.ifca(linear(features, 0.01), sgd, clusters=2, classes=False, **how), rounds),
     }
 
 
-def zeros(features: int) -> mj.networks.Model:
-    """A linear model that begins at 0."""
-    linear = mj.networks.MLP(features, 1)
-    return mj.networks.Model(lambda key: jax.tree.map(jnp.zeros_like, linear.init(key)), linear.apply)
+def linear(features: int, scale: float) -> mj.networks.Model:
+    """A linear model that begins at 0, or at random and near it."""
+    plain = mj.networks.MLP(features, 1)
+    return mj.networks.Model(lambda key: jax.tree.map(lambda a: scale * a, plain.init(key)), plain.apply)
 
 
 _LEVELS: dict[tuple[str, float, int], mj.privacy.ExampleLevel] = {}
