@@ -37,9 +37,9 @@ BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the lar
 BACKENDS = ("auto", "xla", "pallas")
 
 # What one step costs besides its numbers, in numbers. What a bucket must save: a share of a pass without padding, and
-# at least so many numbers, which take a CPU a millisecond a round. A bucket more compiles for 1.5 to 2 s (measured
+# at least so many numbers, which take a CPU half a millisecond a round. A bucket more compiles for 1.5 to 2 s (measured
 # on schools and vehicles).
-_STEP_NUMBERS, _BUCKET_SHARE, _BUCKET_NUMBERS = 1024, 0.02, 2**20
+_STEP_NUMBERS, _BUCKET_SHARE, _BUCKET_NUMBERS = 1024, 0.02, 2**19
 
 # Sizes at which a bucket may end.
 _CUTS = 48
