@@ -29,11 +29,11 @@ import mocha_jax as mj
 from experiments.rows import append, parser_of, read, say
 
 R = mj.regularizers
-STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
+STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CONVEX: dict[str, Any] = {
     "one for all": mj.grid(R.Independent, lam=STRENGTHS),
     "each alone": mj.grid(R.Independent, lam=STRENGTHS),
-    "near the mean (11)": mj.grid(R.MeanRegularized, lam1=STRENGTHS, lam2=(1e-4, 1e-6)),
+    "near the mean (11)": mj.grid(R.MeanRegularized, lam1=STRENGTHS, lam2=(1e-4, 1e-6, 1e-8)),
     "learned covariance (14)": mj.grid(R.Probabilistic, lam=STRENGTHS, sigma2=(100.0,)),
 }
 GRADIENTS = "local by SGD", "FedAvg", "FedU"
@@ -127,7 +127,8 @@ def table(rows: list[Row]) -> str:
     for method in (*CONVEX, *GRADIENTS):
         of = {parts: [r.accuracy for r in rows if r.method == method and r.parts == parts]
               for parts in ("windows", "recordings")}  # fmt: skip
-        windows = f"{np.mean(of['windows']):.2f} ± {np.std(of['windows']):.2f}" if of["windows"] else ""
+        spread = f" ± {np.std(of['windows']):.2f}" if len(of["windows"]) > 1 else ""
+        windows = f"{np.mean(of['windows']):.2f}{spread}" if of["windows"] else ""
         recordings = f"{of['recordings'][0]:.2f}" if of["recordings"] else ""
         lines.append(f"| {method} | {PUBLISHED[method]} | {windows} | {recordings} |")
     return "\n".join(lines) + "\n"
