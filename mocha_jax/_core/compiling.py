@@ -29,6 +29,7 @@ _HURRIES: dict[float, dict[str, int | bool]] = {
     _FEW: {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
     16_000_000: {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False},
 }
+
 Result = TypeVar("Result")
 
 
