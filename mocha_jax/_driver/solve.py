@@ -215,7 +215,7 @@ def _ended(problem: Federated, history: History, current: Progress, aim: np.ndar
 
 
 def _read_ending(
-    of: ModuleType, problem: Federated, current: Progress, recorded: Quality, residual: Array,
+    xp: ModuleType, problem: Federated, current: Progress, recorded: Quality, residual: Array,
     tol: Array | np.ndarray, aim: Array | np.ndarray, *, otherwise: Status,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Read the end of a run, of NumPy's arrays on the host and of JAX's within a transformation.
@@ -225,13 +225,13 @@ def _read_ending(
       busy each node was ``[m]``.
     """
     cases = {
-        Status.NON_FINITE: ~recorded.finite | of.isnan(residual),
+        Status.NON_FINITE: ~recorded.finite | xp.isnan(residual),
         Status.CONVERGED: residual <= tol,
         Status.PRECISION: (recorded.residual <= aim) | current.best.stays(problem, aim),
     }
-    code = of.select(list(map(of.asarray, cases.values())), [of.asarray(c.value) for c in cases], otherwise.value)
-    tiny = of.finfo(current.time.dtype).tiny
-    return code, of.minimum(current.busy / of.maximum(current.time, tiny), 1.0)
+    code = xp.select(list(map(xp.asarray, cases.values())), [xp.asarray(c.value) for c in cases], otherwise.value)
+    tiny = xp.finfo(current.time.dtype).tiny
+    return code, xp.minimum(current.busy / xp.maximum(current.time, tiny), 1.0)
 
 
 @jax.jit

@@ -134,13 +134,16 @@ class Client(NamedTuple):
         weight = self.data.weight[self.place]
         return safe_ratio(jnp.sum(weight * self.losses(params)), jnp.sum(weight))
 
-    def compared(self, models: Params, batches: Array | int = 1, phase: str = LOCAL) -> Array:
+    def compared(self, models: Params, batches: Array | int = 1, phase: str = LOCAL) -> tuple[Array, Client]:
         """Compute the mean loss of its samples by each of some models ``[k, ...]``, ``[k]``, to compare them.
 
         Of a private client it is the sum over so many batches of what `private_losses` tells: each counts as a step.
+
+        Returns:
+          The losses; the client with the steps that they leave it.
         """
         if self.privacy is None:
-            return lax.map(self.loss, models)
+            return lax.map(self.loss, models), self
         how, key = self.privacy, jax.random.fold_in(self.key, _COMPARED)
         data, place, weight = self.data, self.place, self.data.weight[self.place]
         batch_of = self.phases[phase].schedule.batches(key, weight > 0)
@@ -153,13 +156,9 @@ class Client(NamedTuple):
             of_step = jax.random.fold_in(key, i)
             return total + private_losses(mean_loss, self.network, self.likelihood, models, batch, of_step, how)
 
-        return lax.fori_loop(0, batches, add, jnp.zeros(len(jax.tree.leaves(models)[0]), data.dtype))
-
-    def after_comparing(self, batches: int = 1, phase: str = LOCAL) -> Client:
-        """Return the client with the steps that `compared` has left it: of a private one so many less."""
-        if self.privacy is None:
-            return self
-        return self._replace(steps={**self.steps, phase: jnp.maximum(self.steps[phase] - batches, 0)})
+        losses = lax.fori_loop(0, batches, add, jnp.zeros(len(jax.tree.leaves(models)[0]), data.dtype))
+        left = jnp.maximum(self.steps[phase] - batches, 0)
+        return losses, self._replace(steps={**self.steps, phase: left})
 
     def batch(self, key: Array, phase: str = LOCAL) -> Batch:
         """Draw another batch of a phase's size, without replacement; all samples where it is as large as that."""

@@ -179,14 +179,14 @@ def _least(losses: Array) -> Array:
 
 def _best(c: Client, own: Tree) -> Array:
     """Mark the component with the least loss on the client's samples, ``[k]``; a private client's by an epoch."""
-    return _least(_one(c).compared(c.shared, c.steps[_CHOICE], _CHOICE))
+    return _least(_one(c).compared(c.shared, c.steps[_CHOICE], _CHOICE)[0])
 
 
 def _ifca_client(c: Client, own: Tree) -> tuple[Tree, Answer]:
-    client = _one(c)
-    mark = _least(client.compared(c.shared))
+    losses, client = _one(c).compared(c.shared)
+    mark = _least(losses)
     begin = jax.tree.map(lambda a: a[jnp.argmax(mark)], c.shared)
-    done = client.after_comparing().train(begin)
+    done = client.train(begin)
     change = jax.tree.map(lambda a: jnp.multiply.outer(c.weight * mark, a), difference(begin, done.params))
     return own, Answer(ClusterChange(change, c.weight * mark), loss=done.loss)
 

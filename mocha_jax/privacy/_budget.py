@@ -108,7 +108,7 @@ def spent(
     sizes, steps = np.asarray(problem.data.sizes), np.asarray(state.spent)
     if steps.shape != sizes.shape:
         raise ValueError(f"spent: the state is of {steps.size} clients, and the problem has {len(sizes)}.")
-    steps = steps + np.where(steps > 0, np.asarray(algorithm.tuning_steps(problem.data)), 0)
+    steps = steps + np.asarray(algorithm.tuning_steps(problem.data))
     noise = np.broadcast_to(np.asarray(algorithm.privacy.noise, float), sizes.shape)
     deltas = _of_each(owner, "delta", delta, len(sizes))
     return np.array([

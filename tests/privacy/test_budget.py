@@ -97,6 +97,14 @@ def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("name", "spends"), [("mr_mtl", False), ("fine_tuned", True), ("ifca", True)])
+def test_making_clients_ready_is_spent_whether_or_not_they_took_part(name, spends):
+    problem = problems.make_problem()
+    algorithm = private(getattr(mj.personalized, name)(problems.MODEL, SGD, batch_size=3), problem)
+    used = mj.privacy.spent(algorithm, problem, algorithm.init(problem), delta=DELTA)
+    assert ((used > 0) == spends).all()
+
+
 @pytest.mark.extended
 def test_work_that_is_not_done_is_not_spent(key):
     problem = problems.make_problem()
