@@ -17,6 +17,9 @@ if "MOCHA_JAX_TESTS_OPTIMIZED" not in os.environ:
     if jax.__version_info__[:2] == (0, 10):  # three times as quick to compile; later versions know only the other way
         quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # else the command line and the estimators fill the user's
+    jax.config.update("jax_enable_compilation_cache", False)
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -1,6 +1,6 @@
 """The command line, for those who do not program: ``mocha-jax fit``, `predict`, `compare`, `inspect`, `demo`.
 
-It may import `_files`, `_data`, `_selection`, `datasets`, `plotting` and `regularizers`.
+It may import `_core`, `_files`, `_data`, `_selection`, `datasets`, `plotting` and `regularizers`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import jax
 
 import mocha_jax as mj
+from mocha_jax._core.program_cache import keep_programs
 from mocha_jax.cli import _demo, _fit, _saved
 
 __all__ = ["main"]
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in (_fit, _saved, _demo):
         part.add_to(commands)
     options = parser.parse_args(arguments)
+    keep_programs()
     try:
         code = int(options.run(options))
         sys.stdout.flush()

@@ -17,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
+from mocha_jax._core.program_cache import keep_programs
 from mocha_jax._core.pytree import Relation
 from mocha_jax._core.warnings import NotConverged, silenced, warn
 from mocha_jax._data.frames import check_unmasked
@@ -206,6 +207,7 @@ class Estimator(BaseEstimator):
         classes: tuple[Hashable, ...] | None = None,
     ) -> TaskData:  # fmt: skip
         """The samples of every group, padded to one of few numbers of rows, with their names and weights."""
+        keep_programs()
         column = self.intercept and not frees_intercept(self._by(loss), loss)
         how: dict[str, Any] = {"intercept": FREE_INTERCEPT if column else False, "dtype": jnp.result_type(float)}
         weight = self._weights(weights, x)

@@ -62,6 +62,14 @@ def test_several_classes_are_one_against_the_rest():
     assert found.score(X, names[GRADE], groups=SCHOOL) > 0.8
 
 
+def test_compiled_programs_are_kept_for_the_next_process(monkeypatch):
+    called = []
+    monkeypatch.setattr("mocha_jax.sklearn._base.keep_programs", lambda: called.append(1))
+    for estimator in (MochaRegressor(lam=1.0), MochaClassifier(lam=1.0)):
+        estimator.fit(np.eye(4), [0, 1, 0, 1], groups=[0, 0, 1, 1])
+    assert len(called) == 2
+
+
 @pytest.mark.parametrize("scaling", [pytest.param("task_mean", marks=pytest.mark.slow), "sum"])
 @pytest.mark.slow
 def test_local_and_pooled_are_ridge(scaling):
