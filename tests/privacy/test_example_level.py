@@ -203,6 +203,7 @@ def test_losses_of_models_are_clipped_and_noisy(key):
     assert np.abs(np.corrcoef(scaled.T) - np.eye(3)).max() < 4.5 / np.sqrt(len(scaled))
 
 
+@pytest.mark.extended
 def test_a_choice_of_a_model_is_a_step(key):
     problem = problems.make_problem()
     ifca = mj.personalized.ifca(problems.MODEL, SGD, clusters=2, batch_size=None, local_epochs=3)
