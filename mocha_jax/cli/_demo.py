@@ -104,14 +104,9 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _choose(key: Array, data: mj.TaskData, regularizer: Callable[[Array], mj.regularizers.Regularizer]) -> Array:
-    """The lambda of least validation error: all candidates trained at once, in one program."""
-    split_key, run_key = jax.random.split(key)
-    inner, validation = data.split(split_key, 0.7)
-
-    def validate(lam: Array) -> Array:
-        problem = mj.Problem(inner, mj.losses.Hinge(), regularizer(lam))
-        state, _ = mj.run(problem, mj.Mocha(), run_key, num_rounds=100, record_every=100)
-        return mj.metrics.error_rate(state.w, validation)
-
-    lams = jnp.geomspace(1e-3, 1.0, 10)
-    return lams[jnp.argmin(jax.vmap(validate)(lams))]
+    """The lambda of least validation error, of those along a path."""
+    inner, validation = data.split(key, 0.7)
+    lams = jnp.geomspace(1.0, 1e-3, 10)
+    problem = mj.Problem(inner, mj.losses.Hinge(), regularizer(lams[0]))
+    path = mj.lambda_path(problem, jax.vmap(regularizer)(lams), tol=1e-2)
+    return lams[jnp.argmin(jax.vmap(lambda weights: mj.metrics.error_rate(weights, validation))(path.weights))]
