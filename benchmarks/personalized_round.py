@@ -156,7 +156,7 @@ def write(folder: Path, checkout: Path, train: Digits, test: Digits) -> None:
 
 
 def pfllib(method: str, system: Path, rounds: int) -> dict[str, float]:
-    """Run it; the median of rounds without evaluation, and the accuracy at the beginning of the round after the last."""
+    """Run it: the median seconds of rounds without evaluation, and the accuracy after all rounds."""
     numbers = f"-data MNIST -m DNN -nc {CLIENTS} -lbs {BATCH} -lr {RATE} -ls 1 -gr {rounds} -eg {rounds} -dev cpu"
     command = [sys.executable, "-u", "main.py", *numbers.split(), "-algo", *METHODS[method].arguments.split()]
     done = subprocess.run(command, cwd=system, capture_output=True, text=True, check=False)
