@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -92,7 +91,7 @@ class TensorBoard:
       local/steps 4
     """
 
-    def __init__(self, writer: Any, prefix: str = "", *, after: int = 0) -> None:
+    def __init__(self, writer: object, prefix: str = "", *, after: int = 0) -> None:
         check.instance("TensorBoard", "prefix", prefix, str, "'local'")
         check.integer("TensorBoard", 0, after=after)
         self._prefix, self._each = f"{prefix}/" if prefix else "", EachRecord(self._write, after=after)
@@ -122,7 +121,7 @@ class TensorBoard:
                 self._add(self._prefix + name, float(value), round)
 
 
-def _opened(writer: Any) -> Any:
+def _opened(writer: object) -> object:
     """A writer as it is; of a folder, one that writes there."""
     if not isinstance(writer, str | os.PathLike) or not os.fspath(writer):
         return writer

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Hyperparameter, Pytree, tree
+from mocha_jax._core.pytree import Hyperparameter, PyTree, Pytree, tree
 from mocha_jax._data.task_data import TaskData, size_of_intercept
 from mocha_jax._numerics.math import EXACT, matmul
 from mocha_jax.networks import Layer, Network
@@ -170,7 +170,7 @@ class Nystroem(FeatureMap):
       True
     """
 
-    kernel: Any = tree()
+    kernel: Callable[[Array, Array], Array] = tree()
     landmarks: Array
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class Body(FeatureMap):
     """
 
     network: Network
-    params: Any = tree()
+    params: PyTree = tree()
 
     def __post_init__(self) -> None:
         check.instance("Body", "network", self.network, Network, "networks.MLP(784, 10, hidden=(200,))")

@@ -1,5 +1,7 @@
 """Kernels by features: what they approximate, and the kernel methods themselves by other means."""
 
+from typing import Any
+
 import cvxpy as cp
 import jax
 import jax.numpy as jnp
@@ -160,6 +162,7 @@ def test_landmarks_are_real_samples():
     assert features.transform(data, lambda x: x, intercept=True).x.shape[-1] == D + 1
 
 
+NO_FUNCTION: Any = 3.0
 BAD = {
     "odd": (lambda: features.RandomFourier(jax.random.key(0), 3, 5, 1.0), "num_features must be even"),
     "width": (lambda: features.RandomFourier(jax.random.key(0), 3, 4, 1.0)(jnp.ones((2, 4))), "must have 3 features"),
@@ -167,7 +170,7 @@ BAD = {
         lambda: features.Nystroem(features.GaussianKernel(1.0), jnp.ones((2, 3)))(jnp.ones(4)),
         "3 features",
     ),
-    "kernel": (lambda: features.Nystroem(3.0, jnp.ones((2, 3))), "kernel must be"),
+    "kernel": (lambda: features.Nystroem(NO_FUNCTION, jnp.ones((2, 3))), "kernel must be"),
     "shape": (lambda: features.transform(zoo.data(m=M, d=D), lambda x: x[0]), "feature_map must make"),
     "params": (lambda: features.Body(mj.networks.MLP(3, 2), [1.0]), "tuple of layers"),
     "count": (lambda: features.landmarks(zoo.data(m=M, d=D), 10_000), "count must be"),

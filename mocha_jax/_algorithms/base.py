@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Relation
+from mocha_jax._core.pytree import PyTree, Pytree, Relation
 from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem, Quality
+from mocha_jax.networks import Network
 from mocha_jax.systems import System
 from mocha_jax.systems._base import Info, Request, Work
 
@@ -155,11 +156,11 @@ class Algorithm(Pytree, Generic[Kind]):
         return self.certify(state, problem)
 
     @abstractmethod
-    def weights(self, state: OwnState) -> Any:
+    def weights(self, state: OwnState) -> PyTree:
         """The model, ``[num_tasks, d]``; a network's parameters."""
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Network | None:
         """The network whose parameters `weights` are; None for a linear model."""
         return None
 

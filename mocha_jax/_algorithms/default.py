@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._algorithms.interior_point import InteriorPoint, InteriorState
 from mocha_jax._algorithms.mocha import Mocha
@@ -19,7 +17,7 @@ from mocha_jax._problem.problem import Federated, Problem
 _SIZE, _SIZE_ALONE, _SIZE_IF_SMOOTH, _SMALL = 128, 512, 64, 2**20
 
 
-def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm[Any]:
+def default_algorithm(problem: Federated, state: object = None, *, federation: bool = False) -> Algorithm:
     """Choose the algorithm of `solve` if none is given.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
@@ -51,7 +49,7 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
     check.instance("default_algorithm", "problem", problem, Federated, "Problem(data, loss, regularizer)")
     check.flag("default_algorithm", federation=federation)
     if state is not None:
-        kinds: dict[type, Algorithm[Any]] = {NewtonState: Newton(), InteriorState: InteriorPoint()}
+        kinds: dict[type, Algorithm] = {NewtonState: Newton(), InteriorState: InteriorPoint()}
         return kinds.get(type(state), Mocha())
     if federation or not isinstance(problem, Problem) or problem.data.sharding is not None:
         return Mocha()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, Schedule, checked
+from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, OwnState, Schedule, checked
 from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
@@ -41,7 +40,7 @@ class MochaState(State):
 
     beta: Array  # [m, n] dual variables
     v: Array  # [num_tasks, d] v_t = sum_i c_i beta_i x_i
-    server: Any  # what the server carries, a `ServerState`
+    server: OwnState
 
     @property
     def duals(self) -> Array:

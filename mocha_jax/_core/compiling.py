@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Generic, TypeVar, TypeVarTuple
+from typing import Generic, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 import jax
 from jax import lax
@@ -33,6 +33,13 @@ _HURRIES: dict[float, dict[str, int | bool]] = {
 Result = TypeVar("Result")
 
 
+class JitOptions(TypedDict, total=False):
+    """Options of `jax.jit`."""
+
+    static_argnames: str | tuple[str, ...]
+    donate_argnames: str | tuple[str, ...]
+
+
 class Program(Generic[Result]):
     """A function as ``jax.jit(function, **options)`` compiles it, with less optimisation if it has little to compute.
 
@@ -49,13 +56,13 @@ class Program(Generic[Result]):
         numbers: Callable[..., float],
         *,
         often: bool = False,
-        **options: Any,
+        **options: Unpack[JitOptions],
     ) -> None:
         self._numbers, self._often = numbers, often
         self._function, self._options = function, options
-        self._by_most: dict[float, Any] = {math.inf: jax.jit(function, **options)}
+        self._by_most: dict[float, jax.stages.Wrapped] = {math.inf: jax.jit(function, **options)}
 
-    def _for(self, numbers: float) -> Any:
+    def _for(self, numbers: float) -> jax.stages.Wrapped:
         """The function compiled for this many numbers."""
         most = min(most for most in (*_HURRIES, math.inf) if numbers <= most)
         if most not in self._by_most:
@@ -63,7 +70,7 @@ class Program(Generic[Result]):
             self._by_most[most] = jax.jit(self._function, compiler_options=compiler_options, **self._options)
         return self._by_most[most]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Result:
+    def __call__(self, *args: object, **kwargs: object) -> Result:
         thorough = self._by_most[math.inf]
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
             return thorough(*args, **kwargs)
@@ -79,7 +86,7 @@ class Program(Generic[Result]):
                 raise
             return thorough(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Lower for a compiler that takes its time."""
         return self._by_most[math.inf].lower(*args, **kwargs)
 

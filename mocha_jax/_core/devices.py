@@ -24,6 +24,7 @@ Shared = TypeVar("Shared")
 Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 Trees = TypeVarTuple("Trees")
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,7 @@ def beside(array: object, tree: Tree) -> Tree:
         return tree
     (device,) = array.devices()
 
-    def put(leaf: Any) -> Any:
+    def put(leaf: ArrayLike) -> ArrayLike:
         there = isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() == {device}
         return leaf if there else jax.device_put(leaf, device)
 
@@ -180,15 +181,20 @@ def _in_plain_order(array: ArrayLike, sharding: Sharding) -> ArrayLike:
     """The array in the order of its axes, if it is to go elsewhere: between CPU devices JAX forgets any other order."""
     if not isinstance(array, jax.Array) or array.sharding.device_set == sharding.device_set:
         return array
-    layout, plain = cast(Any, array).format.layout, tuple(range(array.ndim))
-    if layout is None or layout.major_to_minor == plain:
-        return array
-    return in_order(array, plain)
+    plain = tuple(range(array.ndim))
+    return array if order_of(array) in (None, plain) else in_order(array, plain)
+
+
+def order_of(array: Array) -> tuple[int, ...] | None:
+    """Return the order of an array's axes in memory, None if it has none."""
+    described: Any = array  # JAX's types leave its format out
+    layout = described.format.layout
+    return None if layout is None else layout.major_to_minor
 
 
 def in_order(array: Array, order: tuple[int, ...]) -> Array:
     """Put the axes of an array in this order in memory, the one whose neighbours are farthest apart first."""
-    return jax.jit(_same, out_shardings=cast(Any, format_of(order, array.sharding)))(array)
+    return jax.jit(_same, out_shardings=format_of(order, array.sharding))(array)
 
 
 def format_of(order: tuple[int, ...], sharding: Sharding) -> Format:
@@ -250,9 +256,6 @@ def place_rows(shape: tuple[int, ...], sharding: Sharding, rows: Callable[[int, 
     return jax.make_array_from_callback(shape, sharding, block)
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 def on_purpose(function: Function) -> Function:
     """The function, with leave to bring to the device what it needs there, and to look at what comes of it.
 
@@ -262,7 +265,7 @@ def on_purpose(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def with_leave(*args: Any, **kwargs: Any) -> Any:
+    def with_leave(*args: object, **kwargs: object) -> object:
         with jax.transfer_guard("allow"):
             return function(*args, **kwargs)
 

@@ -7,14 +7,17 @@ threads, the lanes, share a node, and each of them holds some features side by s
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.backend import get_default_device
+
+RegisterLayout: TypeAlias = Any  # of an array over the registers of threads; Mosaic's own type is not exported
 
 THREADS, _WARP = 128, 32  # of a program
 
@@ -25,13 +28,13 @@ _CARDS = {8: r"\b(A[18]00|A[134]0|L4|L40S?)\b", 9: r"\bG?H[12]00\b", 10: r"\bG?B
 # an assignment.
 BEFORE_HOPPER = jax.__version_info__ >= (0, 11)
 _INDEX = () if BEFORE_HOPPER else ((),)
-_LOAD: Any = plgpu.load
-_STORE: Any = getattr(plgpu, "store", None)
+_LOAD: Callable[..., Array] = plgpu.load
+_STORE: Callable[..., None] | None = getattr(plgpu, "store", None)
 
 
 def generation() -> int | None:
     """Return the generation of the card that a program is lowered for, if kernels are known to compile for it."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device
+    device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         device = get_default_device()
     capability = getattr(device, "compute_capability", None)
@@ -41,14 +44,13 @@ def generation() -> int | None:
     return int(first) if first.isdecimal() and int(first) in _CARDS else None
 
 
-def parameters(numbers: int = 0) -> Any:
+def parameters(numbers: int = 0) -> plgpu.CompilerParams:
     """Return how to compile a kernel that orders its accesses to memory itself.
 
     Args:
       numbers: of a thread that are added up over warps at once.
     """
-    made: Any = plgpu.CompilerParams
-    return made(
+    return plgpu.CompilerParams(
         unsafe_no_auto_barriers=True,
         reduction_scratch_bytes=4 * THREADS * max(numbers, 4),
         lowering_semantics=plgpu.LoweringSemantics.Lane,
@@ -57,7 +59,12 @@ def parameters(numbers: int = 0) -> Any:
     )
 
 
-def layout(lanes: int, vector: int, nodes: int = 0) -> Any:
+def interpreted(how: object) -> dict[str, Any]:
+    """Return the option of a kernel that says how to run on a CPU; versions of JAX that know none are given none."""
+    return {"interpret": how} if how else {}
+
+
+def layout(lanes: int, vector: int, nodes: int = 0) -> RegisterLayout:
     """Lay a matrix ``[nodes, features]`` over warps, threads and registers.
 
     What threads are left when all nodes have theirs work on the same as others.
@@ -80,7 +87,7 @@ def layout(lanes: int, vector: int, nodes: int = 0) -> Any:
             places[k] = len(axes_left) - len(dimensions) - 1
             axes_left.pop()
 
-    def over(threads: int, *which: int) -> tuple[Any, ...]:
+    def over(threads: int, *which: int) -> tuple[plgpu.Replicated | int, ...]:
         copies = threads // prod(sizes[k] for k in which)
         return *[plgpu.Replicated(copies)] * (copies > 1), *(places[k] for k in which if sizes[k] > 1)
 
@@ -89,12 +96,12 @@ def layout(lanes: int, vector: int, nodes: int = 0) -> Any:
     )
 
 
-def load(ref: Any, layout: Any) -> Array:
+def load(ref: jax.Ref, layout: RegisterLayout) -> Array:
     """Load an array into registers, from any memory."""
-    return cast(Array, _LOAD(ref, *_INDEX, layout=layout, optimized=False))
+    return _LOAD(ref, *_INDEX, layout=layout, optimized=False)
 
 
-def store(ref: Any, value: Array) -> None:
+def store(ref: jax.Ref, value: Array) -> None:
     """Write an array in registers to any memory."""
     while value.size == 1 and value.ndim:  # as a scalar; JAX 0.12 knows no other way
         ref, value = ref.at[0], jnp.sum(value, axis=0, dtype=value.dtype)
@@ -104,12 +111,12 @@ def store(ref: Any, value: Array) -> None:
         _STORE(ref, value, optimized=False)
 
 
-def spread(part: Array, shape: tuple[int, int], axis: int, layout: Any) -> Array:
+def spread(part: Array, shape: tuple[int, int], axis: int, layout: RegisterLayout) -> Array:
     """Repeat numbers of nodes (axis 0) or features (1) along the other axis of a matrix."""
     return plgpu.layout_cast(lax.broadcast_in_dim(part, shape, (axis,)), layout)
 
 
-def zeros(shape: tuple[int, ...], layout: Any) -> Array:
+def zeros(shape: tuple[int, ...], layout: RegisterLayout) -> Array:
     """Return an array that a loop may carry, which a constant may not be."""
     return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
 

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self, dataclass_transform
+from typing import Any, Self, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
@@ -27,6 +27,13 @@ Hyperparameter = Array | np.ndarray | np.floating | float  # an array leaf; ofte
 
 # A pytree of arrays of any structure, such as a network's parameters: handed on and mapped over, not looked into.
 Tree = object
+
+# A pytree of arrays whose structure its maker knows, such as a method's shared parameters or an optimizer's state:
+# taken apart by the functions that its maker hands over, so that no type checker can look into it.
+PyTree: TypeAlias = Any
+
+# The tree that a function is given and another one of its structure, which it returns.
+SameTree = TypeVar("SameTree")
 
 
 _Values = tuple[object, ...]

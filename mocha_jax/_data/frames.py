@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mocha_jax._core import check
+from mocha_jax._data.names import DataFrame
 
 
 def masked(value: object) -> bool:
@@ -134,7 +135,7 @@ def check_frames(owner: str, name: str, value: object) -> None:
             raise ValueError(f"{owner}: {name} is a {kind}, which is no data frame; pass {what}.")
 
 
-def check_no_dates(owner: str, frame: Any) -> None:
+def check_no_dates(owner: str, frame: DataFrame) -> None:
     """Refuse columns of dates or times, which an array of the frame would turn into numbers."""
     times = (getattr(dtype, "is_temporal", None) for dtype in getattr(frame, "dtypes", ()))
     if (column := next((j for j, is_time in enumerate(times) if is_time is not None and is_time()), -1)) >= 0:
@@ -146,11 +147,9 @@ def check_no_dates(owner: str, frame: Any) -> None:
 
 def _each(value: object) -> tuple[list[Any], bool]:
     """The arrays that a list, tuple or mapping has, or the array itself; and which it was."""
-    several = isinstance(value, Mapping | Sequence) and not isinstance(value, str | bytes) and not _is_sparse(value)
-    if not several:
+    if not isinstance(value, Mapping | Sequence) or isinstance(value, str | bytes) or _is_sparse(value):
         return [value], False
-    some: Any = value
-    return list(some.values() if isinstance(some, Mapping) else some), True
+    return list(value.values() if isinstance(value, Mapping) else value), True
 
 
 def _is_sparse(value: object) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import AbstractMesh, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from mocha_jax._core.devices import NodeSharding, each_device, format_of, in_order
+from mocha_jax._core.devices import NodeSharding, each_device, format_of, in_order, order_of
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._core.values import is_traced
 from mocha_jax._numerics.math import Terms, combine, in_blocks, lengths, nodes_of, part_of, times, totals, with_part
@@ -28,12 +28,14 @@ from mocha_jax._numerics.math import Terms, combine, in_blocks, lengths, nodes_o
 # Axes of ``[m, n, d]``, the one whose neighbours are farthest apart first.
 _ORDER, _ORDER_ON_TPU = (1, 0, 2), (1, 2, 0)
 
+Stored = TypeVar("Stored")  # ``[m, n, d]``, or what stands for them
+
 # Bytes below which no program notices its copy.
 _SMALL = 2**20
 
 
 def _order_on(sharding: Sharding) -> tuple[int, ...]:
-    device: Any = next(iter(sharding.device_set))
+    device: jax.Device = next(iter(sharding.device_set))
     return _ORDER_ON_TPU if device.platform == "tpu" else _ORDER
 
 
@@ -42,17 +44,16 @@ def in_format(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     small = np.prod(x.shape) * x.dtype.itemsize < _SMALL
     if small or isinstance(getattr(x.sharding, "mesh", None), AbstractMesh):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cast(Any, format_of(_order_on(x.sharding), x.sharding)))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=format_of(_order_on(x.sharding), x.sharding))
 
 
-def row_by_row(x: Any) -> Any:
+def row_by_row(x: Stored) -> Stored | Array:
     """Put samples ``[m, n, d]`` in order, if they are an array that lies otherwise and is not small."""
     if not isinstance(x, jax.Array | np.ndarray) or is_traced(x) or x.nbytes < _SMALL:
         return x
-    array: Any = jnp.asarray(x)
-    if array.format.layout is None or array.format.layout.major_to_minor == _order_on(array.sharding):
-        return array
-    return in_order(array, _order_on(array.sharding))
+    array = jnp.asarray(x)
+    wanted = _order_on(array.sharding)
+    return array if order_of(array) in (None, wanted) else in_order(array, wanted)
 
 
 def seen_by_rows(x: object) -> Array | None:
@@ -62,11 +63,11 @@ def seen_by_rows(x: object) -> Array | None:
     """
     if not isinstance(x, jax.Array) or is_traced(x) or len(x.devices()) != 1 or x.nbytes < _SMALL:
         return None
-    [device], array = x.devices(), cast(Any, x)
-    if device.platform != "cpu" or array.format.layout.major_to_minor != _ORDER:
+    [device] = x.devices()
+    if device.platform != "cpu" or order_of(x) != _ORDER:
         return None
     try:
-        view = np.swapaxes(np.from_dlpack(array), 0, 1)[None]
+        view = np.swapaxes(np.from_dlpack(cast(Any, x)), 0, 1)[None]
     except Exception:  # of a dtype that NumPy lacks
         return None
     return cast(Array, jax.device_put(view, device, may_alias=True))
@@ -77,7 +78,7 @@ def collect(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLi
     if np.prod(shape) * jnp.dtype(dtype).itemsize < _SMALL:
         return jax.device_put(np.concatenate(list(pieces)))
     [device] = jnp.zeros(()).devices()
-    wanted: Any = format_of(_order_on(sharding := SingleDeviceSharding(device)), sharding)
+    wanted = format_of(_order_on(sharding := SingleDeviceSharding(device)), sharding)
     x = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=wanted)()
     put = jax.jit(_put, donate_argnums=0, out_shardings=wanted)
     begin = 0

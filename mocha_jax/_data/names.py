@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from mocha_jax._core import check
+
+DataFrame: TypeAlias = Any  # of pandas, polars or another library, none of which has to be installed
 
 # Names that a message shows of many.
 _SHOWN = 5

@@ -20,7 +20,7 @@ from mocha_jax._data.frames import (
     of_objects,
     samples_of,
 )
-from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
+from mocha_jax._data.names import DataFrame, Names, columns_in_order, columns_of, listed, places
 
 _OWNER = "pack_tasks"
 
@@ -64,7 +64,7 @@ def _columns_asked_for(xs: object, ys: object, groups: object) -> tuple[object, 
             f"{_OWNER}: {what} names a column, {asked[0]!r}, but xs is no data frame; got {check.shown(xs)}."
         )
     places(_OWNER, "column", asked, columns)
-    frame: Any = xs
+    frame: DataFrame = xs
     rest = [name for name in frame.columns if str(name) not in asked]
     return frame[rest], *(frame[name] if isinstance(name, str) else name for name in (ys, groups))
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from mocha_jax._algorithms.second_derivatives import curvature
-from mocha_jax._core.pytree import Relation, Tree
+from mocha_jax._core.pytree import PyTree, Relation, Tree
 from mocha_jax._numerics.linear_systems import LinearSolution, minres, refined
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
@@ -82,7 +81,7 @@ class Sensitivity:
         self._scale = jnp.where(self.free, safe_ratio(data.weight, -slope), 0.0)
         self._stiffness = stationary.stiffness(unknown)
         self._moved = jax.linearize(partial(self._conditions, problem), unknown, beta)[1]
-        self._inverse: Callable[[Any], Any] | None = None
+        self._inverse: Callable[[PyTree], PyTree] | None = None
         if direct is not None:
             # A dual's own share of a step is D / (D + kappa), and the slope 1 / (D + kappa).
             own = -self._moved(jax.tree.map(jnp.zeros_like, unknown), jnp.ones_like(beta))[1]
@@ -174,7 +173,7 @@ def read(problem: Problem, unknown: Tree) -> tuple[Array, Relation]:
     return stationary.weights(unknown), stationary.relation(unknown)
 
 
-def _stationary(problem: Problem) -> OptimalityConditions[Any]:
+def _stationary(problem: Problem) -> OptimalityConditions:
     return problem.regularizer.optimality(problem.data.num_tasks, problem.data.num_features)
 
 

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Pytree, Relation, fields_of, static, summary, tree
+from mocha_jax._core.pytree import PyTree, Pytree, Relation, fields_of, static, summary, tree
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import warn
 from mocha_jax._derivatives.optimum import optimum, pulled_back, refine
@@ -188,8 +188,8 @@ class Hypergradient(Pytree):
     """A gradient and its error, from `hypergradient`."""
 
     value: Array  # [] of the function
-    gradient: Any  # a `Problem` that holds the derivative with respect to each of its numbers; NaN where unknown
-    error: Any  # the same of the size of the gradient's error: what the last Newton step changed, and rounding
+    gradient: PyTree  # a `Problem` that holds the derivative with respect to each of its numbers; NaN where unknown
+    error: PyTree  # the same of the size of the gradient's error: what the last Newton step changed, and rounding
     distance: Array  # [] by how much that step moved weights or duals, as a share of their size
     residual: Array  # [] relative residual of the linear system
     steps: Array  # [] int32 that solving it took

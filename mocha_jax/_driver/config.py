@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ _refused: set[Hashable] = set()
 class RunConfig(Pytree):
     """The constants of a run."""
 
-    algorithm: Algorithm[Any]
+    algorithm: Algorithm
     problem: Federated
     systems: System
     cost: Cost
@@ -142,8 +142,8 @@ def make_config(
 
 def check_state(owner: str, state: object, **rounds: int) -> None:
     """Check that `state` counts its rounds and that the counter cannot overflow."""
-    done: Any = None if state is None else getattr(state, "round", None)
-    if state is not None and (not hasattr(done, "dtype") or np.shape(done) != ()):
+    done = getattr(state, "round", None)
+    if state is not None and (not hasattr(done, "dtype") or getattr(done, "shape", None) != ()):
         raise ValueError(
             f"{owner}: state must be what an algorithm carries from round to round, such as solution.state; "
             f"got {check.shown(state)}."
@@ -191,7 +191,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, _REFUSALS) or type(error).__name__ in _NAMES_OF_REFUSALS
 
 
-def run_by(algorithm: Algorithm[Any], config: RunConfig) -> RunConfig:
+def run_by(algorithm: Algorithm, config: RunConfig) -> RunConfig:
     """Return the run by another algorithm with the same state."""
     if algorithm is config.algorithm:
         return config

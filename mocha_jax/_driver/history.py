@@ -13,6 +13,7 @@ from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Hyperparameter, Pytree, fields_of, summary
+from mocha_jax._data.names import DataFrame
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
@@ -179,7 +180,7 @@ class History(Pytree):
             if value is not None and not isinstance(value, Pytree) and np.shape(value) == np.shape(self.round)
         }
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> DataFrame:
         """Return the records as a data frame of pandas, one row each."""
         try:
             pandas = importlib.import_module("pandas")

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mocha_jax._algorithms.base import Algorithm, Kind, State
+from mocha_jax._algorithms.base import Algorithm, Kind, OwnState, State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, Tree, tree
@@ -112,7 +111,7 @@ def run(
     record_every: int = 1,
     watch: Watch | None = None,
     state: State | None = None,
-) -> tuple[Any, History]:
+) -> tuple[OwnState, History]:
     """Run a fixed number of rounds as one `lax.scan`: pure, and it composes with every transformation.
 
     Args:

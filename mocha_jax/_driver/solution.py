@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax import networks
-from mocha_jax._algorithms.base import Kind
+from mocha_jax._algorithms.base import Kind, OwnState
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree, Relation, static, summary, tree
 from mocha_jax._core.values import is_traced
@@ -53,7 +53,7 @@ class Solution(Pytree, Generic[Kind]):
 
     problem: Kind
     weights: Array = tree()  # [num_tasks, d]; of networks their parameters
-    state: Any = tree()  # a `State`, the algorithm's own
+    state: OwnState = tree()  # a `State`, the algorithm's own
     relation: Relation  # Omega, e.g. factored; None where it is given
     quality: Quality  # how good the answer is: a `Certificate`, of networks an `Evaluation`
     history: History  # of NumPy arrays, one entry per recorded round
@@ -62,7 +62,7 @@ class Solution(Pytree, Generic[Kind]):
     silent: Array | np.ndarray  # [m] bool nodes with data that never did any work
     owner: Array | np.ndarray  # [m] the task of each node
     utilisation: Array | np.ndarray  # [m] share of the simulated time in which each node was busy
-    network: Any = tree(default=None)  # whose parameters the weights are; None of a linear model
+    network: networks.Network | None = tree(default=None)  # whose parameters the weights are; None of a linear model
     tol: float | None = static(default=None)
 
     @property

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.frames import check_dense, check_frames, is_missing, samples_of
-from mocha_jax._data.names import Names, columns_in_order, columns_of, listed, places
+from mocha_jax._data.names import DataFrame, Names, columns_in_order, columns_of, listed, places
 from mocha_jax._data.task_data import TaskData
 
 UNSEEN = ("error", "mean")
+
+HowTrained: TypeAlias = Mapping[str, Any]  # texts, numbers and mappings of names to them, as JSON has them
 
 
 class NamedModel(ABC):
@@ -22,7 +24,7 @@ class NamedModel(ABC):
 
     num_features: int  # length of a sample, without the intercept
     names: Names
-    trained: Mapping[str, Any]
+    trained: HowTrained
 
     @property
     @abstractmethod
@@ -50,7 +52,9 @@ class NamedModel(ABC):
             raise ValueError(f"predict: x must be samples [k, {width}] of numbers, got {check.shown(x)}.")
         return samples, self._places(task, len(samples), unseen)
 
-    def _of_frame(self, frame: Any, columns: tuple[str, ...], task: object) -> tuple[Any, tuple[str, ...], object]:
+    def _of_frame(
+        self, frame: DataFrame, columns: tuple[str, ...], task: object
+    ) -> tuple[DataFrame, tuple[str, ...], object]:
         """The features of a data frame, their names, and the tasks: its column where `task` is the name of one."""
         wanted = columns if self.names.features is None else self.names.features
         if isinstance(task, str) and task in columns and task not in self.tasks:

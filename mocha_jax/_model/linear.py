@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._model.base import WeightsModel, check_names, finite, numbers
+from mocha_jax._model.base import HowTrained, WeightsModel, check_names, finite, numbers
 from mocha_jax._model.file import write
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
@@ -51,7 +50,7 @@ class LinearModel(WeightsModel):
     decides: tuple[str, ...] = ()
     thresholds: np.ndarray | None = None
     logistic: bool = False
-    trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained: HowTrained = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         weights = finite("LinearModel", "weights", self.weights, ("num_tasks", "d"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._model.base import WeightsModel, check_names, finite
+from mocha_jax._model.base import HowTrained, WeightsModel, check_names, finite
 from mocha_jax._model.file import write
 
 # Ways to train it, which are the kinds of its files: a model for each class, or one for all pairs of classes.
@@ -50,7 +49,7 @@ class MulticlassModel(WeightsModel):
     logistic: bool = False
     calibration: np.ndarray | None = None
     method: str = "one_vs_rest"
-    trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained: HowTrained = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         owner = "MulticlassModel"

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._model.base import NamedModel
+from mocha_jax._model.base import HowTrained, NamedModel
 from mocha_jax._model.file import described, write
 from mocha_jax._model.parameters import by_path, checked, owned, rows
 from mocha_jax.likelihoods import Categorical, Likelihood, Positions
@@ -69,7 +68,7 @@ class NetworkModel(NamedModel):
     names: Names = NAMELESS
     appended: float = 0.0
     scaling: Scaling | None = None
-    trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained: HowTrained = dataclasses.field(default_factory=dict)
 
     @on_purpose
     def __post_init__(self) -> None:

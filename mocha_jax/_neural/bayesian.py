@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from mocha_jax._algorithms.base import State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import static
+from mocha_jax._core.pytree import PyTree, static
 from mocha_jax._neural.gaussian import DiagonalGaussian, draw
 from mocha_jax._neural.prediction import Judge, Predicted, Prediction
 from mocha_jax._neural.refinement import Apart, Own, RefinementAnswer
@@ -179,7 +177,7 @@ class BayesianTrainer(Trainer):
 
         return judged
 
-    def weights(self, state: VirtualState) -> Any:
+    def weights(self, state: VirtualState) -> PyTree:
         """The means as the model wants them, arrays of clients' own parts with a leading axis of clients, ``[m, ...]``.
 
         Of one client they are `parameters`.
@@ -187,7 +185,7 @@ class BayesianTrainer(Trainer):
         to_shared, to_private, join = self.apart(state.first.dtype)
         return join(to_shared(state.mean), jax.vmap(to_private)(state.private.mean))
 
-    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> Any:
+    def parameters(self, state: VirtualState, problem: Prediction, node: Array | int) -> PyTree:
         """The means as the model wants them, for one client."""
         to_shared, to_private, join = self.apart(problem.data.dtype)
         own = _row(state.private, known_client(self, problem, node))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import PyTree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Schedule
 from mocha_jax._neural.prediction import Prediction
@@ -53,11 +53,11 @@ class BudgetedTrainer(Trainer):
     def tuning_steps(self, data: TaskData) -> Array:
         """Steps by which each client is made ready, ``[m]`` int32."""
 
-    def first_spent(self, m: int) -> Any:
+    def first_spent(self, m: int) -> PyTree:
         """The steps that clients have spent before the first round, ``[m]`` int32; nothing without privacy."""
         return () if self.privacy is None else jnp.zeros((m,), jnp.int32)
 
-    def allowed(self, budget: Array, spent: Any, data: TaskData, nodes: Array | None = None) -> tuple[Array, Any]:
+    def allowed(self, budget: Array, spent: PyTree, data: TaskData, nodes: Array | None = None) -> tuple[Array, PyTree]:
         """The steps of a round that privacy leaves, ``[m]`` int32, and what clients have spent after it.
 
         Args:

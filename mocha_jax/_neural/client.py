@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, SameTree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order, train
 from mocha_jax._neural.prediction import ROWS
@@ -28,8 +28,8 @@ LOCAL = "local"  # the first phase of every round
 # models; epochs count below them.
 _PHASES, _DRAWS, _COMPARED = np.uint32(2**32 - 2**16), np.uint32(2**32 - 2**17), np.uint32(2**32 - 2**18)
 
-Objective = Callable[[Any, Batch, Array], Array]  # of parameters, a batch and a key
-Gradient = Callable[[Any, Batch, Array], tuple[Array, Any]]  # of the same: a loss, and a direction of ascent
+Objective = Callable[[PyTree, Batch, Array], Array]  # of parameters, a batch and a key
+Gradient = Callable[[PyTree, Batch, Array], tuple[Array, PyTree]]  # of the same: a loss, and a direction of ascent
 
 
 class Phase(NamedTuple):
@@ -63,8 +63,8 @@ class Client(NamedTuple):
     A method's functions of a client are written for one client and mapped over all of them.
     """
 
-    shared: Any  # what the server sends to all
-    row: Any  # what the server sends to this client alone
+    shared: PyTree  # what the server sends to all
+    row: PyTree  # what the server sends to this client alone
     numbers: Mapping[str, Array]  # the method's, by name
     rate: Array  # [] factor of every update
     key: Array  # of this client in this round
@@ -89,9 +89,9 @@ class Client(NamedTuple):
         return mean_loss(self.network, self.likelihood, params, batch, key)
 
     def train(
-        self, params: Tree, objective: Objective | None = None, *, gradient: Gradient | None = None,
+        self, params: SameTree, objective: Objective | None = None, *, gradient: Gradient | None = None,
         phase: str = LOCAL, optimizer: optax.OptState | None = None, weight: Array | None = None,
-    ) -> Trained[Any]:  # fmt: skip
+    ) -> Trained[SameTree]:  # fmt: skip
         """Train for the steps of a phase.
 
         Args:
@@ -182,7 +182,7 @@ class Client(NamedTuple):
 def by_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Leave an optimizer the gradient of a step alone: a line search would compute others, with the same noise."""
 
-    def update(updates: Tree, state: optax.OptState, params: Tree | None = None) -> tuple[Any, optax.OptState]:
+    def update(updates: SameTree, state: optax.OptState, params: Tree | None = None) -> tuple[SameTree, optax.OptState]:
         return optimizer.update(updates, state, params)
 
     return optax.GradientTransformation(optimizer.init, update)
@@ -199,12 +199,12 @@ def pulled(objective: Objective, strength: Array, target: Tree) -> Objective:
     return lambda params, batch, key: objective(params, batch, key) + 0.5 * strength * squared_distance(params, target)
 
 
-def scaled(factor: Array, tree: Tree) -> Any:
+def scaled(factor: Array, tree: SameTree) -> SameTree:
     """Multiply all arrays of a tree by a number."""
     return jax.tree.map(lambda a: factor * a, tree)
 
 
-def difference(a: Tree, b: Tree) -> Any:
+def difference(a: SameTree, b: SameTree) -> SameTree:
     """Subtract a tree from another one."""
     return jax.tree.map(lambda a, b: a - b, a, b)
 

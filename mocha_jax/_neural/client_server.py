@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.budgeted_trainer import BudgetedTrainer
 from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
@@ -76,20 +76,20 @@ class ClientServer(BudgetedTrainer):
         )  # fmt: skip
         return state.replace(ready=unknown(jax.eval_shape(self.made_ready, state, problem)))
 
-    def first_parts(self, m: int, dtype: Any) -> ServerParts:
+    def first_parts(self, m: int, dtype: DTypeLike) -> ServerParts:
         """The server's trees before the first round."""
         return self.declared().method.start(self._beginning(m, dtype))
 
-    def first_own(self, nodes: Array, dtype: Any) -> Any:
+    def first_own(self, nodes: Array, dtype: DTypeLike) -> PyTree:
         """The trees that clients keep before it, ``[m, ...]``, of their numbers ``[m]`` int32."""
         own = self.declared().method.own
         return () if own is None else jax.vmap(partial(own, self._beginning(len(nodes), dtype)))(nodes)
 
-    def _beginning(self, m: int, dtype: Any) -> Beginning:
+    def _beginning(self, m: int, dtype: DTypeLike) -> Beginning:
         declared = self.declared()
         return Beginning(partial(self.begin, dtype), self._numbers(dtype), declared.optimizer, m)
 
-    def _numbers(self, dtype: Any) -> dict[str, Array]:
+    def _numbers(self, dtype: DTypeLike) -> dict[str, Array]:
         return {name: jnp.asarray(value, dtype) for name, value in self.declared().numbers.items()}
 
     def resume(self, state: TrainingState, problem: Prediction) -> TrainingState:
@@ -152,7 +152,7 @@ class ClientServer(BudgetedTrainer):
             divided(budget, phases, data, place), phases, self.model, inputs.likelihood, privacy,
         )  # fmt: skip
 
-    def answer(self, c: Client, own: Tree, sent: Sent) -> tuple[tuple[Any, Sent], Heard]:
+    def answer(self, c: Client, own: Tree, sent: Sent) -> tuple[tuple[PyTree, Sent], Heard]:
         """One client's round: what it keeps and its row, those before where the answer is not finite; and its sums."""
         new, answer = self.declared().method.client(c, own)
         finite = all_finite((new, answer))
@@ -177,7 +177,7 @@ class ClientServer(BudgetedTrainer):
 
     def _at_clients(
         self, key: Array, state: TrainingState, problem: Prediction, budget: Array
-    ) -> tuple[Any, Sent, Heard]:
+    ) -> tuple[PyTree, Sent, Heard]:
         """The clients' part of a round: what they keep, their rows and the sum of their answers."""
         data = problem.data
         like = self.answer_like(ServerParts(state.shared, state.rows))
@@ -185,8 +185,9 @@ class ClientServer(BudgetedTrainer):
         sent = Sent(zeros_like(like.row, m), jnp.zeros((m,), bool))
 
         def client(
-            inputs: RoundInputs, data: TaskData, place: Array, node: Array, budget: Array, own: tuple[Any, Any, Sent]
-        ) -> tuple[tuple[Any, Any, Sent], Heard]:
+            inputs: RoundInputs, data: TaskData, place: Array, node: Array, budget: Array,
+            own: tuple[PyTree, PyTree, Sent],
+        ) -> tuple[tuple[PyTree, PyTree, Sent], Heard]:  # fmt: skip
             kept, row, sent = own
             (kept, sent), heard = self.answer(self.at_client(inputs, row, data, place, node, budget), kept, sent)
             return (kept, row, sent), heard
@@ -272,7 +273,7 @@ class ClientServer(BudgetedTrainer):
             state.spent,
         )  # fmt: skip
 
-    def made_ready(self, state: TrainingState, problem: Prediction) -> Any:
+    def made_ready(self, state: TrainingState, problem: Prediction) -> PyTree:
         """`Method.ready` of every client, ``[m, ...]``; nothing of a method without."""
         if self.declared().method.ready is None:
             return ()
@@ -284,18 +285,20 @@ class ClientServer(BudgetedTrainer):
         """The key of the draws by which clients are made ready, none of a round's nor of first parameters."""
         return jax.random.fold_in(jax.random.key(jnp.asarray(self.seed, jnp.uint32)), _TUNING)
 
-    def ready_at(self, inputs: Callable[[Array], RoundInputs], rows: Any, own: Any, problem: Prediction) -> Any:
+    def ready_at(
+        self, inputs: Callable[[Array], RoundInputs], rows: PyTree, own: PyTree, problem: Prediction
+    ) -> PyTree:
         """`Method.ready` of every client, of the inputs of each."""
         declared, data = self.declared(), problem.data
         ready, phases = declared.method.ready, self._as_first(declared.tuning)
         assert ready is not None
 
-        def at(data: TaskData, place: Array, node: Array, budget: Array, own: Any, row: Any) -> Any:
+        def at(data: TaskData, place: Array, node: Array, budget: Array, own: PyTree, row: PyTree) -> PyTree:
             return ready(self.at_client(inputs(node), row, data, place, node, budget, phases), own)
 
         def client(
-            _: tuple[()], data: TaskData, place: Array, node: Array, budget: Array, held: tuple[Any, Any, Any]
-        ) -> tuple[tuple[Any, Any, Any], tuple[()]]:
+            _: tuple[()], data: TaskData, place: Array, node: Array, budget: Array, held: tuple[PyTree, PyTree, PyTree]
+        ) -> tuple[tuple[PyTree, PyTree, PyTree], tuple[()]]:
             return (*held[:2], at(data, place, node, budget, *held[:2])), ()
 
         zero = jnp.zeros((), jnp.int32)
@@ -308,10 +311,10 @@ class ClientServer(BudgetedTrainer):
         current = state.exchange(ready=self.made_ready(state, problem))
         return self.judge_by(lambda client: self._of_client(current, client), problem)
 
-    def parameters(self, state: TrainingState, problem: Prediction, node: Array | int) -> Any:
+    def parameters(self, state: TrainingState, problem: Prediction, node: Array | int) -> PyTree:
         return self._of_client(state.exchange(ready=self.made_ready(state, problem)), node)
 
-    def _of_client(self, state: TrainingState, node: Array | int) -> Any:
+    def _of_client(self, state: TrainingState, node: Array | int) -> PyTree:
         """The parameters that predict at a client, of a state whose clients are ready."""
         model = self.declared().method.personal_model
         if model is None:
@@ -329,7 +332,7 @@ class ClientServer(BudgetedTrainer):
             return mapped(method.personal_model, state.shared, *self._own(state))
         return state.shared if method.global_model is None else method.global_model(state.shared, state.kept)
 
-    def _own(self, state: TrainingState) -> tuple[Any, Any]:
+    def _own(self, state: TrainingState) -> tuple[PyTree, PyTree]:
         """Rows and what stands for the clients' own trees, ``[m, ...]``."""
         return state.rows, state.own if self.declared().method.ready is None else state.ready
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
 from jax import Array
 
-from mocha_jax._core.pytree import Hyperparameter, Tree
+from mocha_jax._core.pytree import Hyperparameter, PyTree, SameTree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, Phase
 from mocha_jax._numerics.math import safe_ratio
@@ -19,36 +19,36 @@ from mocha_jax.networks import Params
 class Answer(NamedTuple):
     """A client's answer. The server hears sums and rows."""
 
-    total: Any = ()  # a tree that is summed over the clients
-    row: Any = ()  # a tree that the server receives from each client
-    loss: Any = 0.0  # [] mean over the training, for the history
+    total: PyTree = ()  # a tree that is summed over the clients
+    row: PyTree = ()  # a tree that the server receives from each client
+    loss: Array | float = 0.0  # [] mean over the training, for the history
 
 
 class ServerParts(NamedTuple):
     """The server's trees."""
 
-    shared: Any = ()  # goes to all clients
-    rows: Any = ()  # [m, ...] each goes to its client
-    kept: Any = ()  # stays here
+    shared: PyTree = ()  # goes to all clients
+    rows: PyTree = ()  # [m, ...] each goes to its client
+    kept: PyTree = ()  # stays here
 
 
 class ServerRound(NamedTuple):
     """A server in a round: what it has and what it hears."""
 
     parts: ServerParts
-    total: Any  # the sum of the clients' `Answer.total`
-    sent: Any  # [m, ...] `Answer.row` of each client that answered; of others anything
+    total: PyTree  # the sum of the clients' `Answer.total`
+    sent: PyTree  # [m, ...] `Answer.row` of each client that answered; of others anything
     answered: Array  # [m] bool
     weight: Array  # [] total weight c_k of those that answered
     weights: Array  # [m] c_k of all clients; 0 of one without data
     numbers: Mapping[str, Array]  # the method's, by name
     optimizer: optax.GradientTransformation
 
-    def average(self, total: Tree) -> Any:
+    def average(self, total: SameTree) -> SameTree:
         """Divide a sum over clients, each times its weight, by their weight."""
         return jax.tree.map(lambda a: safe_ratio(a, self.weight), total)
 
-    def step(self, gradient: Tree, params: Tree, state: optax.OptState) -> tuple[Any, optax.OptState]:
+    def step(self, gradient: Tree, params: SameTree, state: optax.OptState) -> tuple[SameTree, optax.OptState]:
         """Take a step of the server's optimizer."""
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
             updates, state = self.optimizer.update(gradient, state, params)
@@ -58,7 +58,8 @@ class ServerRound(NamedTuple):
 class Beginning(NamedTuple):
     """The beginning of a run, which depends on no data."""
 
-    begin: Callable[[Any], Any]  # the network's first parameters, by the number of their draw; the server's is 0
+    # The network's first parameters, by the number of their draw; the server's is 0.
+    begin: Callable[[Array | int], PyTree]
     numbers: Mapping[str, Array]  # the method's, by name
     optimizer: optax.GradientTransformation  # the server's
     clients: int
@@ -90,17 +91,17 @@ class Method(NamedTuple):
     """
 
     start: Callable[[Beginning], ServerParts]
-    client: Callable[[Client, Any], tuple[Any, Answer]]
+    client: Callable[[Client, PyTree], tuple[PyTree, Answer]]
     server: Callable[[ServerRound], ServerParts]
-    sends: Callable[[Any, Any], Answer] | None = None
-    own: Callable[[Beginning, Any], Any] | None = None
-    global_model: Callable[[Any, Any], Params] | None = None
-    personal_model: Callable[[Any, Any, Any], Params] | None = None
+    sends: Callable[[PyTree, PyTree], Answer] | None = None
+    own: Callable[[Beginning, Array], PyTree] | None = None
+    global_model: Callable[[PyTree, PyTree], Params] | None = None
+    personal_model: Callable[[PyTree, PyTree, PyTree], Params] | None = None
     wraps: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
-    joins: Callable[[Any, Any, Any], Any] | None = None
-    ready: Callable[[Client, Any], Any] | None = None
-    decodes: Callable[[Any, Any, Any], Any] | None = None
-    check: Callable[[Mapping[str, Any], TaskData], None] | None = None
+    joins: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
+    ready: Callable[[Client, PyTree], PyTree] | None = None
+    decodes: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
+    check: Callable[[Mapping[str, Hyperparameter], TaskData], None] | None = None
     name: str = "Composed"
 
 

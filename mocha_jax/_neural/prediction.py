@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.base import HowTrained
 from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import named, owned, rows
 from mocha_jax._numerics.math import in_blocks, nodes_of, safe_ratio
@@ -86,7 +87,7 @@ class Prediction(Federated):
         rows = jax.ShapeDtypeStruct((int(samples), d), dtype), jax.ShapeDtypeStruct((int(samples),), dtype)
         return jax.eval_shape(self.likelihood.parts, *rows)
 
-    def network_model(self, network: Network, parameters: Params, trained: Mapping[str, object]) -> NetworkModel:
+    def network_model(self, network: Network, parameters: Params, trained: HowTrained) -> NetworkModel:
         """The model of trained parameters, with the names of the data.
 
         Args:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree, Tree, static
+from mocha_jax._core.pytree import Hyperparameter, PyTree, Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, scaled
 from mocha_jax._neural.composed import Composed, Sampling
@@ -190,14 +190,14 @@ class ByCoin(System):
 class Limited(NamedTuple):
     """The message to clients: the trees of the method, and the length that a change may have."""
 
-    model: Any
+    model: PyTree
     clip: Array  # [] C
 
 
 class Kept(NamedTuple):
     """The trees that stay at the server."""
 
-    own: Any  # of the method
+    own: PyTree  # of the method
     secret: Array  # [2] uint32 key of the noise
     used: Array  # [] int32 rounds in which the model has changed
 
@@ -205,7 +205,7 @@ class Kept(NamedTuple):
 class Clipped(NamedTuple):
     """The answer of a client, which the server sums up."""
 
-    change: Any
+    change: PyTree
     within: Array  # [] 1/2 where the change is no longer than C, -1/2 where it was cut
 
 
@@ -238,7 +238,7 @@ class _ClippedClient:
 
     method: Method
 
-    def __call__(self, c: Client, own: Tree) -> tuple[Any, Answer]:
+    def __call__(self, c: Client, own: Tree) -> tuple[PyTree, Answer]:
         kept, answer = self.method.client(c._replace(shared=c.shared.model), own)
         change = scaled(safe_ratio(jnp.ones_like(c.weight), c.weight), answer.total)
         length = jnp.sqrt(jnp.asarray(sum(jnp.sum(a**2) for a in jax.tree.leaves(change))))
@@ -307,9 +307,9 @@ def _shared_out(s: ServerRound, expected: Array) -> tuple[Array, Array]:
 class _LimitedJoins:
     """The trees of a client that comes later."""
 
-    joins: Callable[[Any, Any, Any], Any]
+    joins: Callable[[PyTree, PyTree, PyTree], PyTree]
 
-    def __call__(self, shared: Limited, row: Tree, first: Tree) -> Any:
+    def __call__(self, shared: Limited, row: Tree, first: Tree) -> PyTree:
         return self.joins(shared.model, row, first)
 
 
@@ -317,9 +317,9 @@ class _LimitedJoins:
 class _LimitedReady:
     """The trees that are made ready at a client."""
 
-    ready: Callable[[Client, Any], Any]
+    ready: Callable[[Client, PyTree], PyTree]
 
-    def __call__(self, c: Client, own: Tree) -> Any:
+    def __call__(self, c: Client, own: Tree) -> PyTree:
         return self.ready(c._replace(shared=c.shared.model), own)
 
 
@@ -327,9 +327,9 @@ class _LimitedReady:
 class _LimitedGlobal:
     """The parameters that predict for all clients."""
 
-    model: Callable[[Any, Any], Params] | None
+    model: Callable[[PyTree, PyTree], Params] | None
 
-    def __call__(self, shared: Limited, kept: Any) -> Params:
+    def __call__(self, shared: Limited, kept: PyTree) -> Params:
         own = kept.own if isinstance(kept, Kept) else kept
         return shared.model if self.model is None else self.model(shared.model, own)
 
@@ -338,7 +338,7 @@ class _LimitedGlobal:
 class _LimitedPersonal:
     """The parameters that predict for one client."""
 
-    model: Callable[[Any, Any, Any], Params]
+    model: Callable[[PyTree, PyTree, PyTree], Params]
 
     def __call__(self, shared: Limited, row: Tree, own: Tree) -> Params:
         return self.model(shared.model, row, own)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Pytree, Tree
+from mocha_jax._core.pytree import Hyperparameter, PyTree, Pytree, Tree
 from mocha_jax._neural.clients import Batch, Schedule, in_random_order
 from mocha_jax._numerics.math import safe_ratio, uniform_bits
 from mocha_jax.likelihoods import Likelihood
@@ -83,7 +83,7 @@ class ExampleLevel(Pytree):
         """The steps that clients of these numbers may still take, int32."""
         return jnp.maximum(_of(self.steps, nodes).astype(jnp.int32) - spent, 0)
 
-    def of(self, node: Array, dtype: Any, expected: Array, largest: Array) -> OfClient:
+    def of(self, node: Array, dtype: DTypeLike, expected: Array, largest: Array) -> OfClient:
         """The settings of one client."""
         clip, noise = jnp.asarray(self.clip, dtype), _of(self.noise, node).astype(dtype)
         return OfClient(clip, noise, expected, largest)
@@ -136,7 +136,7 @@ class ByChance(Schedule):
 
 
 def private_mean_loss(
-    loss: Callable[[Network, Likelihood, Any, Batch, Array], Array], network: Network, likelihood: Likelihood,
+    loss: Callable[[Network, Likelihood, PyTree, Batch, Array], Array], network: Network, likelihood: Likelihood,
     params: Params, batch: Batch, key: Array | None, how: OfClient,
 ) -> Array:  # fmt: skip
     """Stand for the mean loss of a batch: 0, with the private gradient of the parameters.
@@ -160,7 +160,7 @@ def private_mean_loss(
 
 
 def private_losses(
-    loss: Callable[[Network, Likelihood, Any, Batch, Array], Array], network: Network, likelihood: Likelihood,
+    loss: Callable[[Network, Likelihood, PyTree, Batch, Array], Array], network: Network, likelihood: Likelihood,
     models: Params, batch: Batch, key: Array, how: OfClient,
 ) -> Array:  # fmt: skip
     """Compute by how much each of several models is worse than their mean in a batch, with noise, ``[k]``.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from mocha_jax._algorithms.base import Algorithm, State
+from mocha_jax._algorithms.base import Algorithm, OwnState, State
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Hyperparameter, Tree, static
+from mocha_jax._core.pytree import Hyperparameter, PyTree, Tree, static
 from mocha_jax._neural.clients import Batch, Schedule
 from mocha_jax._neural.prediction import (
     Evaluation,
@@ -39,6 +39,8 @@ from mocha_jax.networks._base import outputs
 from mocha_jax.systems._base import Info, Request
 
 Carried = TypeVar("Carried", bound=State)
+
+Equation: TypeAlias = Any  # of a program; JAX's own type of it knows no shapes
 
 
 class Trainer(Algorithm[Prediction]):
@@ -158,11 +160,11 @@ class Trainer(Algorithm[Prediction]):
         check.instance(self.name, "state", state, self.carries, "solution.state")
 
     @abstractmethod
-    def parameters(self, state: Any, problem: Prediction, node: Array | int) -> Any:
+    def parameters(self, state: OwnState, problem: Prediction, node: Array | int) -> PyTree:
         """The network that predicts a client's samples, as the model wants it: ``model.apply(parameters, x)``."""
 
     @on_purpose
-    def predict(self, state: Any, problem: Prediction, node: Array | int, x: Array) -> Predicted:
+    def predict(self, state: OwnState, problem: Prediction, node: Array | int, x: Array) -> Predicted:
         """Predict by a client's network.
 
         Args:
@@ -176,7 +178,7 @@ class Trainer(Algorithm[Prediction]):
         predicted = outputs(self.model, self.parameters(state, problem, node), x, problem.seen(len(x))[1].shape)
         return Predicted.of(problem.likelihood, problem.likelihood.predictive(predicted)[None])
 
-    def judge(self, state: Any, problem: Prediction) -> Judge:
+    def judge(self, state: OwnState, problem: Prediction) -> Judge:
         """Losses and errors of samples, by a client's network."""
         return self.judge_by(lambda client: self.parameters(state, problem, client), problem)
 
@@ -200,14 +202,14 @@ class Trainer(Algorithm[Prediction]):
         return score(problem.judged_on, problem.likelihood, self.judge(state, problem), self.whose(problem),
                      problem.data.sizes > 0)  # fmt: skip
 
-    def certify(self, state: Any, problem: Prediction) -> Evaluation:
+    def certify(self, state: OwnState, problem: Prediction) -> Evaluation:
         clients = jnp.sum(problem.data.sizes > 0, dtype=jnp.int32)
         alive = state.failed < jnp.maximum(clients, 1)
         return evaluation(
             self.scores(state, problem), state.loss, state.diverged, alive, self.exhausted(state, problem)
         )
 
-    def exhausted(self, state: Any, problem: Prediction) -> Array:
+    def exhausted(self, state: OwnState, problem: Prediction) -> Array:
         """Count the clients whose privacy allows them no more steps, [] int32."""
         return jnp.zeros((), jnp.int32)
 
@@ -282,14 +284,14 @@ def flops(fn: Callable[..., Tree], *args: Tree) -> float:
       >>> flops(lambda a, b: a @ b + 1.0, jnp.ones((3, 4)), jnp.ones((4, 5)))
       135.0
     """
-    return _count(jax.make_jaxpr(fn)(*args))
+    return _count(jax.make_jaxpr(fn)(*args).eqns)
 
 
-def _count(jaxpr: Any) -> float:
-    return float(sum(_operations(equation) for equation in jaxpr.eqns))
+def _count(program: Sequence[Equation]) -> float:
+    return float(sum(map(_operations, program)))
 
 
-def _operations(equation: Any) -> float:
+def _operations(equation: Equation) -> float:
     inner = [part for value in equation.params.values() for part in _programs(value)]
     if inner:
         times = equation.params.get("length", 1)  # of a scan; loops with an open end count once
@@ -305,9 +307,9 @@ def _operations(equation: Any) -> float:
     return made
 
 
-def _programs(value: object) -> list[Any]:
+def _programs(value: object) -> list[Sequence[Equation]]:
     if hasattr(value, "eqns"):
-        return [value]
+        return [value.eqns]
     if isinstance(value, tuple | list):
         return [program for item in value for program in _programs(item)]
     return []

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 
 from mocha_jax._algorithms.base import State
-from mocha_jax._core.pytree import tree
+from mocha_jax._core.pytree import PyTree, tree
 from mocha_jax.likelihoods import Likelihood
 
 
 class TrainingState(State):
     """The state of a method of federated training between rounds."""
 
-    shared: Any = tree()  # the server's trees: what goes to all clients,
-    rows: Any = tree()  # ``[m, ...]`` to each,
-    kept: Any = tree()  # and what stays
-    own: Any = tree()  # ``[m, ...]`` what every client keeps
-    ready: Any = tree()  # ``[m, ...]`` `Method.ready`, from `resume` to the next round; else NaN
+    shared: PyTree = tree()  # the server's trees: what goes to all clients,
+    rows: PyTree = tree()  # ``[m, ...]`` to each,
+    kept: PyTree = tree()  # and what stays
+    own: PyTree = tree()  # ``[m, ...]`` what every client keeps
+    ready: PyTree = tree()  # ``[m, ...]`` `Method.ready`, from `resume` to the next round; else NaN
     loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 answers left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
-    spent: Any = tree(default=())  # [m] int32 steps that each client has taken so far, where privacy limits them
+    spent: PyTree = tree(default=())  # [m] int32 steps that each client has taken so far, where privacy limits them
 
 
 class RoundInputs(NamedTuple):
     """The inputs of all clients in a round."""
 
     key: Array
-    shared: Any
+    shared: PyTree
     numbers: Mapping[str, Array]
     rate: Array
     likelihood: Likelihood
@@ -39,7 +39,7 @@ class RoundInputs(NamedTuple):
 class Heard(NamedTuple):
     """The sum over the clients' answers."""
 
-    total: Any
+    total: PyTree
     weight: Array  # [] of their samples
     loss: Array  # [] mean over their training, times the weight
     diverged: Array  # [] int32 answers that were not finite
@@ -48,5 +48,5 @@ class Heard(NamedTuple):
 class Sent(NamedTuple):
     """The rows of the clients' answers."""
 
-    row: Any
+    row: PyTree
     answered: Array  # bool

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, SameTree, Tree
 from mocha_jax.networks import Params
 
 
-def unknown(shapes: Tree) -> Any:
+def unknown(shapes: SameTree) -> SameTree:
     """Make trees of these shapes of NaN, where numbers may be that."""
     return jax.tree.map(
         lambda a: jnp.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0, a.dtype), shapes
     )
 
 
-def zeros_like(shapes: Tree, *lead: int) -> Any:
+def zeros_like(shapes: SameTree, *lead: int) -> SameTree:
     """Make zeros of these shapes, with leading axes of those lengths."""
     return jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), shapes)
 
 
-def mapped(model: Callable[[Any, Any, Any], Params], shared: Tree, rows: Tree, own: Tree) -> Params:
+def mapped(model: Callable[[PyTree, PyTree, PyTree], Params], shared: Tree, rows: Tree, own: Tree) -> Params:
     """Map a model over clients, ``[m, ...]``; what is the same for all of them has no axis."""
     args = shared, *jax.tree.map(first_row, (rows, own))
     program, shapes = jax.make_jaxpr(model, return_shape=True)(*args)
@@ -59,7 +58,7 @@ def as_vector(tree: Tree) -> Array:
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-def as_tree(vector: Array, like: Any) -> Any:
+def as_tree(vector: Array, like: SameTree) -> SameTree:
     """Cut a vector into the arrays of a tree."""
     leaves, form = jax.tree.flatten(like)
     cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def epoch(
     lanes: int | None = None,
     depth: int | None = None,
     copied: bool | None = None,
-    interpret: Any = False,
+    interpret: object = False,
 ) -> Result:
     """One pass over the rows of every node.
 
@@ -132,13 +132,12 @@ def epoch(
     tile = program(x.shape, x.dtype, lanes, copied)
     depth = depth or rows_in_flight(x.shape[-1])
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (beta, w, steps)]
-    slots: list[Any] = [plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)]
-    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
+    slots = plgpu.SMEM((depth, tile.nodes, x.shape[-1]), x.dtype), plgpu.Barrier(num_barriers=depth)
     return tuple(
         plgpu.kernel(
             partial(_kernel, jax.tree.structure(loss), len(earlier), tile, depth),
             out_type=results,
-            scratch_types=slots if tile.copied else [],
+            scratch_types=[*slots] if tile.copied else [],
             grid=(pl.cdiv(x.shape[1], tile.nodes),),
             grid_names=("tile",),
             # What is read and written at once is ordered below, by one barrier a row.
@@ -146,7 +145,7 @@ def epoch(
                 unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane
             ),
             kernel_name="epoch_on_gpu_by_mosaic",
-            **options,
+            **mosaic.interpreted(interpret),
         )(order, x, y, weight, norm2, beta, w, q, steps, *earlier, *per_node(loss, w))
     )
 
@@ -171,7 +170,7 @@ def _kernel(
     row, shape = matrix.reduce(1), (tile.nodes, tile.width)
     overlap = len(starts) * tile.width - d  # features of the last piece that the one before has too
 
-    def pieces(ref: Any, at: tuple[Any, ...] = (nodes,)) -> Matrix:
+    def pieces(ref: Ref, at: tuple[object, ...] = (nodes,)) -> Matrix:
         return tuple(load(ref.at[*at, pl.ds(start, tile.width)], matrix) for start in starts)
 
     def wide(numbers: Array) -> Array:

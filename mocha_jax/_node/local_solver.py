@@ -22,7 +22,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from types import ModuleType
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -264,7 +265,7 @@ def _interpreted(*arguments: *PassArguments) -> Result:
     return _by_kernel(("tpu",), *arguments, interpret=True)
 
 
-def _kernels(names: tuple[str, ...]) -> Iterator[Any]:
+def _kernels(names: tuple[str, ...]) -> Iterator[ModuleType]:
     """Import those of the named kernels that this version of JAX supports."""
     for name in names:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +85,9 @@ def _combine_by_rows(x: Array, factors: Array, begin: Array) -> Array:
 
 
 def _derivative(
-    product: Callable[..., Array], at_once: Callable[..., Array], primals: tuple[Array, ...], tangents: tuple[Any, ...]
-) -> tuple[Array, Array]:
+    product: Callable[..., Array], at_once: Callable[..., Array], primals: tuple[Array, ...],
+    tangents: tuple[Array | SymbolicZero, ...],
+) -> tuple[Array, Array]:  # fmt: skip
     """The derivative of a product of both; the derivative with respect to the samples only if it is requested."""
     (x, other, *place), (dx, d_other, *_) = primals, tangents
     changes = [] if isinstance(d_other, SymbolicZero) else [at_once(x, d_other, *place)]

@@ -24,7 +24,8 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
@@ -32,7 +33,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from mocha_jax._core.compiling import platform_dependent
-from mocha_jax._core.pytree import Pytree
+from mocha_jax._core.pytree import PyTree, Pytree, Tree
 from mocha_jax._numerics.math import matmul, safe_ratio
 
 # So many rows a column, below which LAPACK's decomposition of the whole is the quicker one.
@@ -44,7 +45,7 @@ _RATIO = 8
 _SHRINKAGES = (2.0, 64.0, 2048.0)
 _ALWAYS = 0.1
 
-Fn = Callable[[Array, Any], Array]  # of singular values and a pytree
+Fn = Callable[[Array, PyTree], Array]  # of singular values and a pytree
 
 
 class Basis(Pytree):
@@ -121,7 +122,7 @@ def _vectors(w: Array) -> Array:
     return _orthogonal(jnp.linalg.eigh(matmul(w.T, w))[1][:, ::-1])
 
 
-def contraction(fn: Fn, by_sums: Fn | None, w: Array, params: Any, basis: Basis) -> Contraction:
+def contraction(fn: Fn, by_sums: Fn | None, w: Array, params: Tree, basis: Basis) -> Contraction:
     """Make of the singular values s of ``[m, d]``, m >= d, ``fn(s, params)``, from a basis of a matrix nearby.
 
     `by_sums` is the same function by elementwise operations and sums over all alone, of s in any order with zeros
@@ -137,7 +138,7 @@ class _ByLibrary:
 
     fn: Fn
 
-    def __call__(self, gram: Array, basis: Basis, params: Any) -> Contraction:
+    def __call__(self, gram: Array, basis: Basis, params: Tree) -> Contraction:
         s, vt, _ = _right(gram, basis)
         empty = nothing(s, basis.usual)[0]
         after = Basis(vt.T, _power_of_two(jnp.where(empty, basis.usual, s)), basis.usual)
@@ -151,7 +152,7 @@ class _ByKernel:
     fn: Fn
     by_sums: Fn | None
 
-    def __call__(self, gram: Array, basis: Basis, params: Any) -> Contraction:
+    def __call__(self, gram: Array, basis: Basis, params: Tree) -> Contraction:
         kernel = _kernel()
         if kernel is None or not kernel.fits(gram.shape[0], gram.dtype):
             return _ByLibrary(self.fn)(gram, basis, params)
@@ -163,12 +164,12 @@ class _ByKernel:
         return Contraction(s, values, inner, after)
 
 
-def _contraction(fn: Fn, s: Array, basis: Basis, params: Any) -> Contraction:
+def _contraction(fn: Fn, s: Array, basis: Basis, params: Tree) -> Contraction:
     values = fn(s, params)
     return Contraction(s, values, matmul(basis.vectors, safe_ratio(values, s)[:, None] * basis.vectors.T), basis)
 
 
-def _kernel() -> Any:
+def _kernel() -> ModuleType | None:
     """The module of the kernel, if this version of JAX supports it."""
     try:
         return importlib.import_module("mocha_jax._numerics.tall_gpu")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from mocha_jax._core import mosaic
-from mocha_jax._core.mosaic import THREADS, generation, load, store
+from mocha_jax._core.mosaic import THREADS, RegisterLayout, generation, load, store
+from mocha_jax._core.pytree import Tree
 from mocha_jax._numerics.tall import Basis, least_share
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _TWO_SWEEPS = 6  # at most so many times; two take a Gram matrix that is nearly 
 
 Rule = Callable[..., Array]
 Two = tuple[Array, ...]  # of M and of J every other column, each a row of a matrix; or the halves of a matrix
+Change = Callable[[Two, Two, Array, Array], tuple[Two, Two, Array]]  # of pairs of columns
 
 
 def fits(d: int, dtype: DTypeLike) -> bool:
@@ -49,7 +51,7 @@ def fits(d: int, dtype: DTypeLike) -> bool:
 
 
 def small_work(
-    gram: Array, basis: Basis, least: float, rule: Rule | None = None, params: Any = (), *, interpret: Any = False
+    gram: Array, basis: Basis, least: float, rule: Rule | None = None, params: Tree = (), *, interpret: object = False
 ) -> list[Array]:
     """Find singular values and right singular vectors, and the matrix that makes W what it is to be.
 
@@ -77,14 +79,13 @@ def small_work(
     numbers, structure = jax.tree.flatten((basis.usual, params))
     results = [(half, 2), (half, 2, n), (half, 2)] + ([(half, 2), (n, n)] if rule else [])
     scratch = [(half + 1, wide)] * 2 + [(n, wide)] * 2 + [(THREADS,)] * 2
-    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     kernel_outputs = plgpu.kernel(
         partial(_kernel, d, rule, structure, least, least_share(d, dtype)),
         out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in results],
         scratch_types=[plgpu.SMEM(shape, dtype) for shape in scratch],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name="small_work_on_gpu",
-        **options,
+        **mosaic.interpreted(interpret),
     )(operand, *(jnp.asarray(a, dtype).reshape(1) for a in numbers))
     shapes = [(n,), (n, n), (n,), (n,), (n, n)]
     return [a.reshape(shape)[(slice(d),) * len(shape)] for a, shape in zip(kernel_outputs, shapes, strict=False)]
@@ -107,10 +108,10 @@ def _kernel(
     parts, whole = (pl.ds(0, half), pl.ds(half, half)), pl.ds(0, n)
     last = plgpu.broadcasted_iota(jnp.int32, (half,), 0, layout=pairs.reduce(1)) == half - 1
 
-    def along(numbers: Array, axis: int, layout: Any) -> Array:
+    def along(numbers: Array, axis: int, layout: RegisterLayout) -> Array:
         return plgpu.layout_cast(lax.broadcast_in_dim(numbers, (half, n), (axis,)), layout)
 
-    def eye(first: int, step: int, layout: Any, begin: int = 0) -> Array:
+    def eye(first: int, step: int, layout: RegisterLayout, begin: int = 0) -> Array:
         """Rows of the unit matrix, from some column on."""
         on_row, on_column = (plgpu.broadcasted_iota(jnp.int32, (half, n), axis, layout=layout) for axis in (0, 1))
         return jnp.where((step * on_row + first == on_column) & (on_column >= begin), one, zero)
@@ -151,7 +152,7 @@ def _kernel(
         same = 1.0 - other
         return *mixed(first, second, (same, other, other, same)), jnp.maximum(worst, other)
 
-    def two_steps(change: Any, first: Two, second: Two, worst: Array) -> tuple[Two, Two, Array]:
+    def two_steps(change: Change, first: Two, second: Two, worst: Array) -> tuple[Two, Two, Array]:
         """Change pairs of columns, those of the next pair's first column and the second, and go back."""
         first, second, worst = change(first, second, last & ~last, worst)
         first = passed(first, 0)

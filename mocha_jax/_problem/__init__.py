@@ -1,4 +1,4 @@
 """`Problem` (data, loss, regularizer), its objective, and the certificate of an answer.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `coupling`, `regularizers` and `_model`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `coupling`, `networks`, `regularizers` and `_model`.
 """

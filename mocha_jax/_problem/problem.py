@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -18,8 +17,10 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import NodeSharding, on_device, on_purpose
 from mocha_jax._core.pytree import Pytree, Relation
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.base import HowTrained
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.losses import Loss
+from mocha_jax.networks import Network, Params
 from mocha_jax.regularizers import Regularizer
 
 
@@ -92,7 +93,7 @@ class Federated(Pytree):
         data = self.data.unnamed()
         return self if data is self.data else self.exchange(data=data)
 
-    def network_model(self, network: Any, parameters: Any, trained: Mapping[str, Any]) -> NetworkModel:
+    def network_model(self, network: Network, parameters: Params, trained: HowTrained) -> NetworkModel:
         """The model of trained parameters with the names of this problem's data, where a network is what is trained."""
         raise AttributeError(f"a {type(self).__name__} has no model with names")
 

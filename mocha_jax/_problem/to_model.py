@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -14,6 +13,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._data.moments import Scaling
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._model.base import HowTrained
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._problem.problem import Problem
 from mocha_jax.losses import Loss
@@ -30,7 +30,7 @@ class _Affine(Protocol):
     def scaling(self) -> Scaling | None: ...
 
 
-def linear_model(problem: Problem, weights: Array, trained: Mapping[str, Any]) -> LinearModel:
+def linear_model(problem: Problem, weights: Array, trained: HowTrained) -> LinearModel:
     """The weights of every task with their names, the meaning of predictions, and the record of training.
 
     Args:
@@ -81,7 +81,7 @@ def apart(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:
     return (slopes, intercept) if data.scaling is None else data.scaling.raw(slopes, intercept)
 
 
-def how_trained(loss: Loss | None, regularizer: Regularizer | None, **more: Any) -> dict[str, str]:
+def how_trained(loss: Loss | None, regularizer: Regularizer | None, **more: object) -> dict[str, str]:
     """Describe what trained a model, in texts; `more` are other records."""
     records = {"loss": loss, "regularizer": regularizer, **more}
     library = f"mocha_jax {importlib.import_module('mocha_jax').__version__}"
@@ -96,7 +96,7 @@ def _thresholds(losses: list[Any]) -> np.ndarray | None:
     return np.array([[*map(float, own), *[np.inf] * (most - len(own))] for own in each])
 
 
-def _described(record: Any) -> str:
+def _described(record: object) -> str:
     """A record in a line: numbers as they are, arrays by their shape."""
     short = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) else float(f"{float(leaf):.7g}"), record)
     return repr(short)

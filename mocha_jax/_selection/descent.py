@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +13,15 @@ from jax import Array, lax
 from mocha_jax import metrics
 from mocha_jax._algorithms.base import State
 from mocha_jax._core.compiling import Program
-from mocha_jax._core.pytree import Pytree, Tree
+from mocha_jax._core.pytree import PyTree, Pytree, Tree
 from mocha_jax._driver.adjoint import Hypergradient, Implicit, hypergradient
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.candidates import SolveOptions, warm_started
 from mocha_jax._selection.preparation import Preparation, to_score
 
-Make = Callable[[Problem, Any], Problem]  # of hyperparameters in a form of the user's
-Score = Callable[[Problem, Solution[Problem], Any], Array]
+Make = Callable[[Problem, PyTree], Problem]  # of hyperparameters in a form of the user's
+Score = Callable[[Problem, Solution[Problem], PyTree], Array]
 
 
 class TuningTrace(Pytree):
@@ -31,9 +30,9 @@ class TuningTrace(Pytree):
     value: Array  # mean loss of the folds that stop
     descended: Array  # of the other folds, and the prior: what descent is on
     losses: Array  # [., folds]
-    hyperparameters: Any  # at which they were taken
-    gradient: Any  # of `descended`, with respect to their logarithms
-    error: Any  # of the gradient, about, see `Hypergradient`
+    hyperparameters: PyTree  # at which they were taken
+    gradient: PyTree  # of `descended`, with respect to their logarithms
+    error: PyTree  # of the gradient, about, see `Hypergradient`
     distance: Array  # from the optimum of where the gradient was taken, the largest of all folds
     residual: Array  # of the linear system behind it, likewise
     gap: Array  # relative gap at which the trainings ended, likewise
@@ -68,7 +67,7 @@ def _fold_by_fold(
     def with_hyperparameters(problem: Problem, logs: Tree) -> Problem:
         return make(problem, jax.tree.map(jnp.exp, logs))
 
-    def one(fold: Array, state: Any) -> OfFold:
+    def one(fold: Array, state: PyTree) -> OfFold:
         rows = parts != fold
         training, held_out, for_those = to_score(prepare, problem.data.keep(rows), problem.data.keep(~rows))
         own_problem, pull = jax.vjp(partial(with_hyperparameters, problem.replace(data=training)), logs)
@@ -110,9 +109,10 @@ def summed(
     gradient = jax.tree.map(lambda g, a: (g[:kept].mean(0) + weight * a).astype(a.dtype), of_folds.gradient, aside)
     error = jax.tree.map(lambda e: e[:kept].mean(0), of_folds.error)
     value = float(of_folds.loss[kept:].mean()) if stopping else total
-    largest: tuple[Any, Any, Any] = of_folds.distance.max(), of_folds.residual.max(), of_folds.gap.max()
-    values: tuple[Any, Any] = np.asarray(value), np.asarray(total)
+    largest = of_folds.distance.max(), of_folds.residual.max(), of_folds.gap.max()
+    values = jax.tree.map(np.asarray, (value, total))
     trace = TuningTrace(
-        *values, of_folds.loss, jax.tree.map(np.exp, logs), gradient, error, *largest, of_folds.rounds.sum()
-    )
+        values[0], values[1], of_folds.loss, jax.tree.map(np.exp, logs), gradient, error, *largest,
+        of_folds.rounds.sum(),
+    )  # fmt: skip
     return trace, gradient

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jax.typing import ArrayLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.devices import beside, on_purpose
-from mocha_jax._core.pytree import Tree, fields_of, short
+from mocha_jax._core.pytree import Hyperparameter, PyTree, Tree, fields_of, short
 from mocha_jax._core.warnings import warn
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.adjoint import Implicit
@@ -26,12 +25,14 @@ from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax._selection.candidates import solve_options
 from mocha_jax._selection.descent import Make, Score, TuningTrace, mean_loss, summed, trained
-from mocha_jax._selection.learner import Learner, learner_of
+from mocha_jax._selection.learner import learner_of
 from mocha_jax._selection.preparation import Preparation, anonymous, preparation, prepared
 from mocha_jax.regularizers import Regularizer
 
 # Learning rate of the default optimizer, on a natural log scale, at the start; it falls to 0 along a cosine.
 _RATE = 0.3
+
+PositiveNumbers = dict[str, "Hyperparameter | PositiveNumbers"]  # of a regularizer, those of its parts within
 
 # Steps without progress on the folds that stop, after which descent ends.
 _PATIENCE = 5
@@ -41,7 +42,7 @@ _PATIENCE = 5
 class Tuned:
     """The hyperparameters chosen by `tune`, with the history of the descent."""
 
-    hyperparameters: Any  # those of the best step
+    hyperparameters: PyTree  # those of the best step
     problem: Problem  # with them, of all samples
     solution: Solution[Problem]  # of that problem
     value: float  # the loss of the folds that stop, at the best step
@@ -58,7 +59,7 @@ def tune(
     problem: Problem,
     *,
     make: Make | None = None,
-    start: Any = None,
+    start: PyTree = None,
     score: Score | None = None,
     folds: int | ArrayLike = 5,
     stopping: int = 1,
@@ -161,7 +162,7 @@ def tune(
         (_np(a) > 0).all() and np.isfinite(_np(a)).all() for a in jax.tree.leaves(start)
     ):
         raise ValueError(f"tune: hyperparameters must be positive and finite to have logarithms, got {start}.")
-    learner: Learner[Any, Any] = learner_of(name, problem)
+    learner = learner_of(name, problem)
     prepare = preparation(name, standardize, learner.centres_labels)
     options = solve_options(name, make(problem, start), algorithm, tol, max_rounds, record_every)
     parts, count = _parts(problem.data, key, folds)
@@ -248,9 +249,9 @@ def _parts(data: TaskData, key: Array, folds: int | ArrayLike) -> tuple[Array, i
     return jnp.asarray(np.where(real, parts, -1).astype(np.int32)), count
 
 
-def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
+def _positive_numbers(regularizer: Regularizer) -> PositiveNumbers:
     """All positive numbers of a regularizer and its parts, by name, except those that it marks as fixed."""
-    positive: dict[str, Any] = {}
+    positive: PositiveNumbers = {}
     for name, value in fields_of(regularizer).items():
         if isinstance(value, Regularizer):
             positive[name] = _positive_numbers(value)
@@ -259,8 +260,8 @@ def _positive_numbers(regularizer: Regularizer) -> dict[str, Any]:
     return positive
 
 
-def _with_numbers(problem: Problem, values: dict[str, Any]) -> Problem:
-    def changed(record: Any, values: dict[str, Any]) -> Any:
+def _with_numbers(problem: Problem, values: PositiveNumbers) -> Problem:
+    def changed(record: Regularizer, values: PositiveNumbers) -> Regularizer:
         parts = {name: changed(getattr(record, name), v) if isinstance(v, dict) else v for name, v in values.items()}
         return record.replace(**parts)
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,7 @@ def _searched(name: str, samples: Samples, prepare: _Preparation, options: argpa
     return _Search(data, loss, axes, validation)
 
 
-def _refitted(search: _Search, prepare: _Preparation, seed: int) -> Any:
+def _refitted(search: _Search, prepare: _Preparation, seed: int) -> mj.LinearModel:
     """Solve for all rows, through the candidates up to the best one, and return the model."""
     data, state = prepare.once(search.data), None
     with warnings.catch_warnings():
@@ -199,10 +199,12 @@ def _baseline(names: Sequence[str]) -> str | None:
     return "local" if "local" in names else names[0]
 
 
-def _save(name: str, search: _Search, model: Any, medians: dict[str, float], options: argparse.Namespace) -> None:
+def _save(
+    name: str, search: _Search, model: mj.LinearModel, medians: dict[str, float], options: argparse.Namespace
+) -> None:
     """Write the model, with what the other commands need to know, and say so."""
     numbers = {"lambda" if key == "lam" else key: value for key, value in search.numbers.items()}
-    about: dict[str, Any] = {"label": options.label, "group": options.group, "kind": name, **numbers}
+    about: dict[str, object] = {"label": options.label, "group": options.group, "kind": name, **numbers}
     if medians:
         about["medians"] = medians
     dataclasses.replace(model, trained={**model.trained, **about}).save(options.model)

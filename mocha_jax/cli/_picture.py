@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mocha_jax._files import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def installed() -> bool:
@@ -24,7 +27,7 @@ def check_form(option: str, path: Path) -> None:
         raise ValueError(f"{option}: must end in one of {', '.join(f'.{form}' for form in forms)}, got {path}.")
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file."""
     content = io.BytesIO()
     figure.savefig(content, dpi=150, format=path.suffix[1:].lower() or "png")

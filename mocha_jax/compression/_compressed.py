@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax._core.pytree import PyTree, Pytree, Tree, tree
 from mocha_jax._neural.client import Client
 from mocha_jax._neural.composed import Composed, Sampling
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
@@ -96,10 +95,10 @@ class _Form:
         return hash(self.structure)
 
     @property
-    def structure(self) -> Any:
+    def structure(self) -> jax.tree_util.PyTreeDef:
         return jax.tree.structure(self.form)
 
-    def vector(self, code: Any, like: Array) -> Array:
+    def vector(self, code: PyTree, like: Array) -> Array:
         return self.form.decode(code, jnp.zeros_like(like)[None])[0]
 
 
@@ -112,7 +111,7 @@ def _answer_like(method: Method, shared: Tree, row: Tree) -> Answer:
     return like
 
 
-def _parted(total: Tree, shared: Tree) -> tuple[list[Any], list[Any]]:
+def _parted(total: Tree, shared: Tree) -> tuple[list[Array], list[Array]]:
     """The arrays of a sum that are compressed, and those after them, which are not."""
     leaves, count = jax.tree.leaves(total), len(jax.tree.leaves(shared))
     return leaves[:count], leaves[count:]
@@ -159,7 +158,7 @@ class _DecodingServer:
         shared, row = s.parts.shared, jax.tree.map(first_row, s.parts.rows)
         codes, rows = s.sent
 
-        def add(total: Array, one: tuple[Any, Array]) -> tuple[Array, None]:
+        def add(total: Array, one: tuple[PyTree, Array]) -> tuple[Array, None]:
             code, weight = one
             return total + jnp.where(weight > 0, weight * self.how.vector(code, total), 0.0), None
 
@@ -177,7 +176,7 @@ class _Decodes:
 
     how: _Form
 
-    def __call__(self, shared: Tree, row: Tree, sent: Any) -> Any:
+    def __call__(self, shared: Tree, row: Tree, sent: PyTree) -> PyTree:
         code, own = sent
         return self.how.vector(code, as_vector(shared)), own
 
@@ -188,7 +187,7 @@ class _OwnWithMemory:
 
     method: Method
 
-    def __call__(self, b: Beginning, node: Any) -> WithMemory:
+    def __call__(self, b: Beginning, node: Array) -> WithMemory:
         def memory() -> Array:
             parts = self.method.start(b)
             _answer_like(self.method, parts.shared, jax.tree.map(first_row, parts.rows))
@@ -202,7 +201,7 @@ class _OwnWithMemory:
 class _Joins:
     """The trees of a client that comes later, and its empty memory."""
 
-    joins: Callable[[Any, Any, Any], Any]
+    joins: Callable[[PyTree, PyTree, PyTree], PyTree]
 
     def __call__(self, shared: Tree, row: Tree, first: WithMemory) -> WithMemory:
         return first.exchange(own=self.joins(shared, row, first.own))
@@ -212,7 +211,7 @@ class _Joins:
 class _Ready:
     """The trees that are made ready at a client; a model needs no memory."""
 
-    ready: Callable[[Client, Any], Any]
+    ready: Callable[[Client, PyTree], PyTree]
 
     def __call__(self, c: Client, own: WithMemory) -> WithMemory:
         return WithMemory(self.ready(c, own.own), own.left_out[:0])
@@ -222,7 +221,7 @@ class _Ready:
 class _PersonalModel:
     """The parameters that predict for a client."""
 
-    personal_model: Callable[[Any, Any, Any], Params]
+    personal_model: Callable[[PyTree, PyTree, PyTree], Params]
 
     def __call__(self, shared: Tree, row: Tree, own: WithMemory) -> Params:
         return self.personal_model(shared, row, own.own)

@@ -7,7 +7,6 @@ their products with whole numbers of 8 bits are exact; other numbers are selecte
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -292,7 +291,7 @@ def _length(x: Array) -> int:
     return 1 << max(x.shape[1] - 1, 0).bit_length()
 
 
-def _per_root(x: Array) -> Any:
+def _per_root(x: Array) -> Array:
     """A power of two near one over the root of the length."""
     return jnp.asarray(2.0 ** -(_length(x).bit_length() // 2), x.dtype)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jax import Array
 
-from mocha_jax._core.pytree import Pytree, Tree
+from mocha_jax._core.pytree import PyTree, Pytree, Tree
 
 
 class Sending(Pytree):
@@ -28,7 +28,7 @@ class Sending(Pytree):
         """
 
     @abstractmethod
-    def decode(self, code: Any, held: Array) -> Array:
+    def decode(self, code: PyTree, held: Array) -> Array:
         """Return the vectors ``[m, d]`` from the coded ones and those that the server holds."""
 
 
@@ -48,7 +48,7 @@ class Difference(Sending):
         code = self.compress(round, v - held)
         return code, self.decode(code, held)
 
-    def decode(self, code: Any, held: Array) -> Array:
+    def decode(self, code: PyTree, held: Array) -> Array:
         return held + self.expand(code, held)
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Difference(Sending):
         """
 
     @abstractmethod
-    def expand(self, code: Any, like: Array) -> Array:
+    def expand(self, code: PyTree, like: Array) -> Array:
         """Return the differences that the code says, like an array ``[m, d]``, bit for bit on every machine.
 
         So it may select, add in a given order, and multiply where the product is exact.

@@ -99,7 +99,7 @@ def packed(
     if taken := [name for name in columns if name in (label, group)]:
         raise ValueError(f"csv: features must not hold the label or the group, but {listed(taken)} is one of them.")
     names = columns if like is not None else _spelled(table, columns, categories, encoded)
-    samples: Any = Named(table.numbers(names), names)
+    samples = Named(table.numbers(names), names)
     y = _labels(table, label, like_names)
     return pack_tasks(samples, y, table.names(group, like_names.tasks), like=like, **options)
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._data.frames import check_frames
 from mocha_jax._data.names import Named, columns_of, listed, places
 from mocha_jax._data.pack import pack_tasks
+from mocha_jax._data.read import Tables
 from mocha_jax._data.task_data import TaskData
 from mocha_jax.datasets._tables import columns_asked_for
+
+TaskPart: TypeAlias = Any  # a pair of arrays, or a table of any library
+
+
+class Partitioner(Protocol):
+    """A division of a data set, as Flower has them."""
+
+    @property
+    def num_partitions(self) -> int: ...
+
+    def load_partition(self, number: int, /) -> TaskPart: ...
 
 
 @on_purpose
 def from_partitions(
-    parts: Mapping[Any, Any] | Iterable[Any] | Any,
+    parts: Mapping[Any, TaskPart] | Iterable[TaskPart] | Partitioner,
     label: str = "label",
     features: Sequence[str] | None = None,
     *,
@@ -67,21 +80,22 @@ def from_partitions(
     classes = next(
         (names_of_classes for part in partitions if (names_of_classes := _classes(part, label)) is not None), None
     )
-    xs, ys = [], []
+    xs: list[ArrayLike] = []
+    ys: list[ArrayLike] = []
     for number, part in enumerate(partitions):
         owner = f"from_partitions: part {number if names is None else repr(names[number])}"
         x, y = _pair(owner, part, label, wanted)
         xs.append(x)
         ys.append(y if classes is None else _coded(owner, part, y, label, classes, like))
     dtype = canonicalize_dtype(np.float64) if like is None and dtype is None else dtype
-    tasks: tuple[Any, Any] = (xs, ys)
+    tasks: tuple[Tables, Tables] = xs, ys
     if names is not None:
         tasks = dict(zip(names, xs, strict=True)), dict(zip(names, ys, strict=True))
     data = pack_tasks(*tasks, like=like, loss_scaling=loss_scaling, intercept=intercept, dtype=dtype)
     return data if classes is None or like is not None else data.replace(names=data.names.replace(classes=classes))
 
 
-def _named(parts: Any) -> tuple[list[Hashable] | None, list[Any]]:
+def _named(parts: Any) -> tuple[list[Hashable] | None, list[TaskPart]]:
     """The parts, and the names of their tasks where they have some."""
     if isinstance(parts, Mapping):
         return list(parts), list(parts.values())
@@ -109,7 +123,7 @@ def _is_table(part: object) -> bool:
     return hasattr(part, "column_names") and hasattr(part, "with_format")  # of Hugging Face
 
 
-def _pair(owner: str, part: Any, label: str, features: Sequence[str] | None) -> tuple[Any, Any]:
+def _pair(owner: str, part: TaskPart, label: str, features: Sequence[str] | None) -> tuple[ArrayLike, ArrayLike]:
     """Samples and labels of a part."""
     if _is_table(part):
         part = part.with_format("numpy")[:]
@@ -161,7 +175,7 @@ def _column(owner: str, name: str, column: object) -> np.ndarray:
     return array
 
 
-def _classes(part: Any, label: str) -> tuple[str, ...] | None:
+def _classes(part: TaskPart, label: str) -> tuple[str, ...] | None:
     """The names of classes that a data set of Hugging Face has for its labels."""
     kinds = getattr(part, "features", None) if _is_table(part) else None
     kind = kinds.get(label) if isinstance(kinds, Mapping) else None
@@ -169,7 +183,9 @@ def _classes(part: Any, label: str) -> tuple[str, ...] | None:
     return tuple(names) if isinstance(names, list | tuple) and len(names) > 1 else None
 
 
-def _coded(owner: str, part: Any, y: Any, label: str, classes: tuple[str, ...], like: TaskData | None) -> np.ndarray:
+def _coded(
+    owner: str, part: TaskPart, y: ArrayLike, label: str, classes: tuple[str, ...], like: TaskData | None
+) -> np.ndarray:
     """Numbers of classes as labels; as names where other data has classes, in whatever order."""
     if _classes(part, label) != classes:
         raise ValueError(f"{owner} has other classes than the first: {listed(_classes(part, label) or ())}.")

@@ -157,7 +157,7 @@ def _names(users: object) -> list[str]:
     return names
 
 
-def _users_of(path: Path) -> Iterator[tuple[str, Any]]:
+def _users_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The users of a file, with their data."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

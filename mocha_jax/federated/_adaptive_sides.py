@@ -9,7 +9,6 @@ know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.mocha import Mocha
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static
 from mocha_jax._data.task_data import TaskData
@@ -147,7 +147,7 @@ class AdaptiveNodeSide(NodeSide[AdaptiveNodeState, AdaptiveDown | DualDown, Adap
         return down.model if isinstance(down, DualDown) else down.start
 
     def work(
-        self, key: Any, state: AdaptiveNodeState, header: Header, down: AdaptiveDown | DualDown
+        self, key: Drawn, state: AdaptiveNodeState, header: Header, down: AdaptiveDown | DualDown
     ) -> tuple[AdaptiveNodeState, Array, AdaptiveUp | DualUp]:
         if isinstance(down, DualDown):
             dual, held, answer = self.dual.work(key, state.dual, header, down)

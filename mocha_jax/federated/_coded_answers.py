@@ -9,14 +9,15 @@ comes with each answer: lower bounds hold whatever a `Sending` does, only not as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import Generic
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax._algorithms.base import Drawn
+from mocha_jax._core.pytree import PyTree, Pytree, Tree, tree
 from mocha_jax.compression import Sending
 from mocha_jax.federated._sides import DownRecord, Header, NodeSide, State, where
 
@@ -32,7 +33,7 @@ class Coded(Pytree):
 class SendingNodeSide(NodeSide[State, DownRecord, Coded], Generic[State, DownRecord]):
     """Nodes that send their vectors in some form."""
 
-    inner: NodeSide[State, DownRecord, Any]
+    inner: NodeSide[State, DownRecord, PyTree]
     sending: Sending
 
     def init(self) -> State:
@@ -47,7 +48,7 @@ class SendingNodeSide(NodeSide[State, DownRecord, Coded], Generic[State, DownRec
     def weights(self, state: State, down: DownRecord) -> Tree:
         return self.inner.weights(state, down)
 
-    def work(self, key: Any, state: State, header: Header, down: DownRecord) -> tuple[State, Array, Coded]:
+    def work(self, key: Drawn, state: State, header: Header, down: DownRecord) -> tuple[State, Array, Coded]:
         v_held, knows_held = self.inner.held_vectors(state, header)
         after, held, up = self.inner.work(key, state, header, down)
         code, v = self.sending.encode(header.round, up.v, v_held)
@@ -60,7 +61,7 @@ class SendingNodeSide(NodeSide[State, DownRecord, Coded], Generic[State, DownRec
         return up.rest if up.base[0] < 0 else up.exchange(rest=up.rest.exchange(v=None))
 
 
-def like_coded(sending: Sending, like: Any) -> Coded:
+def like_coded(sending: Sending, like: PyTree) -> Coded:
     """A record of the shapes and dtypes of coded answers.
 
     Args:
@@ -69,7 +70,7 @@ def like_coded(sending: Sending, like: Any) -> Coded:
     """
     if not hasattr(like, "v"):
         raise ValueError(f"Server: receiving is for answers with one vector v, and a {type(like).__name__} is none.")
-    base: Any = jax.ShapeDtypeStruct(like.v.shape[:1], np.dtype(np.int32))
+    base = jax.eval_shape(lambda: jnp.zeros(like.v.shape[:1], jnp.int32))
     code, v = jax.eval_shape(sending.encode, base, like.v, like.v)
     if (v.shape, v.dtype) != (like.v.shape, like.v.dtype):
         raise ValueError(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from mocha_jax._algorithms.base import Drawn
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
@@ -125,7 +125,7 @@ class DualNodeSide(NodeSide[DualNodeState, DualDown, DualUp]):
         return down.model
 
     def work(
-        self, key: Any, state: DualNodeState, header: Header, down: DualDown
+        self, key: Drawn, state: DualNodeState, header: Header, down: DualDown
     ) -> tuple[DualNodeState, Array, DualUp]:
         data, loss = self.problem.data, self.problem.node_loss
         rounds = known_answers(state.incarnation, state.sent.round, header)
@@ -160,7 +160,7 @@ class DualNodeSide(NodeSide[DualNodeState, DualDown, DualUp]):
         return invalid_message(state.incarnation, state.sent.round, header, down.curvature, down.steps)
 
     def improved(
-        self, key: Any, beta: Array, start: Array, curvature: Array, steps: Array, may: Array
+        self, key: Drawn, beta: Array, start: Array, curvature: Array, steps: Array, may: Array
     ) -> tuple[Array, Array]:
         """Find better duals, and tell the share of a full round that it took.
 

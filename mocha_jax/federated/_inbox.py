@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.pytree import Pytree, Tree, tree
+from mocha_jax._core.pytree import PyTree, Pytree, Tree, tree
 from mocha_jax.compression import Sending
 from mocha_jax.federated._coded_answers import Coded, decoded
 from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
@@ -25,7 +25,7 @@ class FederationState(Pytree):
     held: Array  # [m] int32 the round of every node's last answer that it holds; 0: none
     counts: Array  # [m] int32 samples of every node, 1 before it has said so; 0: it takes no part
     denied: Array  # [m] bool a later answer, which was refused, does not agree with the one that is held
-    inner: Any = tree()  # of the algorithm
+    inner: PyTree = tree()  # of the algorithm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, Tree
 from mocha_jax._data.pack import pack_tasks
 from mocha_jax.compression import Sending
 from mocha_jax.federated._coded_answers import SendingNodeSide
@@ -88,8 +86,8 @@ class Node:
         """
         check.key("Node", key)
         record = self._read(down)
-        numbers: Any = (np.full((1,), int(n), np.int32) for n in (down.round, down.incarnation, down.held, down.task))
-        header = Header(*numbers)
+        numbers = down.round, down.incarnation, down.held, down.task
+        header = Header(*jax.tree.map(lambda number: np.full((1,), int(number), np.int32), numbers))
         if why := _invalid_header(down) or self._side.reject_reason(state, header, record):
             raise Refused(f"Node: the server {why}.")
         header, record = jax.tree.map(jnp.asarray, (header, record))
@@ -103,7 +101,7 @@ class Node:
         )  # fmt: skip
 
     @on_purpose
-    def weights(self, state: Tree, down: Down) -> Any:
+    def weights(self, state: Tree, down: Down) -> PyTree:
         """Return this node's model as a message has it: ``[d]``, or a network's parameters.
 
         With `Virtual` they are the means of the posterior, the shared ones from the message and the private ones, which

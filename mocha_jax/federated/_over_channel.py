@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.averaged import Wrapper
-from mocha_jax._algorithms.base import State
+from mocha_jax._algorithms.base import Drawn, State
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree, Relation, static
@@ -145,12 +143,12 @@ class OverChannel(Wrapper):
     def warm_start(self, state: ChannelState, problem: Problem) -> ChannelState:
         raise ValueError("OverChannel: nodes and server go on with the problem they have; begin another one anew.")
 
-    def draw(self, key: Any, problem: Problem) -> tuple[Any, Array]:
+    def draw(self, key: Drawn, problem: Problem) -> tuple[Drawn, Array]:
         if isinstance(key, tuple):
             return key
         return self.algorithm.draw(key, problem), jax.random.fold_in(key, _LUCK)
 
-    def step(self, key: Any, state: ChannelState, problem: Problem, work: Work) -> tuple[ChannelState, Info]:
+    def step(self, key: Drawn, state: ChannelState, problem: Problem, work: Work) -> tuple[ChannelState, Info]:
         node_side, server_side = self._sides(problem)
         (drawn, luck), data, round = self.draw(key, problem), problem.data, state.round + 1
         budget = work.budget(self.full_work(problem))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +71,8 @@ class PrivateServerSide(ServerSide[TrainingServerState, TrainingUp]):
         return self.plain.weights(state)
 
     def implausible(self, state: TrainingServerState, up: TrainingUp, received: ReceivedAnswers) -> Mapping[str, Array]:
-        asked: Any = self.asked(jax.random.key(0), state)
-        return {**self.plain.implausible(state, up, received), "was not asked in this round": ~asked}
+        not_asked = ~self.asked(jax.random.key(0), state)
+        return {**self.plain.implausible(state, up, received), "was not asked in this round": not_asked}
 
     def norms(self, up: TrainingUp) -> Array:
         return self.plain.norms(up)

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from mocha_jax._algorithms.base import Algorithm
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
-from mocha_jax._core.pytree import Pytree, Relation, Tree
+from mocha_jax._core.pytree import PyTree, Pytree, Relation, Tree
 from mocha_jax._data.task_data import SCALINGS
 from mocha_jax._problem.problem import Quality
 from mocha_jax.compression import Sending
@@ -221,7 +221,7 @@ class Server:
         """Count on a node again, or for the first time, that had left."""
         return self._with_count(state, self._task("join", task), 1)
 
-    def weights(self, state: FederationState) -> Any:
+    def weights(self, state: FederationState) -> PyTree:
         """Return the model, ``[num_tasks, d]``; a network's parameters."""
         return self._side.weights(state.inner)
 
@@ -275,7 +275,7 @@ def _down(side: ServerSide, inner: Tree) -> Pytree:
 
 @jax.jit
 def _combine(
-    side: ServerSide, state: FederationState, up: Any, received: ReceivedAnswers, rounds: Array
+    side: ServerSide, state: FederationState, up: PyTree, received: ReceivedAnswers, rounds: Array
 ) -> tuple[FederationState, Quality]:
     round = state.round + 1
     inner, quality = side.combine(state.inner, round, up, received)

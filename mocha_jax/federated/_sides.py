@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._algorithms.base import Algorithm
+from mocha_jax._algorithms.base import Algorithm, Drawn
 from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Quality
@@ -48,7 +48,7 @@ class NodeSide(Pytree, Generic[State, DownRecord, UpRecord]):
         """Return records of the shapes and dtypes of what may come down, by their names."""
 
     @abstractmethod
-    def work(self, key: Any, state: State, header: Header, down: DownRecord) -> tuple[State, Array, UpRecord]:
+    def work(self, key: Drawn, state: State, header: Header, down: DownRecord) -> tuple[State, Array, UpRecord]:
         """Do a round's work.
 
         Args:
@@ -202,12 +202,17 @@ class ServerSide(Pytree, Generic[State, UpRecord]):
         return jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in floats))
 
 
-class Sides(NamedTuple):
+OwnAlgorithm = TypeVar("OwnAlgorithm", bound=Algorithm)
+Criterion = TypeVar("Criterion")  # what samples are judged by, a loss or a likelihood
+Penalty = TypeVar("Penalty")  # a regularizer; of networks none
+
+
+class Sides(NamedTuple, Generic[OwnAlgorithm, Criterion, Penalty]):
     """Makers of both sides of an algorithm."""
 
-    node: Callable[[Any, TaskData, Any], NodeSide]  # of algorithm, data and loss
+    node: Callable[[OwnAlgorithm, TaskData, Criterion], NodeSide]  # of algorithm, data and loss
     # Of algorithm, regularizer, m, d, dtype and loss_scaling.
-    server: Callable[[Any, Any, int, int, DTypeLike, str], ServerSide]
+    server: Callable[[OwnAlgorithm, Penalty, int, int, DTypeLike, str], ServerSide]
 
 
 _SIDES: dict[type, Sides] = {}

@@ -15,14 +15,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._core.pytree import Pytree, Tree, static, tree
+from mocha_jax._core.pytree import PyTree, Pytree, SameTree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.rounds import NO_ROUND
 from mocha_jax._neural.clients import at_once, over_clients
@@ -81,7 +81,10 @@ class TrainingNodeState(Pytree):
     own: Tree = tree()  # [m, k, ...] what was kept with them
 
 
-class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
+KeptByNodes = TrainingNodeState | tuple[()]  # a method whose nodes keep nothing has no state
+
+
+class TrainingNodeSide(NodeSide[KeptByNodes, TrainingDown, TrainingUp]):
     """Nodes that do a client's round."""
 
     algorithm: Sampling
@@ -98,7 +101,7 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
             raise ValueError("Node: privacy must be of this node alone, e.g. algorithm.privacy.client(3) of client 3.")
         return PrivateNodeSide(side)
 
-    def init(self) -> TrainingNodeState | tuple[()]:
+    def init(self) -> KeptByNodes:
         m, dtype = self.problem.data.num_nodes, self.problem.data.dtype
         own = jax.eval_shape(lambda: self.algorithm.first_own(jnp.arange(m, dtype=jnp.int32), dtype))
         if not jax.tree.leaves(own):
@@ -107,8 +110,8 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
         kept = jax.tree.map(lambda a: jnp.zeros((m, REMEMBERED, *a.shape[1:]), a.dtype), own)
         return TrainingNodeState(rounds[:, 0], rounds, kept)
 
-    def reject_reason(self, state: Any, header: Header, down: TrainingDown) -> str:
-        return "" if state == () else invalid_round(state.incarnation, state.round, header)
+    def reject_reason(self, state: KeptByNodes, header: Header, down: TrainingDown) -> str:
+        return invalid_round(state.incarnation, state.round, header) if isinstance(state, TrainingNodeState) else ""
 
     def like_down(self) -> Mapping[str, Tree]:
         def some() -> TrainingDown:
@@ -133,13 +136,13 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
         first = self.algorithm.first_own(nodes, self.problem.data.dtype)
         return jax.tree.map(partial(where, begins), first, _picked(state.own, marks))
 
-    def weights(self, state: Any, down: TrainingDown) -> Tree:
+    def weights(self, state: KeptByNodes, down: TrainingDown) -> Tree:
         algorithm, problem, method = self.algorithm, self.problem, self.algorithm.declared().method
         if method.personal_model is None:
             model = method.global_model
             return down.shared if model is None else jax.vmap(lambda shared: model(shared, ()))(down.shared)
-        own: Any = ()
-        if state != ():
+        own: Tree = ()
+        if isinstance(state, TrainingNodeState):
             numbers = jnp.zeros(state.incarnation.shape, jnp.int32)
             own = self._or_first(numbers > 0, numbers, state, _latest(state))
         if method.ready is not None:
@@ -149,15 +152,20 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
             )  # fmt: skip
         return jax.vmap(method.personal_model)(down.shared, down.row, own)
 
-    def work(self, key: Array, state: Any, header: Header, down: TrainingDown) -> tuple[Any, Array, TrainingUp]:
+    def work(
+        self, key: Array, state: KeptByNodes, header: Header, down: TrainingDown
+    ) -> tuple[KeptByNodes, Array, TrainingUp]:
         algorithm, problem, data = self.algorithm, self.problem, self.problem.data
         m, zero = data.num_nodes, jnp.zeros((data.num_nodes,), data.dtype)
-        keeps = state != ()
-        own, known, is_held = self._kept(state, header) if keeps else ((), jnp.ones((m,), bool), jnp.ones((m, 1), bool))
+        own: Tree = ()
+        known, is_held = jnp.ones((m,), bool), jnp.ones((m, 1), bool)
+        if isinstance(state, TrainingNodeState):
+            own, known, is_held = self._kept(state, header)
 
         def client(
-            down: TrainingDown, data: TaskData, place: Array, node: Array, budget: Array, kept: tuple[Any, Sent, Heard]
-        ) -> tuple[tuple[Any, Sent, Heard], tuple[()]]:
+            down: TrainingDown, data: TaskData, place: Array, node: Array, budget: Array,
+            kept: tuple[PyTree, Sent, Heard],
+        ) -> tuple[tuple[PyTree, Sent, Heard], tuple[()]]:  # fmt: skip
             inputs = algorithm.inputs(key, row_of(down.shared, node), problem)
             c = algorithm.at_client(inputs, row_of(down.row, node), data, place, header.task[node], budget)
             (own, sent), heard = algorithm.answer(c, kept[0], kept[1])
@@ -169,7 +177,7 @@ class TrainingNodeSide(NodeSide[Any, TrainingDown, TrainingUp]):
         budget = steps_of(down.steps, algorithm.full_work(problem))
         (own, sent, heard), _ = over_clients(data, budget, at_once(algorithm.at_once), client, down, begin, ())
         up = TrainingUp(heard.total, sent.row, heard.weight, heard.loss, heard.diverged, data.sizes)
-        if not keeps:
+        if not isinstance(state, TrainingNodeState):
             return (), header.held, up  # never ahead of what the server knows
         slot = oldest(state.round, is_held)
         kept = jax.tree.map(partial(_put, slot), state.own, own)
@@ -181,7 +189,7 @@ class PrivateNodeState(Pytree):
     """The state of private nodes between rounds."""
 
     spent: Array  # [m] int32 steps taken so far, whether or not the server has heard of them
-    rest: Any = tree()
+    rest: KeptByNodes = tree()
 
 
 class PrivateNodeSide(NodeSide[PrivateNodeState, TrainingDown, TrainingUp]):
@@ -221,7 +229,7 @@ def _latest(state: TrainingNodeState) -> Array:
     return jnp.arange(state.round.shape[1])[None, :] == jnp.argmax(state.round, axis=1)[:, None]
 
 
-def _picked(kept: Tree, marks: Array) -> Any:
+def _picked(kept: SameTree, marks: Array) -> SameTree:
     """Take one of k of each node, ``[m, ...]``, as marked ``[m, k]``."""
     place = jnp.argmax(marks, axis=1)
     return jax.tree.map(lambda a: a[jnp.arange(len(place)), place], kept)

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -23,8 +22,9 @@ _TASK, _STATE = "task", "state"
 
 
 def client_app(
-    make_node: str | Callable[[Mapping[str, Any]], object], *, worker: bool = True, idle_seconds: float = 900.0
-) -> ClientApp:
+    make_node: str | Callable[[Mapping[str, bool | int | float | str]], object], *, worker: bool = True,
+    idle_seconds: float = 900.0,
+) -> ClientApp:  # fmt: skip
     """Make the ClientApp of nodes whose work is that of a `mocha_jax.federated.Node`.
 
     The node-config of every SuperNode names its ``task``, a whole number from 0, and a folder ``state`` for what the

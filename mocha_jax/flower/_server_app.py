@@ -12,6 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import PyTree
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.network import NetworkModel
 from mocha_jax.federated import Server, Training
@@ -20,11 +21,11 @@ from mocha_jax.flower._server_loop import Rounds, Served, ServeOptions, in_words
 
 _log = logging.getLogger("flwr")
 
-MakeModel = Callable[[Any], Any]  # of the weights or the parameters
+MakeModel = Callable[[PyTree], LinearModel | NetworkModel]  # of the weights or the parameters
 
 
 def server_app(
-    make_server: Callable[[Mapping[str, Any]], Server], *,
+    make_server: Callable[[Mapping[str, bool | int | float | str]], Server], *,
     make_model: MakeModel | None = None, result: str = "", **options: Any,
 ) -> ServerApp:  # fmt: skip
     """Make the ServerApp of a federation whose central node is a `mocha_jax.federated.Server`.

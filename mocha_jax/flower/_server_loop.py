@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ from flwr.serverapp import Grid
 from jax import Array
 
 from mocha_jax._core import check
+from mocha_jax._core.pytree import PyTree
 from mocha_jax._problem.problem import Quality
 from mocha_jax.federated import FederationState, Report, Server, Training, Up, load, save
 from mocha_jax.flower._messenger import Messenger
@@ -64,7 +64,7 @@ class Served:
       converged: whether the tolerance was reached.
     """
 
-    weights: Any
+    weights: PyTree
     rounds: int
     state: FederationState
     report: Report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class EachClass(Pytree):
     classes: Array  # [classes] int32 their numbers
     shared: list[Array | None] = tree()  # of every leaf of a problem; None where classes differ
     own: list[Array | None] = tree()  # [classes, ...]; None where they do not
-    structure: Any = static()  # of the problems
+    structure: jax.tree_util.PyTreeDef = static()  # of the problems
 
     @property
     def common(self) -> Problem:
@@ -87,7 +87,7 @@ def each_class(owner: str, data: TaskData, make: Make, classes: int) -> tuple[Ea
     y, names = np.asarray(data.y), data.names.replace(classes=None)  # labels -1 and +1 have no names
     problems: list[Problem] = []
     leaves: list[list[Array]] = []  # of every class
-    structures: dict[Any, int] = {}  # and the first class that has it
+    structures: dict[jax.tree_util.PyTreeDef, int] = {}  # and the first class that has it
     for k in range(classes):
         labels = jnp.asarray(np.where(y == k, 1.0, -1.0), data.dtype)
         problem = make(data.exchange(y=labels, names=names, layout=AsStored()))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Pytree, Tree, static, summary
+from mocha_jax._core.pytree import PyTree, Pytree, Tree, static, summary
 
 Params = Tree  # of arrays, as a model likes it
 
@@ -24,7 +24,7 @@ class Network(Pytree):
         """The parameters before training."""
 
     @abstractmethod
-    def apply(self, params: Any, x: Array, key: Array | None = None) -> Array:
+    def apply(self, params: PyTree, x: Array, key: Array | None = None) -> Array:
         """Outputs ``[b, c]`` for samples ``[b, d]``; with a key as in training, e.g. with dropout."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import static, summary
+from mocha_jax._core.pytree import PyTree, static, summary
 from mocha_jax.networks._base import Layer, Network, dense, dropped
 
 
@@ -64,8 +64,8 @@ LAST: Stage = (operator.matmul, lambda h: h)
 class SplitParameters(NamedTuple):
     """Parameters of which one part is shared by all clients and the other is every client's own."""
 
-    shared: Any  # a tree of arrays
-    private: Any
+    shared: PyTree  # a tree of arrays
+    private: PyTree
 
     def __repr__(self) -> str:
         return summary(self, self._asdict())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import static, summary
+from mocha_jax._core.pytree import PyTree, static, summary
 from mocha_jax.networks._base import Network, Params
 from mocha_jax.networks._dense_layers import SplitParameters
 
@@ -58,7 +58,7 @@ class Parted(Network):
         return SplitParameters(*(jax.tree.unflatten(structure, part) for part in (shared, private)))
 
     def apply(self, params: SplitParameters, x: Array, key: Array | None = None) -> Array:
-        def either(shared: Any, private: Any) -> Any:
+        def either(shared: Array | None, private: Array | None) -> Array | None:
             return private if shared is None else shared
 
         joined = jax.tree.map(either, params.shared, params.private, is_leaf=lambda leaf: leaf is None)
@@ -83,7 +83,7 @@ def _begins(path: str, beginning: str) -> bool:
 class MixtureParameters(NamedTuple):
     """Parameters of several networks and their shares."""
 
-    components: Any  # [k, ...] a tree of arrays
+    components: PyTree  # [k, ...] a tree of arrays
     shares: Array  # [k] >= 0, their sum is 1
 
     def __repr__(self) -> str:

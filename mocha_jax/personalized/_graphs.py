@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Tree
+from mocha_jax._core.pytree import Hyperparameter, SameTree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, pulled
 from mocha_jax._neural.composed import Composed
@@ -77,9 +77,9 @@ def fedu(
     return composed("fedu", FEDU, model, client_optimizer, numbers, options)
 
 
-def _has_all(numbers: Mapping[str, Any], data: TaskData) -> None:
+def _has_all(numbers: Mapping[str, Hyperparameter], data: TaskData) -> None:
     """Raise where the graph leaves a client out that has data."""
-    sizes, known = check.concrete(data.sizes), len(numbers["graph"])
+    sizes, known = check.concrete(data.sizes), np.shape(numbers["graph"])[0]
     if sizes is not None and np.any(sizes[known:] > 0):
         raise ValueError(f"fedu: graph must be [m, m], of all {len(sizes)} clients; it is of {known}.")
 
@@ -108,7 +108,7 @@ def _along_the_laplacian(s: ServerRound) -> ServerParts:
     return s.parts._replace(rows=jax.tree.map(lambda a: a - jnp.tensordot(pulls, a, 1), models))
 
 
-def _renewed(s: ServerRound, models: Params) -> Any:
+def _renewed(s: ServerRound, models: SameTree) -> SameTree:
     """Put the models of the clients that answered in place of their last ones, ``[m, ...]``."""
 
     def either(new: Array, old: Array) -> Array:

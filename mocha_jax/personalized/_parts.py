@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Hyperparameter, Tree
+from mocha_jax._core.pytree import Hyperparameter, SameTree, Tree
 from mocha_jax._neural.client import Phase
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Beginning, Method
@@ -104,6 +104,6 @@ def row_model(shared: Tree, row: Params, own: Tree) -> Params:
     return row
 
 
-def everywhere(params: Params, m: int) -> Any:
+def everywhere(params: SameTree, m: int) -> SameTree:
     """Repeat a tree for m clients, ``[m, ...]``."""
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (m, *a.shape)), params)

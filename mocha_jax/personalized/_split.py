@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import optax
 from jax import Array
 
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, Tree
 from mocha_jax._neural.client import Client, difference, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
@@ -167,7 +167,7 @@ def parted(model: Network, private: tuple[str, ...] | None) -> Network:
     return Parted(model, private)
 
 
-def _shapes(model: Network) -> Any:
+def _shapes(model: Network) -> PyTree:
     return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
 
 

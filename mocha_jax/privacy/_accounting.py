@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 
-def accounting() -> Any:
+def accounting() -> ModuleType:
     """Import dp-accounting."""
     try:
         return importlib.import_module("dp_accounting")

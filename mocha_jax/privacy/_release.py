@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ class Release(Pytree):
 
 @on_purpose
 def release(
-    solution: Solution[Any], *, epsilon: float, delta: float, bound: float, gap: float, key: Array | None = None
+    solution: Solution, *, epsilon: float, delta: float, bound: float, gap: float, key: Array | None = None
 ) -> Release:
     r"""Publish the weights of all tasks with $(\varepsilon, \delta)$-differential privacy of every sample.
 
@@ -93,7 +92,7 @@ def release(
 
 @on_purpose
 def release_to_nodes(
-    solution: Solution[Any], *, epsilon: float, delta: float, bound: float, gap: float, key: Array | None = None
+    solution: Solution, *, epsilon: float, delta: float, bound: float, gap: float, key: Array | None = None
 ) -> Release:
     r"""Give every node its own weights, so that they say little of any sample of another node.
 
@@ -149,7 +148,7 @@ def release_to_nodes(
 
 
 def _checked(
-    owner: str, solution: Solution[Any], epsilon: float, delta: float, bound: float, gap: float, key: Array | None
+    owner: str, solution: Solution, epsilon: float, delta: float, bound: float, gap: float, key: Array | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how much a sample of each task can pull, 2cLB ``[m]``, and the inverse of A ``[m, m]``."""
     check.instance(owner, "solution", solution, Solution, "solve(problem)")
@@ -178,7 +177,7 @@ def _deviation(epsilon: float, delta: float) -> float:
 
 
 def _released(
-    solution: Solution[Any], sensitivity: float | np.ndarray, noise: float | np.ndarray, root: np.ndarray,
+    solution: Solution, sensitivity: float | np.ndarray, noise: float | np.ndarray, root: np.ndarray,
     key: Array | None,
 ) -> Release:  # fmt: skip
     """Add a root of the noise's covariance times standard normal numbers."""

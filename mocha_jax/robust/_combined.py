@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mocha_jax._core import check
-from mocha_jax._core.pytree import Tree
+from mocha_jax._core.pytree import PyTree, Tree
 from mocha_jax._neural.client import Client
 from mocha_jax._neural.composed import Composed, Sampling
 from mocha_jax._neural.method import Answer, Method, ServerParts, ServerRound
@@ -60,7 +59,7 @@ class _Client:
 
     method: Method
 
-    def __call__(self, c: Client, own: Tree) -> tuple[Any, Answer]:
+    def __call__(self, c: Client, own: Tree) -> tuple[PyTree, Answer]:
         kept, answer = self.method.client(c, own)
         vector = jax.tree.map(lambda a: safe_ratio(a, c.weight), answer.total)
         return kept, Answer((), (vector, answer.row), answer.loss)

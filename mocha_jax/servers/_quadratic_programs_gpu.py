@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from mocha_jax.servers._quadratic_programs_kernels import KernelPlan
 if TYPE_CHECKING:
     from jax import Ref
 
-Features = Any  # some of all features, a slice as `pl.ds` makes it
+Features = slice | pl.Slice  # some of all features
 Carry = TypeVar("Carry")
 
 # Numbers of all points' vectors that a thread works on at once; and of one vector in all, if others can share its node.
@@ -70,7 +70,6 @@ def step(plan: KernelPlan, relaxation: float | None, interpret: object, *arrays:
     m, p, width = arrays[0].shape
     count, first = pl.cdiv(m, plan.nodes), len(arrays) == _GIVEN
     shapes = (m, width), (m, p), (count, width), *([(m, p * (p + 1) // 2)] if first else [])
-    options: dict[str, Any] = {"interpret": interpret} if interpret else {}
     return plgpu.kernel(
         partial(_kernel, plan, relaxation),
         out_type=[jax.ShapeDtypeStruct(shape, arrays[0].dtype) for shape in shapes],
@@ -79,7 +78,7 @@ def step(plan: KernelPlan, relaxation: float | None, interpret: object, *arrays:
         grid_names=("tile",),
         compiler_params=mosaic.parameters(plan.at_once // plan.lanes),
         kernel_name="weigh_on_gpu",
-        **options,
+        **mosaic.interpreted(interpret),
     )(*arrays)
 
 

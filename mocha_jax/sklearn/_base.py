@@ -45,7 +45,7 @@ _CHOICE_TOL, _FOLDS = 1e-3, 5
 # Groups as an argument of `fit`; samples prepared as usual; for groups that were not there the mean, with a warning.
 ARGUMENT, USUAL, WARN = "argument", "usual", "warn"
 
-Choose = Callable[..., CrossValidation[Any]]  # choose(data, candidates, **options of cross_validate)
+Choose = Callable[..., CrossValidation]  # choose(data, candidates, **options of cross_validate)
 
 
 class Estimator(BaseEstimator):
@@ -116,7 +116,7 @@ class Estimator(BaseEstimator):
         check.integer(owner, 1, max_iter=self.max_iter)
 
     def _validated(
-        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None, **asked: Any
+        self, X: ArrayLike, y: ArrayLike, groups: ArrayLike | None, **asked: object
     ) -> tuple[np.ndarray, np.ndarray, ArrayLike | None]:
         """Samples, labels and groups to train with; the number and names of the columns are remembered."""
         if self._by_argument:
@@ -289,7 +289,7 @@ class Estimator(BaseEstimator):
     def _solve(self, data: TaskData, loss: Loss) -> None:
         """Solve one problem, and remember its model."""
 
-        def choose(data: TaskData, candidates: Regularizer, **options: Any) -> CrossValidation[Any]:
+        def choose(data: TaskData, candidates: Regularizer, **options: Any) -> CrossValidation:
             return cross_validate(Problem(data, loss, candidate(candidates, 0)), candidates, **options)
 
         fitted, regularizer = self._chosen(data, loss, choose)

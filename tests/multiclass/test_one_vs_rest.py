@@ -1,6 +1,7 @@
 """One class against the rest, beside scikit-learn."""
 
 import re
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +70,8 @@ def test_what_is_no_class_is_said():
 
 def programs():
     """How many were compiled for the models."""
-    return sum(program._cache_size() for program in trained._by_most.values())
+    compiled: list[Any] = list(trained._by_most.values())
+    return sum(program._cache_size() for program in compiled)
 
 
 @pytest.mark.slow
