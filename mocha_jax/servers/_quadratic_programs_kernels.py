@@ -162,7 +162,7 @@ def weigh(
 
 
 def settled_parts(tasks: Tasks, h: Array, sums: Array, d: int) -> Parts:
-    """Take what `Tasks.settle` returns apart, with no more rows in common than a kernel goes through by ittasks.
+    """Take what `Tasks.settle` returns apart, with no more rows in common than a kernel goes through by itself.
 
     Args:
       tasks: what couples the nodes.
