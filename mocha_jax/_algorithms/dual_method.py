@@ -85,7 +85,7 @@ class DualMethod(Algorithm[Problem]):
                 f'{name}: initial_omega is for a server that holds an Omega for some rounds, as server="dual" does; '
                 f"the {type(self.server_for(problem)).__name__} does not."
             )
-        regularizer.check_omega(name, "initial_omega", self.initial_omega, problem.data.num_tasks)
+        regularizer.learned.check_omega(name, "initial_omega", self.initial_omega, problem.data.num_tasks)
 
     @abstractmethod
     def server_for(self, problem: Problem) -> Aggregator:

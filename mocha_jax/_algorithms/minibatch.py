@@ -17,6 +17,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
+from mocha_jax.regularizers import Learned
 from mocha_jax.servers._base import Aggregator, NodeUpdate, Schedule, checked, gain_of_updating, is_due, keep_relation
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.systems._base import Info, Work
@@ -224,7 +225,7 @@ class MiniBatchSgd(_Batched, PrimalMethod):
         self.expect(problem)
         data = problem.data
         w = jnp.zeros((data.num_tasks, data.num_features), data.dtype)
-        relation = problem.regularizer.initial_relation(*w.shape)
+        relation = problem.regularizer.known_relation("MiniBatchSgd", None, *w.shape)
         return self._state(problem, jnp.zeros((), jnp.int32), w, relation, jnp.inf, jnp.inf)
 
     def resume(self, state: SgdState, problem: Problem) -> SgdState:
@@ -268,12 +269,12 @@ class MiniBatchSgd(_Batched, PrimalMethod):
         eta = self.step_size * (1.0 + state.round.astype(dtype) / self.horizon) ** -jnp.asarray(self.power)
         w = jnp.where(answered[:, None] > 0, state.w - eta * gradient, state.w)
         state = state.replace(round=state.round + 1, w=state.coupling.project_to_range(w))
-        if problem.regularizer.learned:
+        if learned := problem.regularizer.learned:
             due = is_due(self.omega_every or OMEGA_EVERY, state.round)
-            state = lax.cond(due, lambda: self._relearn(problem, state), lambda: state)
+            state = lax.cond(due, lambda: self._relearn(problem, learned, state), lambda: state)
         return state, Info(batch.count, done * self.step_flops(problem), jnp.zeros_like(work.active))
 
-    def _relearn(self, problem: Problem, state: SgdState) -> SgdState:
+    def _relearn(self, problem: Problem, learned: Learned, state: SgdState) -> SgdState:
         w, before = state.w, self.certify(state, problem).gap
-        relation = problem.regularizer.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
+        relation = learned.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
         return self._state(problem, state.round, w, relation, before, gain_of_updating(problem, w, state.relation))

@@ -286,7 +286,7 @@ def algorithm1(
     - *Call the local solver, returning a $\theta_t^h$-approximate solution*: coordinate ascent for as many steps as
       ``systems`` says, at most `local_epochs` passes.
     - *Update, return, reduce*: with $\gamma$ of Appendix C; 1, as in Algorithm 1, by default.
-    - *Update $\Omega$ centrally based on $w(\alpha)$*: ``problem.regularizer.update_relation``.
+    - *Update $\Omega$ centrally based on $w(\alpha)$*: ``problem.regularizer.learned.update_relation``.
 
     Args:
       local_epochs: passes over a node's own data in a full round.

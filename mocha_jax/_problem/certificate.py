@@ -53,9 +53,7 @@ def certificate(problem: Problem, beta: Array, relation: Relation = None, weight
     check.instance("certificate", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, regularizer = problem.data, problem.regularizer
     beta = check.floats("certificate", "beta", beta, data.y.shape)
-    regularizer.check_relation("certificate", relation, data.num_tasks, data.num_features)
-    if relation is None:
-        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    relation = regularizer.known_relation("certificate", relation, data.num_tasks, data.num_features)
     vectors = _dual_vectors(problem, beta)
     if weights is None:
         weights = regularizer.coupling(data.num_tasks, relation).apply(vectors[0])
@@ -117,9 +115,7 @@ def free_intercept(problem: Problem, beta: Array, relation: Relation, weights: A
         raise ValueError("free_intercept: JointSparse learns a scale of the intercept; there is no such certificate.")
     beta = check.floats("free_intercept", "beta", beta, data.y.shape)
     weights = check.floats("free_intercept", "weights", weights, (data.num_tasks, data.num_features))
-    regularizer.check_relation("free_intercept", relation, data.num_tasks, data.num_features)
-    if relation is None:
-        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    relation = regularizer.known_relation("free_intercept", relation, data.num_tasks, data.num_features)
     up, down = (data.to_tasks(jnp.sum(data.weighted(jnp.maximum(a, 0.0)), axis=1)) for a in (beta, -beta))
     less = jnp.minimum(up, down)
     shrink = [data.to_nodes(safe_ratio(less, a))[:, None] for a in (up, down)]
@@ -180,7 +176,7 @@ def _certified(
     joint = None
     if jointly_bounded(problem):
         least = regularizer.value(weights)
-        joint = least, vanished + regularizer.joint_bracket(*vectors, weights), None
+        joint = least, vanished + regularizer.bracket(*vectors, weights), None
         of_joint = of_data + regularizer.value_error(weights) + 4.0 * unit * jnp.abs(least)
         rounding = jnp.maximum(rounding, of_joint)
     at_omega = value, vanished + regularizer.bracket(*vectors, weights, relation)

@@ -142,14 +142,15 @@ def objective(problem: Problem, weights: Array, relation: Relation = None) -> Ar
     check.instance("objective", "problem", problem, Problem, "Problem(data, loss, regularizer)")
     data, loss = problem.data, problem.node_loss
     weights = check.floats("objective", "weights", weights, (data.num_tasks, data.num_features))
-    problem.regularizer.check_relation("objective", relation, data.num_tasks, data.num_features)
+    if relation is not None:
+        problem.regularizer.known_relation("objective", relation, data.num_tasks, data.num_features)
     losses = loss.value(data.predictions(weights), data.y)
     return jnp.sum(data.weighted(losses)) + problem.regularizer.value(weights, relation)
 
 
 def jointly_bounded(problem: Problem) -> bool:
     """Tell whether every dual point bounds the optimum over W and a learned Omega."""
-    return problem.regularizer.learned and problem.regularizer.jointly_convex
+    return problem.regularizer.learned is not None and problem.regularizer.jointly_convex
 
 
 def certify_implied(

@@ -155,9 +155,9 @@ class Problem(Federated):
 
     def placement(self, sharding: NodeSharding) -> NodeSharding:
         # What couples all pairs of tasks is applied on every device; anything else where tasks can be dealt out evenly.
-        m, d = self.data.num_tasks, self.data.num_features
+        m = self.data.num_tasks
         # Of shapes alone: a relation of many tasks is large.
-        coupling = jax.eval_shape(lambda r: r.coupling(m, r.initial_relation(m, d)), self.regularizer)
+        coupling = jax.eval_shape(lambda r: r.coupling(m), self.regularizer)
         return dataclasses.replace(sharding, split_tasks=not coupling.dense and m % sharding.devices == 0)
 
     def aim(self, tol: float) -> float:

@@ -28,6 +28,7 @@ It may import `_core`, `_numerics`, `spectral` and `coupling`.
 
 from mocha_jax.regularizers._about_mean import DeviationsLearned as DeviationsLearned
 from mocha_jax.regularizers._about_mean import MeanCovariance as MeanCovariance
+from mocha_jax.regularizers._base import Learned as Learned
 from mocha_jax.regularizers._base import OptimalityConditions as OptimalityConditions
 from mocha_jax.regularizers._base import Regularizer as Regularizer
 from mocha_jax.regularizers._clustered import Clustered as Clustered
@@ -49,6 +50,7 @@ __all__ = [
     "Graph",
     "Independent",
     "JointSparse",
+    "Learned",
     "MatrixNormal",
     "MeanCovariance",
     "MeanRegularized",

@@ -14,9 +14,8 @@ are taken at such a matrix.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -27,15 +26,13 @@ from mocha_jax._numerics.tall import Basis
 from mocha_jax._numerics.twofold import additions, halvings, total
 from mocha_jax.coupling import AboutMean, LowRank, as_matrix
 from mocha_jax.coupling._low_rank import apart
-from mocha_jax.regularizers._base import Nearby, Regularizer, rounded, twice_rounded
+from mocha_jax.regularizers._base import Learned, Nearby, rounded, twice_rounded
 from mocha_jax.regularizers._probabilistic import Probabilistic
 from mocha_jax.regularizers._singular_values import TraceLimited
 
 
-class DeviationsLearned(Regularizer):
+class DeviationsLearned(Learned):
     """Base class: a subclass chooses the regularizer of the deviations."""
-
-    learned: ClassVar[bool] = True
 
     lam0: Hyperparameter
 
@@ -88,7 +85,7 @@ class DeviationsLearned(Regularizer):
     def prox_start(self, y: Array, usual: Array) -> Basis:
         return self.of_deviations.prox_start(apart(y)[1], usual)
 
-    def prox_nearby(self, y: Array, rho: Array, known: Any) -> Nearby:
+    def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
         mean, aside = apart(y)
         nearby, pulled = self.of_deviations.prox_nearby(aside, rho, known), self._pulled(mean, rho)
         return Nearby(
@@ -99,18 +96,9 @@ class DeviationsLearned(Regularizer):
         )
 
     def bracket(self, v: Array, error: Array, weights: Array, relation: LowRank | None = None) -> Array:
-        return self._bracket(partial(self.of_deviations.bracket, relation=relation), v, error, weights, relation)
-
-    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        return self._bracket(self.of_deviations.joint_bracket, v, error, weights, None)
-
-    def _bracket(
-        self, of_deviations: Callable[[Array, Array, Array], Array], v: Array, error: Array, weights: Array,
-        relation: LowRank | None,
-    ) -> Array:  # fmt: skip
         of_v, of_w, shared = _Apart(v), _Apart(weights), jnp.mean(error, axis=0, keepdims=True)
         error = error + shared + of_v.lost
-        own = of_deviations(of_v.aside, error, of_w.aside) + self._moved(of_w, relation)
+        own = self.of_deviations.bracket(of_v.aside, error, of_w.aside, relation) + self._moved(of_w, relation)
         own = own + jnp.sum((jnp.abs(of_v.aside) + error) * of_w.lost)
         # Of the mean the bracket is the square of a distance: nothing is lost in a difference of large numbers.
         implied = self._of_common * of_v.mean

@@ -20,6 +20,8 @@ from mocha_jax.coupling import Coupling
 
 Unknown = TypeVar("Unknown")  # a tree of arrays
 
+OwnRelation = Any  # the `Relation` that a regularizer chooses for itself: the interface can name no narrower type
+
 
 class OptimalityConditions(Pytree, Generic[Unknown]):
     r"""A regularizer's half of the optimality conditions, in some unknown of its choice, with a symmetric Jacobian.
@@ -31,7 +33,7 @@ class OptimalityConditions(Pytree, Generic[Unknown]):
     """
 
     @abstractmethod
-    def unknown(self, weights: Array, v: Array, relation: Any) -> Unknown:
+    def unknown(self, weights: Array, v: Array, relation: OwnRelation) -> Unknown:
         """The unknown at an optimum."""
 
     @abstractmethod
@@ -40,7 +42,7 @@ class OptimalityConditions(Pytree, Generic[Unknown]):
 
     @abstractmethod
     def relation(self, unknown: Unknown) -> Relation:
-        """Omega as the regularizer keeps it."""
+        """Omega as the regularizer keeps it; None where it is given."""
 
     @abstractmethod
     def residual(self, unknown: Unknown, v: Array) -> Unknown:
@@ -64,7 +66,8 @@ class Proximal(OptimalityConditions[Array]):
         return jnp.asarray(self.regularizer.prox(unknown, self.rho))
 
     def relation(self, unknown: Array) -> Relation:
-        return self.regularizer.update_relation(None, self.weights(unknown))
+        learned = self.regularizer.learned
+        return learned.update_relation(None, self.weights(unknown)) if learned else None
 
     def residual(self, unknown: Array, v: Array) -> Array:
         fixed, point = lax.stop_gradient((self, unknown))
@@ -87,20 +90,22 @@ class Nearby(NamedTuple):
 class Regularizer(Pytree):
     r"""A regularizer R(W, Omega), quadratic in the weights W ``[m, d]`` for a given relationship Omega.
 
-    Where Omega is given (`learned` is False) it is part of the regularizer and every argument
-    `relation` is None. Where it is learned, `relation` is a record that `initial_relation` makes and
-    `update_relation` replaces, and ``value(weights)`` is the minimum over it. Which record, a `Relation`, a subclass
-    says by the types of its methods; to all others it is any.
+    Where Omega is given it is part of the regularizer, and every argument `relation` is None. Where it is learned, by a
+    `Learned`, `relation` is a record of it, and ``value(weights)`` is the minimum over it.
     """
 
     separate: ClassVar[bool] = False  # whether tasks have nothing to do with each other
-    learned: ClassVar[bool] = False  # whether Omega is found together with the weights
     jointly_convex: ClassVar[bool] = True  # whether R is convex in both at once
     frozen_fields: ClassVar[tuple[str, ...]] = ()  # fields that are no strengths: counts, matrices
     domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
 
     def __post_init__(self) -> None:
         domains.require(self, self.domains)
+
+    @property
+    def learned(self) -> Learned | None:
+        """The regularizer itself, where it learns Omega; None where that is given."""
+        return self if isinstance(self, Learned) else None
 
     @property
     def admissible(self) -> Array:
@@ -112,63 +117,33 @@ class Regularizer(Pytree):
         return True
 
     @abstractmethod
-    def value(self, weights: Array, relation: Any = None) -> Array:
+    def value(self, weights: Array, relation: OwnRelation = None) -> Array:
         """R(W, Omega); where Omega is learned and left out, the minimum over it."""
 
     @abstractmethod
-    def coupling(self, num_tasks: int, relation: Any = None) -> Coupling:
+    def coupling(self, num_tasks: int, relation: OwnRelation = None) -> Coupling:
         r"""The operator $\bar M = A^{-1}$ for R = tr(W' A W)/2; default for the initial Omega."""
 
     @abstractmethod
-    def relationship(self, num_tasks: int, relation: Any = None) -> Array:
+    def relationship(self, num_tasks: int, relation: OwnRelation = None) -> Array:
         r"""The relationship matrix $\Omega$ of the model, ``[m, m]``."""
 
-    def covariance(self, num_tasks: int, relation: Any = None) -> Array:
+    def covariance(self, num_tasks: int, relation: OwnRelation = None) -> Array:
         r"""Write out the covariance of the tasks under the prior that R is, ``[m, m]``, up to scale.
 
         $\bar M$, the inverse of the quadratic form; where the model names a covariance, that.
         """
         return jnp.asarray(couplings.as_matrix(self.coupling(num_tasks, relation)))
 
-    def initial_relation(self, num_tasks: int, num_features: int) -> Relation:
-        """Omega before anything is known of the weights."""
-        return None
-
-    def relation_of(self, omega: Array, num_features: int) -> Relation:
-        """The record of a given Omega ``[m, m]``, where it is learned. Default: the matrix."""
-        return 0.5 * (omega + omega.T)
-
-    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
-        """Raise if a matrix is not an Omega of that many tasks. A subclass adds its own conditions."""
-        check.array(owner, name, omega, (num_tasks, num_tasks))
-        check.positive_semidefinite(owner, name, omega)
-
-    def is_relation(self, relation: object, num_tasks: int, num_features: int) -> bool:
-        """Tell whether something is a record of Omega, by its structure and shapes."""
-        initial = jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))
-        return _form(relation) == _form(initial)
-
-    def update_relation(self, relation: Any, weights: Array, smoothing: Array | float = 0.0) -> Relation:
-        """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
-        return relation
-
-    def restart_relation(self, relation: Any) -> Relation:
-        """A record of a problem of the same shape, made feasible for this regularizer."""
-        return relation
-
-    def extend_relation(self, relation: Any, num_tasks: int, num_features: int) -> Relation:
-        """The record with new tasks appended, each related to the others as the average task is."""
-        return relation
-
-    def offset(self, relation: Any, num_features: int) -> Array | float:
+    def offset(self, relation: OwnRelation, num_features: int) -> Array | float:
         """The terms of R that do not depend on the weights."""
         return 0.0
 
-    def penalty(self, weights: Array, relation: Any = None) -> Array:
+    def penalty(self, weights: Array, relation: OwnRelation = None) -> Array:
         """R(W, Omega) without `offset`."""
         return self.value(weights, relation)
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: OwnRelation = None) -> tuple[Array, Array]:
         """The largest curvature of R, about, and of its conjugate, at most: by what the smallest squares grow."""
         coupling = self.coupling(num_tasks, relation)
         diagonal = coupling.diagonal()
@@ -199,17 +174,17 @@ class Regularizer(Pytree):
         weights = self.prox(y, rho)
         return Nearby(weights, jnp.sum(weights**2, axis=0), jnp.sum(y**2, axis=0), known)
 
-    def bracket(self, v: Array, error: Array, weights: Array, relation: Any = None) -> Array:
+    def bracket(self, v: Array, error: Array, weights: Array, relation: OwnRelation = None) -> Array:
         r"""An upper bound on $R(W) + R^*(V') - \langle V', W\rangle \ge 0$ for all V' within `error` of V.
 
-        For this Omega, without the terms that do not depend on W: how far W is from $\nabla R^*(V')$. Here it is
+        Of a given Omega without the terms that do not depend on W: how far W is from $\nabla R^*(V')$. Here it is
         the difference of its terms, plus what these may have lost; a model that knows better overrides it.
 
         Args:
           v: dual vectors ``[m, d]``.
           error: bound on the error of each of their entries ``[m, d]``.
           weights: W ``[m, d]``.
-          relation: as in `coupling`.
+          relation: as in `value`.
         """
         coupling = self.coupling(len(v), relation)
         value = self.penalty(weights, relation)
@@ -218,10 +193,6 @@ class Regularizer(Pytree):
         of_error = 0.5 * jnp.sum(row[:, None] * error**2)
         return fenchel_young_bound(value, coupling.conjugate(v), v, weights, error, of_error, math.sqrt(len(v)))
 
-    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        """Bound `bracket` of R minimised over Omega, where it is learned and the problem jointly convex."""
-        return self.bracket(v, error, weights)
-
     def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
         r"""$R^*(V)$ of any V of that Frobenius norm, minimised over Omega, at most.
 
@@ -229,7 +200,7 @@ class Regularizer(Pytree):
         """
         return self.conjugate(jnp.zeros((num_tasks, num_features), norm.dtype).at[0, 0].set(norm))
 
-    def value_error(self, weights: Array, relation: Any = None) -> Array:
+    def value_error(self, weights: Array, relation: OwnRelation = None) -> Array:
         """An upper bound on the rounding error of ``value(weights, relation)``."""
         return rounded(self.value(weights, relation), _roundings(weights))
 
@@ -247,18 +218,66 @@ class Regularizer(Pytree):
     def check_features(self, num_features: int) -> None:
         """Raise if the hyperparameters do not fit that many features."""
 
-    def check_relation(self, owner: str, relation: object, num_tasks: int, num_features: int) -> None:
-        """Raise if the given Omega is not a record like those of `initial_relation`."""
+    def known_relation(self, owner: str, relation: Relation, num_tasks: int, num_features: int) -> Relation:
+        """Return a given record of Omega, or else the first one; raise if it is not one of this regularizer's."""
+        if relation is not None:
+            raise ValueError(
+                f"{owner}: relation must be left out: the relationship of {type(self).__name__} is given, not learned."
+            )
+        return None
+
+
+class Learned(Regularizer):
+    """Base class of regularizers whose Omega is found together with the weights.
+
+    They keep it as a record, a `Relation` whose type a subclass names in its methods: a matrix, a factor.
+    """
+
+    @abstractmethod
+    def initial_relation(self, num_tasks: int, num_features: int) -> Relation:
+        """Omega before anything is known of the weights."""
+
+    @abstractmethod
+    def update_relation(self, relation: OwnRelation, weights: Array, smoothing: Array | float = 0.0) -> Relation:
+        """The Omega that minimises R(W, Omega) for these weights; `smoothing` as in `Mocha`."""
+
+    @abstractmethod
+    def relation_of(self, omega: Array, num_features: int) -> Relation:
+        """The record of a given Omega ``[m, m]``."""
+
+    @abstractmethod
+    def extend_relation(self, relation: OwnRelation, num_tasks: int, num_features: int) -> Relation:
+        """The record with new tasks appended, each related to the others as the average task is."""
+
+    def restart_relation(self, relation: OwnRelation) -> Relation:
+        """A record of a problem of the same shape, made feasible for this regularizer."""
+        return relation
+
+    def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
+        """Raise if a matrix is not an Omega of that many tasks. A subclass adds its own conditions."""
+        check.array(owner, name, omega, (num_tasks, num_tasks))
+        check.positive_semidefinite(owner, name, omega)
+
+    def is_relation(self, relation: object, num_tasks: int, num_features: int) -> bool:
+        """Tell whether something is a record of Omega, by its structure and shapes."""
+        initial = jax.eval_shape(lambda: self.initial_relation(num_tasks, num_features))
+        return _form(relation) == _form(initial)
+
+    def bracket(self, v: Array, error: Array, weights: Array, relation: OwnRelation = None) -> Array:
+        if relation is not None:
+            return super().bracket(v, error, weights, relation)
+        of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
+        return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
+
+    def known_relation(self, owner: str, relation: Relation, num_tasks: int, num_features: int) -> Relation:
         if relation is None:
-            return
-        name = type(self).__name__
-        if not self.learned:
-            raise ValueError(f"{owner}: relation must be left out: the relationship of {name} is given, not learned.")
+            return self.initial_relation(num_tasks, num_features)
         if not self.is_relation(relation, num_tasks, num_features):
             raise ValueError(
-                f"{owner}: relation must be Omega as {name} keeps it, for {num_tasks} tasks and {num_features} "
-                f"features, such as solution.relation; got {check.shown(relation)}."
+                f"{owner}: relation must be Omega as {type(self).__name__} keeps it, for {num_tasks} tasks and "
+                f"{num_features} features, such as solution.relation; got {check.shown(relation)}."
             )
+        return relation
 
 
 def _form(record: object) -> tuple[str, list[tuple[int, ...]]]:

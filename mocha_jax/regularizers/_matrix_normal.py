@@ -12,12 +12,12 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree, static
 from mocha_jax.coupling import LowRank, as_matrix
-from mocha_jax.regularizers._base import OptimalityConditions, Regularizer, rounded
+from mocha_jax.regularizers._base import Learned, OptimalityConditions, rounded
 from mocha_jax.regularizers._singular_values import as_wide_as, coupling_of, is_low_rank, with_average_tasks
 from mocha_jax.spectral import left_spectral_map, matrix_sqrt, safe_sqrt, singular_values, spectral_map
 
 
-class MatrixNormal(Regularizer):
+class MatrixNormal(Learned):
     r"""Tasks drawn from a Gaussian of unknown covariance $\Omega$, the prior (13) of the paper; not convex.
 
     $$
@@ -58,7 +58,6 @@ class MatrixNormal(Regularizer):
       - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
-    learned: ClassVar[bool] = True
     jointly_convex: ClassVar[bool] = False
     domains: ClassVar[Mapping[str, domains.Domain]] = {
         "lam": domains.POSITIVE,

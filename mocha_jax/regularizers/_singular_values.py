@@ -24,7 +24,7 @@ from mocha_jax._core.pytree import Pytree, static
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._numerics.tall import Basis, basis_of
 from mocha_jax.coupling import Coupling, LowRank, as_matrix
-from mocha_jax.regularizers._base import Nearby, Regularizer, fenchel_young_bound
+from mocha_jax.regularizers._base import Learned, Nearby
 from mocha_jax.spectral import (
     contract,
     left_spectral_map,
@@ -38,10 +38,9 @@ from mocha_jax.spectral import (
 _NOISE = 2.0
 
 
-class Spectral(Regularizer):
+class Spectral(Learned):
     r"""Base class of jointly convex regularizers that depend on singular values; a subclass defines how."""
 
-    learned: ClassVar[bool] = True
     prox_by_sums: ClassVar[bool] = False  # whether there is a `spectral_prox_by_sums`
 
     @abstractmethod
@@ -89,10 +88,6 @@ class Spectral(Regularizer):
     def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
         # It is largest where all of a matrix lies in one direction.
         return self.spectral_conjugate(jnp.zeros(min(num_tasks, num_features), norm.dtype).at[0].set(norm))
-
-    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
-        return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
 
     def value_error(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is not None:

@@ -16,7 +16,7 @@ from mocha_jax._numerics.lasso import graphical_lasso, lasso
 from mocha_jax._numerics.math import matmul
 from mocha_jax._numerics.twofold import additions
 from mocha_jax.coupling import Coupling, Dense
-from mocha_jax.regularizers._base import OptimalityConditions, Regularizer, rounded
+from mocha_jax.regularizers._base import Learned, OptimalityConditions, rounded
 
 
 class Lasso(Coupling):
@@ -81,7 +81,7 @@ class Lasso(Coupling):
         return jnp.maximum(0.5 * jnp.sum(off * matmul(self.inverse.matrix, off)), 0.0) + jnp.sum(penalty)
 
 
-class SparsePrecision(Regularizer):
+class SparsePrecision(Learned):
     r"""Tasks related by a sparse precision matrix $\Omega$, eq. (15), with sparse weights.
 
     $$
@@ -113,7 +113,6 @@ class SparsePrecision(Regularizer):
       - [Smith et al., Federated Multi-Task Learning](https://arxiv.org/abs/1705.10467), 2017.
     """
 
-    learned: ClassVar[bool] = True
     jointly_convex: ClassVar[bool] = False
     domains: ClassVar[Mapping[str, domains.Domain]] = {
         "lam": domains.POSITIVE,
@@ -170,6 +169,9 @@ class SparsePrecision(Regularizer):
 
     def initial_relation(self, num_tasks: int, num_features: int) -> Array:
         return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam))
+
+    def relation_of(self, omega: Array, num_features: int) -> Array:
+        return 0.5 * (omega + omega.T)
 
     def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
         super().check_omega(owner, name, omega, num_tasks)

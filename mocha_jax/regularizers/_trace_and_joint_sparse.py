@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,19 +12,18 @@ from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.coupling import FeatureDiagonal, LowRank
-from mocha_jax.regularizers._base import Regularizer, fenchel_young_bound
+from mocha_jax.regularizers._base import Learned
 from mocha_jax.regularizers._singular_values import Spectral, with_average_tasks
 from mocha_jax.spectral import safe_sqrt
 
 
-class SumOfSizes(Regularizer):
+class SumOfSizes(Learned):
     r"""$\lambda\sum_i s_i + \lambda_2\sum_i s_i^2$ of sizes $s \ge 0$ of W, such as its singular values.
 
     Every size has a scale $\omega$, learned: $\lambda s = \min_\omega \tfrac{\lambda}{2}(s^2/\omega + \omega)$,
     reached at $\omega = s$. A subclass says what the sizes are, and what maps them back to weights.
     """
 
-    learned: ClassVar[bool] = True
     domains: ClassVar[Mapping[str, domains.Domain]] = {"lam": domains.POSITIVE, "lam2": domains.POSITIVE}
 
     lam: Hyperparameter
@@ -42,7 +41,7 @@ class SumOfSizes(Regularizer):
         r"""Eigenvalues of $\bar M$ from the scales."""
         return scales / (jnp.asarray(self.lam) + 2.0 * jnp.asarray(self.lam2) * scales)
 
-    def curvatures(self, num_tasks: int, relation: Any = None) -> tuple[Array, Array]:
+    def curvatures(self, num_tasks: int, relation: LowRank | Array | None = None) -> tuple[Array, Array]:
         return 1.0 / self.curvature_of(self.usual), 0.5 / jnp.asarray(self.lam2)
 
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
@@ -204,10 +203,6 @@ class JointSparse(SumOfSizes):
 
     def conjugate(self, v: Array) -> Array:
         return self.conjugate_of(_norms(v))
-
-    def joint_bracket(self, v: Array, error: Array, weights: Array) -> Array:
-        of_error = self.conjugate_bound(jnp.sqrt(jnp.sum(error**2)), *v.shape)
-        return fenchel_young_bound(self.value(weights), self.conjugate(v), v, weights, error, of_error)
 
     def prox(self, y: Array, rho: Array) -> Array:
         norms = _norms(y)

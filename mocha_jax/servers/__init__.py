@@ -10,7 +10,7 @@ server              what it does
 
 `Mocha` and `Cocoa` choose one by their argument `server`; ``custom_server=`` takes any other `Aggregator`.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling` and `_problem`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling`, `regularizers` and `_problem`.
 """
 
 from mocha_jax.servers._adaptive import AdaptiveServer as AdaptiveServer

@@ -70,18 +70,20 @@ def same_kind(a: object, b: object) -> bool:
 
 def first_relation(problem: Problem, omega: Hyperparameter | None) -> Relation:
     """A record of Omega_0 ``[m, m]``; of the regularizer's own where there is none."""
-    data, regularizer = problem.data, problem.regularizer
+    data, learned = problem.data, problem.regularizer.learned
+    if learned is None:
+        return None
     if omega is None:
-        return regularizer.initial_relation(data.num_tasks, data.num_features)
+        return learned.initial_relation(data.num_tasks, data.num_features)
     # Feasible to the last bit, which a user's matrix is not.
-    return regularizer.restart_relation(regularizer.relation_of(jnp.asarray(omega, data.dtype), data.num_features))
+    return learned.restart_relation(learned.relation_of(jnp.asarray(omega, data.dtype), data.num_features))
 
 
 def keep_relation(problem: Problem, relation: Relation, omega: Hyperparameter | None = None) -> Relation:
     """A record of Omega for this problem: a given one as far as it fits, otherwise the first one."""
-    data, regularizer = problem.data, problem.regularizer
-    if regularizer.is_relation(relation, data.num_tasks, data.num_features):
-        return regularizer.restart_relation(cast(relation, data.dtype))
+    data, learned = problem.data, problem.regularizer.learned
+    if learned and learned.is_relation(relation, data.num_tasks, data.num_features):
+        return learned.restart_relation(cast(relation, data.dtype))
     return first_relation(problem, omega)  # of another kind of regularizer, nothing of Omega can be kept
 
 
@@ -90,7 +92,7 @@ def gain_of_updating(problem: Problem, w: Array, relation: Relation) -> Array:
     regularizer = problem.regularizer
     if not regularizer.learned or regularizer.jointly_convex:
         return jnp.full((), jnp.inf, w.dtype)
-    better = regularizer.value(w, regularizer.update_relation(relation, w))
+    better = regularizer.value(w, regularizer.learned.update_relation(relation, w))
     return jnp.maximum(regularizer.value(w, relation) - better, 0.0)
 
 

@@ -16,6 +16,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.gap import Certificate, certify_implied
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import Coupling
+from mocha_jax.regularizers import Learned
 from mocha_jax.servers._base import (
     Aggregator,
     NodeUpdate,
@@ -88,10 +89,10 @@ class DualServer(Aggregator):
         return self._settled(problem, keep_relation(problem, last.relation, self.initial_omega), v, last.gap_before)
 
     def add_tasks(self, state: ServerState, problem: Problem, beta: Array, v: Array) -> DualState:
-        last, regularizer = alternating(state), problem.regularizer
-        initial = regularizer.initial_relation(*v.shape)
-        grown = regularizer.extend_relation(last.relation, *v.shape) if same_kind(last.relation, initial) else initial
-        return self._settled(problem, cast(grown, v.dtype), v, last.gap_before)
+        last, learned, relation = alternating(state), problem.regularizer.learned, first_relation(problem, None)
+        if learned and same_kind(last.relation, relation):
+            relation = learned.extend_relation(last.relation, *v.shape)
+        return self._settled(problem, cast(relation, v.dtype), v, last.gap_before)
 
     def _settled(self, problem: Problem, relation: Relation, v: Array, gap_before: Array) -> DualState:
         """A state whose `change` is what replacing Omega now would gain: what it last gained was on another problem."""
@@ -118,17 +119,17 @@ class DualServer(Aggregator):
     def update_model(self, problem: Problem, state: DualState, round: Array, beta: Array, v: Array) -> DualState:
         """W follows V, and when it is due Omega follows W."""
         state = state.replace(model=state.coupling.apply(v))
-        if not problem.regularizer.learned:
+        if not (learned := problem.regularizer.learned):
             return state
         due = is_due(self.omega_every, round)
-        return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)
+        return lax.cond(due, lambda: self._relearn(problem, learned, state, beta, v), lambda: state)
 
-    def _relearn(self, problem: Problem, state: DualState, beta: Array, v: Array) -> DualState:
-        regularizer, w = problem.regularizer, state.model
+    def _relearn(self, problem: Problem, learned: Learned, state: DualState, beta: Array, v: Array) -> DualState:
+        w = state.model
         before = self.certify(problem, state, beta, v).gap
-        relation = regularizer.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
-        value = state.coupling.value(v, w) + regularizer.offset(state.relation, w.shape[1])
-        least = regularizer.value(w) if regularizer.jointly_convex else regularizer.value(w, relation)
+        relation = learned.update_relation(state.relation, w, jnp.asarray(self.smoothing, w.dtype))
+        value = state.coupling.value(v, w) + learned.offset(state.relation, w.shape[1])
+        least = learned.value(w, None if learned.jointly_convex else relation)
         return self._with(problem, relation, v, before, jnp.maximum(value - least, 0.0))
 
     def certify(self, problem: Problem, state: DualState, beta: Array, v: Array) -> Certificate:

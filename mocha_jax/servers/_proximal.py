@@ -188,4 +188,5 @@ class ProximalServer(Aggregator):
         return certify(problem, beta, v, w, value, slack, regularizer.offset(relation, w.shape[1]))
 
     def relation(self, problem: Problem, state: ProximalState) -> Relation:
-        return problem.regularizer.update_relation(None, state.model)
+        learned = problem.regularizer.learned
+        return learned.update_relation(None, state.model) if learned else None

@@ -46,9 +46,7 @@ def sigma(problem: Problem, relation: Relation = None, *, tol: float = 1e-4) -> 
     check.positive("sigma", tol=tol)
     data, regularizer = problem.data, problem.regularizer
     least = jnp.asarray(check.number("sigma", "tol", tol), data.dtype)
-    regularizer.check_relation("sigma", relation, data.num_tasks, data.num_features)
-    if relation is None:
-        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    relation = regularizer.known_relation("sigma", relation, data.num_tasks, data.num_features)
 
     def apply(u: Array) -> Array:
         return data.weighted_sums(data.weight * data.node_predictions(u))
@@ -105,8 +103,7 @@ def rate(problem: Problem, relation: Relation = None, *, sigma_prime: str = "per
 def safe_scaling(problem: Problem, relation: Relation, rule: str, gamma: Real) -> Array:
     r"""The scaling $\sigma'$ of every node, ``[m]``."""
     data, regularizer = problem.data, problem.regularizer
-    if relation is None:
-        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
+    relation = regularizer.known_relation("sigma_prime", relation, data.num_tasks, data.num_features)
     coupling = regularizer.coupling(data.num_tasks, relation)
     return data.to_nodes(coupling.sigma_prime(rule, gamma, data.nodes_per_task))
 

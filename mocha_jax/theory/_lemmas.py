@@ -131,10 +131,8 @@ def lemma5(
         raise ValueError(
             f"lemma5: theta_bar must be a number or one per node [{data.num_nodes}], got shape {jnp.shape(theta_bar)}."
         )
-    regularizer.check_relation("lemma5", relation, data.num_tasks, data.num_features)
+    relation = regularizer.known_relation("lemma5", relation, data.num_tasks, data.num_features)
     s, theta_bar, gamma = (jnp.asarray(check.number("lemma5", "s", a), data.dtype) for a in (s, theta_bar, gamma))
-    if relation is None:
-        relation = regularizer.initial_relation(data.num_tasks, data.num_features)
     coupling = regularizer.coupling(data.num_tasks, relation)
     scaling = safe_scaling(problem, relation, sigma_prime, gamma)
     z = data.node_predictions(data.to_nodes(coupling.apply(data.dual_vectors(beta))))

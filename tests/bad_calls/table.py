@@ -16,7 +16,7 @@ MODULES = (
 CONTRACTS = (
     mj.Algorithm, mj.Adjoint, mj.losses.Loss, mj.regularizers.Regularizer, mj.coupling.Coupling, mj.coupling.Operator, mj.coupling.Curvature, mj.coupling.OwnSystems, mj.likelihoods.Likelihood, mj.likelihoods.Positions,
     mj.robust.Rule, mj.robust.Attack, mj.networks.Network, mj.systems.System, mj.systems.Channel, mj.federated.NodeSide, mj.federated.ServerSide, mj.compression.Sending, mj.compression.Difference, mj.Trainer, mj.DualMethod, mj.servers.Aggregator, mj.Federated, mj.Quality,
-    mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
+    mj.features.FeatureMap, mj.regularizers.OptimalityConditions, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.Learned, mj.regularizers.TraceLimited, mj.regularizers.Spectral,
 )  # fmt: skip
 
 # What the library makes and hands out.

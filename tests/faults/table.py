@@ -43,8 +43,8 @@ FAULTS = (
     ),
     Fault(
         "Omega is never replaced", "servers/_dual.py",
-        "return lax.cond(due, lambda: self._relearn(problem, state, beta, v), lambda: state)",
-        "return lax.cond(due & False, lambda: self._relearn(problem, state, beta, v), lambda: state)", ("servers",),
+        "return lax.cond(due, lambda: self._relearn(problem, learned, state, beta, v), lambda: state)",
+        "return lax.cond(due & False, lambda: self._relearn(problem, learned, state, beta, v), lambda: state)", ("servers",),
     ),
     Fault(
         "the weighing forgets the strength of the coupling", "servers/_quadratic_programs.py",

@@ -33,7 +33,7 @@ ABSTRACT = [cls for cls in RECORDS if inspect.isabstract(cls)]
 CONTRACTS = {
     mj.Algorithm, mj.DualMethod, mj.SubproblemMethod, mj.Trainer, mj.servers.Aggregator, mj.Federated, mj.Quality, mj.Adjoint,
     mj.losses.Loss, mj.losses.MarginLoss, mj.losses.ResidualLoss, mj.regularizers.Regularizer,
-    mj.regularizers.Spectral, mj.regularizers.TraceLimited, mj.regularizers.OptimalityConditions, mj.coupling.Coupling, mj.systems.System,
+    mj.regularizers.Learned, mj.regularizers.Spectral, mj.regularizers.TraceLimited, mj.regularizers.OptimalityConditions, mj.coupling.Coupling, mj.systems.System,
     mj.networks.Network, mj.likelihoods.Likelihood,
 }  # fmt: skip
 

@@ -172,7 +172,7 @@ def test_a_bracket_bounds_the_distance_of_weights_from_those_implied(name):
         single = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), judge.regularizer(name, m, lam, other))
         double = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), single)
         v = jnp.asarray(rng.normal(size=(m, d)), jnp.float32)
-        omega = single.initial_relation(m, d)
+        omega = single.known_relation("test", None, m, d)
         w = single.coupling(m, omega).apply(v)
         error = 1e-6 * jnp.abs(v)
         bound = float(single.bracket(v, error, w, omega))

@@ -144,7 +144,7 @@ def test_a_large_mean_hides_nothing():
     true = float(exact.value(jnp.asarray(w, float))), float(exact.conjugate(jnp.asarray(v, float)))
     assert abs(float(regularizer.value(jnp.asarray(w))) - true[0]) <= regularizer.value_error(jnp.asarray(w))
     gap = sum(true) - np.sum(v.astype(float) * w.astype(float))
-    bound = float(regularizer.joint_bracket(jnp.asarray(v), jnp.zeros_like(v), jnp.asarray(w)))
+    bound = float(regularizer.bracket(jnp.asarray(v), jnp.zeros_like(v), jnp.asarray(w)))
     assert gap <= bound <= 1.1 * gap + 1e-3
 
 

@@ -9,7 +9,7 @@ from mocha_jax.regularizers._named import NAMED, STRENGTHS, maker
 
 
 def test_every_regularizer_that_needs_nothing_but_a_number_has_a_name():
-    bases = ("DeviationsLearned", "OptimalityConditions", "Regularizer", "Spectral", "TraceLimited")
+    bases = ("DeviationsLearned", "Learned", "OptimalityConditions", "Regularizer", "Spectral", "TraceLimited")
     kinds = {name for name in mj.regularizers.__all__ if name not in bases}
     assert {type(maker(name, 4)[0](lam=0.1)).__name__ for name in NAMED} == kinds - {"Graph", "PerFeature"}
 

@@ -133,7 +133,7 @@ def test_watching_changes_nothing_else(key):
 def test_sigma_is_the_largest_eigenvalue(kind):
     p = problem("squared", kind, loss_scaling="task_mean")
     x, c = np.asarray(p.data.x), np.asarray(p.data.weight)
-    own = np.asarray(p.regularizer.coupling(5, p.regularizer.initial_relation(5, 4)).diagonal())
+    own = np.asarray(p.regularizer.coupling(5, p.regularizer.known_relation("test", None, 5, 4)).diagonal())
     want = [m * np.linalg.eigvalsh((xk.T * ck) @ xk)[-1] for m, xk, ck in zip(own, x, c, strict=True)]
     got = np.asarray(theory.sigma(p))
     np.testing.assert_allclose(got, want, rtol=1e-3)
