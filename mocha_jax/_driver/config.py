@@ -79,10 +79,17 @@ class RunConfig(Pytree):
         return self.exchange(problem=self.problem.exchange(data=data))
 
     def parts(self, key: Array, record_every: int, state: State | None) -> dict[str, object]:
-        """Name all that determines a run, part by part, to tell what differs from the run of a checkpoint."""
+        """Name all that determines a run, part by part, to tell it from the run of a checkpoint."""
         fields = {**fields_of(self.problem), **fields_of(self)}
         del fields["problem"], fields["bucketing"]  # its parts are there; and it follows from the data
-        return {**fields, "key": key, "record_every": record_every, "state to start from": state}
+        kind = type(self.problem)
+        return {
+            "kind of problem": kind,
+            **fields,
+            "key": key,
+            "record_every": record_every,
+            "state to start from": state,
+        }
 
     def start(self, state: State | None) -> Progress:
         """The progress before the first round, from `state` or from none."""

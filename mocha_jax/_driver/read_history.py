@@ -1,39 +1,27 @@
 """The records in a checkpoint, told apart by name, so that others can read them while the solve goes on.
 
-A checkpoint holds the leaves of a history by their number, and beside them a text in JSON that says what each is:
-``{"quality": "Certificate", "leaves": [["round", "int32"], ["quality.gap", "float32"], ...]}``. Resuming
-a solve does not need it, so that older checkpoints without it are resumed too.
+A checkpoint holds the leaves of a history by the way to each, ``history/round``, ``history/quality.gap`` and so on, and
+the name of the kind of quality that they are of.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._driver.history import History, Nodes
-from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, read
-from mocha_jax._files.fingerprint import native
+from mocha_jax._files.checkpoint import KIND
+from mocha_jax._files.checkpoint_parts import read
+from mocha_jax._files.container import Container
 from mocha_jax._files.owned_file import CheckpointError
 from mocha_jax._problem.problem import Quality
 
 Record = TypeVar("Record", bound=Pytree)
-
-
-def names_of_records(history: History) -> np.ndarray:
-    """Say what the leaves of a history are: a text as bytes in UTF-8."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(history)
-    named = [(jax.tree_util.keystr(path, simple=True, separator="."), str(leaf.dtype)) for path, leaf in leaves]
-    text = json.dumps({"quality": _name(type(history.quality)), "leaves": named})
-    return np.frombuffer(text.encode(), np.uint8)
 
 
 def read_history(path: str | os.PathLike[str]) -> History:
@@ -61,34 +49,25 @@ def read_history(path: str | os.PathLike[str]) -> History:
         raise ValueError(f'read_history: path must be that of a file such as "run.npz", got {check.shown(path)}.')
     if not isinstance(os.fspath(path), str) or "\0" in os.fspath(path) or not os.path.isfile(path):
         raise CheckpointError(f"read_history: path must be that of a checkpoint, and there is no file at {path!r}.")
-    arrays = read(Path(path), lambda name: name == "format" or name.startswith("history"))
-    if str(arrays.get("format")) != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of this library; give the path of one.")
-    if "history" not in arrays:
-        raise CheckpointError(
-            f"{path} was saved by an earlier version, which did not say what its records are; let the solve go on from "
-            f"it with this version, then they can be read."
-        )
+    saved = read(Path(path), KIND, lambda name: name.startswith("history/"))
     try:
-        return _rebuilt(arrays)
+        return _rebuilt(saved)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} does not hold what it says it holds; its records cannot be read.") from error
 
 
-def _rebuilt(arrays: Arrays) -> History:
-    about = json.loads(arrays["history"].tobytes().decode())
+def _rebuilt(saved: Container) -> History:
     tree: dict[str, Any] = {}
-    for i, (name, dtype) in enumerate(about["leaves"]):
-        *branches, last = name.split(".")
+    for name, array in saved.arrays.items():
+        *branches, last = name.removeprefix("history/").split(".")
         branch_of = tree
         for branch in branches:
             branch_of = branch_of.setdefault(branch, {})
-        branch_of[last] = native(arrays[f"history_{i}"], np.dtype(dtype))
-    nodes = tree.get("nodes")
-    tree |= {"quality": _record(_kind(about["quality"]), tree["quality"]), "nodes": nodes and _record(Nodes, nodes)}
-    return _record(History, tree)
+        branch_of[last] = array
+    nodes, quality = tree.get("nodes"), _record(_kind(saved.about["quality"]), tree["quality"])
+    return _record(History, tree | {"quality": quality, "nodes": nodes and _record(Nodes, nodes)})
 
 
 def _record(cls: type[Record], fields: dict[str, object]) -> Record:
@@ -98,8 +77,8 @@ def _record(cls: type[Record], fields: dict[str, object]) -> Record:
     return record
 
 
-def _name(cls: type[Quality]) -> str:
-    """The name of a kind of quality: of the library's own without the module, which may come to be another one."""
+def name_of(cls: type[Quality]) -> str:
+    """Name of a kind of quality: of the library's own without the module, which may come to be another one."""
     ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
     return cls.__qualname__ if ours else f"{cls.__module__}.{cls.__qualname__}"
 
@@ -115,7 +94,7 @@ def _kind(name: str) -> type[Quality]:
     queue: list[type[Quality]] = Quality.__subclasses__()
     while queue:
         cls = queue.pop()
-        if _name(cls) == name:
+        if name_of(cls) == name:
             return cls
         queue += cls.__subclasses__()
     raise CheckpointError(f"read_history: the records are of {name}, which is not defined here; import it first.")

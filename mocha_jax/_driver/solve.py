@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 
 import jax
@@ -23,7 +22,7 @@ from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
 from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress, Watch
 from mocha_jax._driver.progress import Bar
-from mocha_jax._driver.read_history import names_of_records
+from mocha_jax._driver.read_history import name_of
 from mocha_jax._driver.rounds import allocate, finalize_in_place, run_chunk_in_place
 from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._files.checkpoint import Saver
@@ -154,12 +153,11 @@ def solve(
     first = int(current.state.round)
     last = first + int(max_rounds)
     (_, aim), stopped = _aims(problem, tol), False
-    run = key, user_config, record_every, state
-    with Saver(checkpoint, run, user_config.parts(key, record_every, state)) as save:
+    with Saver(checkpoint, user_config.parts(key, record_every, state)) as save:
         current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
         if not _ended(problem, history, current, aim, last, stopped):
             # A path that cannot be saved to is found out before there is something to lose.
-            save(int(current.state.round), current, history, partial(names_of_records, history))
+            save(int(current.state.round), current, history, name_of(type(history.quality)))
         with Bar(progress and jax.process_index() == 0, total=last, done=int(current.state.round)) as bar:
             while not _ended(problem, history, current, aim, last, stopped):
                 blocks, rounds = _next_blocks(int(current.state.round) - first, last - first, record_every, chunk)
@@ -173,7 +171,7 @@ def solve(
 
                 current, records, count, _ = or_by_loops(config.problem, config.algorithm, one_chunk)
                 history = _extend(history, records, int(count))
-                save(int(current.state.round), current, history, partial(names_of_records, history))
+                save(int(current.state.round), current, history, name_of(type(history.quality)))
                 bar.show(int(current.state.round), float(history.residual[-1]))
                 stopped = callback is not None and bool(callback(int(current.state.round), history))
     solution = _solution(problem, config, current, history, stopped, tol, int(current.state.round) - first)

@@ -1,8 +1,8 @@
-"""Checkpoints of a solve: one npz file, replaced atomically, refused where it does not belong.
+"""Checkpoints of a solve: one file, replaced atomically, refused where it does not belong.
 
-The file holds the arrays of the run's progress and of its records, what the records are, who wrote it, a digest of all
-that, and a fingerprint of everything that determines the run: data, loss, regularizer, algorithm, systems, key; also of
-each. How many rounds to run and when to stop are not part of it, so a finished solve can be continued.
+The file holds the arrays of the run's progress and of its records, the kind of the records' quality, who wrote it, and
+a fingerprint of each part of what determines the run: data, loss, regularizer, algorithm, systems, key and so on. How
+many rounds to run and when to stop are not part of it, so a finished solve can be continued.
 
 If processes share arrays, the file holds no rows of these, but the names and digests of the parts that do
 (`mocha_jax._files.checkpoint_parts`): every process writes its own, and they count once the first one has written the
@@ -11,7 +11,6 @@ file.
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,13 +25,17 @@ from jax import Array
 from mocha_jax._core.devices import fetched, is_cut_by_rows, place
 from mocha_jax._core.processes import together
 from mocha_jax._core.warnings import warn
-from mocha_jax._files.checkpoint_parts import FORMAT, Arrays, Part, PartReader, digest_of, read, remove_abandoned
-from mocha_jax._files.fingerprint import by_rows, fingerprint, native, once, plain, plain_dtype
+from mocha_jax._files import container
+from mocha_jax._files.checkpoint_parts import Part, PartReader, read, remove_abandoned
+from mocha_jax._files.container import About, Arrays, Container
+from mocha_jax._files.fingerprint import by_rows, fingerprint, once
 from mocha_jax._files.owned_file import CheckpointError, OwnedFile
 
 Progress = TypeVar("Progress")  # a tree of arrays
 Records = TypeVar("Records")  # a tree of NumPy arrays, one entry per record
 Result = TypeVar("Result")
+
+KIND = "checkpoint"
 
 
 class Saver:
@@ -43,21 +46,15 @@ class Saver:
 
     Args:
       path: of the file; None for none.
-      run: everything that determines the run; a file of another run is refused.
-      parts: the same part by part, by name, to say which of them differ.
+      run: everything that determines the run, part by part, by name; a file of another run is refused.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None, run: tuple[object, ...], parts: Mapping[str, object]
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, run: Mapping[str, object]) -> None:
         # Where a link points: two solves by two names are two solves of one file, and a link stays one.
         self._file = None if path is None else OwnedFile(_target(path))
         self._part = None if self._file is None else Part(self._file.path)
-        self._fingerprint, self._of_each = "", dict[str, str]()
-        if path is not None:
-            contents = once(by_rows)
-            self._fingerprint = fingerprint(*run, contents=contents)
-            self._of_each = {name: fingerprint(part, contents=contents) for name, part in parts.items()}
+        contents = once(by_rows)
+        self._run = {} if path is None else {name: fingerprint(part, contents=contents) for name, part in run.items()}
         self._writer = uuid.uuid4().hex
         self._shared = False  # whether processes share arrays, and hence the work
         self._digest: str | None = None  # of what we know to be in the file
@@ -73,26 +70,24 @@ class Saver:
         if jax.process_index() == 0:
             self._file.release()
 
-    def __call__(self, round: int, progress: object, history: object, names: Callable[[], np.ndarray]) -> None:
+    def __call__(self, round: int, progress: object, history: object, quality: str) -> None:
         """Write everything to new files, then put the one that counts in place of the old one.
 
         Args:
           round: the last one that was done.
           progress: a tree of arrays.
           history: a tree of NumPy arrays, the records.
-          names: tells what the leaves of the history are, as bytes.
+          quality: what kind of quality they are of.
         """
         if self._file is None or self._part is None:
             return
-        leaves = {f"progress_{i}": a for i, a in enumerate(jax.tree.leaves(progress))}
+        leaves = {f"progress/{i}": a for i, a in enumerate(jax.tree.leaves(progress))}
         shared = {name: a for name, a in leaves.items() if is_cut_by_rows(a)}
-        arrays = {name: plain(fetched(a)) for name, a in leaves.items() if name not in shared}
-        arrays |= {f"history_{i}": plain(np.asarray(a)) for i, a in enumerate(jax.tree.leaves(history))}
-        arrays["history"] = names()
+        arrays = {name: fetched(a) for name, a in leaves.items() if name not in shared} | _records(history)
         if jax.process_index() != 0 and not self._shared:
             return
         try:
-            self._save(self._file, self._part, arrays, shared)
+            self._save(self._file, self._part, arrays, shared, quality)
         except OSError as error:
             reason = error.strerror or str(error)
             if not self._saved:
@@ -106,102 +101,84 @@ class Saver:
                     f"saved before, and the solve goes on."
                 )
 
-    def _save(self, file: OwnedFile, part: Part, arrays: Arrays, shared: dict[str, Array]) -> None:
-        names: tuple[str, ...] = ()
+    def _save(self, file: OwnedFile, part: Part, arrays: Arrays, shared: dict[str, Array], quality: str) -> None:
+        parts: dict[str, str] = {}
         first = jax.process_index() == 0
         try:
             if shared:
-                names, digests = zip(*self._together(lambda: part.write(shared)), strict=True)
-                arrays |= {"parts": np.array(names), "part_digests": np.array(digests)}
-            self._digest = self._together(lambda: self._write(file, arrays) if first else None)[0]
+                parts = dict(self._together(lambda: part.write(shared)))
+            about = {"quality": quality, "parts": parts}
+            self._digest = self._together(lambda: self._write(file, arrays, about) if first else None)[0]
         except (OSError, CheckpointError):
             # After other errors, such as those of a network, the file may or may not name the new part.
             part.settle(counts=False)
             raise
         part.settle(counts=True)
         if first and not self._saved:
-            remove_abandoned(file.path, names)
+            remove_abandoned(file.path, parts)
         self._saved = True
 
-    def _write(self, file: OwnedFile, arrays: Arrays) -> str:
+    def _write(self, file: OwnedFile, arrays: Arrays, about: About) -> str:
         if self._digest is not None and _digest_at(file.path) not in (self._digest, None):
             raise CheckpointError(
                 f"{file.path} is no longer what this solve saved there: another solve saves to it too; let that one go "
                 f"on, or choose another path for this one."
             )
-        own = {"format": FORMAT, "fingerprint": self._fingerprint, "writer": self._writer}
-        own["of_each"] = json.dumps(self._of_each)
-        arrays |= {name: np.array(text) for name, text in own.items()}
-        digest = digest_of(arrays)
-        file.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
-        return digest
+        content = Container.of(KIND, arrays, {"run": self._run, "writer": self._writer, **about})
+        file.replace(content.write)
+        return content.about["digest"]
 
     def load(self, fresh: Progress, blank: Records) -> tuple[Progress, Records]:
         """The saved run where there is one, else nothing done and nothing recorded."""
         if self._file is None:
             return fresh, blank
         path = self._file.path
-        arrays: Arrays = {}
+        found: list[Container] = []
         self._shared = any(not leaf.is_fully_addressable for leaf in jax.tree.leaves(fresh))
 
         def claim() -> str:
-            arrays.update(self._claim(path))
-            return str(arrays.get("digest", ""))
+            found.extend(self._claim(path))
+            return found[0].about["digest"] if found else ""
 
         digests = self._together(claim)
         if any(digest != digests[0] for digest in digests):
             raise CheckpointError(
                 f"processes find different files at {path}; it must lie where all of them read and write the same."
             )
-        if not arrays:
+        if not found:
             return fresh, blank
-        self._check(path, arrays)
+        arrays, about = found[0].arrays, found[0].about
+        if about["run"] != self._run:
+            raise CheckpointError(
+                f"{path} belongs to another run: its {self._what_differs(about['run'])} from this call's; choose "
+                f"another path, or delete it to start afresh."
+            )
         leaves, structure = jax.tree.flatten(fresh)
-        blanks, records = jax.tree.flatten(blank)
-        if not _complete(arrays, leaves, blanks):
+        blanks = _records(blank)
+        if not _complete(arrays, bool(about["parts"]), leaves, blanks):
             raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
         self._digest = digests[0]
-        parts = PartReader(path, arrays)
+        parts = PartReader(path, about["parts"])
         saved: list[Array] = []
-        self._together(lambda: saved.extend(_restored(f"progress_{i}", a, arrays, parts) for i, a in enumerate(leaves)))
-        history = [native(arrays[f"history_{i}"], one.dtype) for i, one in enumerate(blanks)]
-        return jax.tree.unflatten(structure, saved), jax.tree.unflatten(records, history)
+        self._together(lambda: saved.extend(_restored(f"progress/{i}", a, arrays, parts) for i, a in enumerate(leaves)))
+        history = [arrays[name] for name in blanks]
+        return jax.tree.unflatten(structure, saved), jax.tree.unflatten(jax.tree.structure(blank), history)
 
-    def _claim(self, path: Path) -> Arrays:
+    def _claim(self, path: Path) -> list[Container]:
         """Make the file ours, and read it where there is one."""
         if os.path.lexists(path) and not os.path.isfile(path):
             raise CheckpointError(f"{path} is not a file; choose another path.")
         if jax.process_index() == 0 and self._file is not None:
             self._file.claim()
-        arrays = read(path) if os.path.exists(path) else {}
+        found = [read(path, KIND)] if os.path.exists(path) else []
         if jax.process_index() == 0:
-            remove_abandoned(path, arrays.get("parts", np.array([])).tolist())
-        return arrays
+            remove_abandoned(path, found[0].about["parts"] if found else ())
+        return found
 
-    def _check(self, path: Path, arrays: Arrays) -> None:
-        """Take the digest out, and make sure that the rest is what was written, by this run."""
-        digest = str(arrays.pop("digest", ""))
-        if (written := str(arrays.get("format"))) != FORMAT:
-            if written.startswith(FORMAT.rstrip("0123456789")):
-                raise CheckpointError(
-                    f"{path} is a {written}, and this version of the library continues {FORMAT} alone; finish the run "
-                    f"with the version that began it, or choose another path."
-                )
-            raise CheckpointError(f"{path} is not a checkpoint of this library; choose another path.")
-        if digest != digest_of(arrays):
-            raise CheckpointError(f"{path} is damaged: its digest does not match; delete it to start afresh.")
-        if str(arrays.get("fingerprint")) != self._fingerprint:
-            raise CheckpointError(
-                f"{path} belongs to another run: its {self._what_differs(arrays)} from this call's; choose another "
-                f"path, or delete it to start afresh."
-            )
-
-    def _what_differs(self, arrays: Arrays) -> str:
-        """Name the parts of a run that are not those of the file, as far as it says."""
-        saved = json.loads(str(arrays.get("of_each", "{}")))
-        different = [name for name, digest in self._of_each.items() if saved.get(name, digest) != digest]
-        *first, last = names = different or list(self._of_each)
-        those = f"{', '.join(first)} {'and' if different else 'or'} {last}" if first else last
+    def _what_differs(self, saved: dict[str, str]) -> str:
+        """Name the parts of a run that are not those of the file."""
+        *first, last = names = [name for name in self._run | saved if saved.get(name) != self._run.get(name)]
+        those = f"{', '.join(first)} and {last}" if first else last
         shards = " (nodes that `shard` adds to fill up the devices are data too)" if "data" in names else ""
         return f"{those}{shards} {'differ' if first else 'differs'}"
 
@@ -227,24 +204,29 @@ def _target(path: str | os.PathLike[str]) -> Path:
 def _digest_at(path: Path) -> str | None:
     """Read the digest that a file says it has; None without a file."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return str(file["digest"])
+        return container.load(path, KIND, lambda name: False).about["digest"]
     except FileNotFoundError:
         return None
-    except OSError:  # it cannot be read, which says nothing of what is in it
-        raise
-    except Exception:  # as in `_read`
+    except container.Unreadable:
         return ""
 
 
-def _complete(arrays: dict[str, np.ndarray], leaves: list[Array], blanks: list[np.ndarray]) -> bool:
+def _records(history: object) -> Arrays:
+    """Name the arrays of records by their fields."""
+    leaves = jax.tree_util.tree_flatten_with_path(history)[0]
+    return {
+        f"history/{jax.tree_util.keystr(path, simple=True, separator='.')}": np.asarray(leaf) for path, leaf in leaves
+    }
+
+
+def _complete(arrays: Arrays, in_parts: bool, leaves: list[Array], blanks: Arrays) -> bool:
     """Tell whether every array is there, with the shape and dtype of this run, and equally many records of each."""
     raw = [jax.eval_shape(jax.random.key_data, a) if _is_key(a) else a for a in leaves]
-    wanted = {f"progress_{i}": (a.shape, plain_dtype(a.dtype)) for i, a in enumerate(raw)}
-    if "parts" in arrays:  # they hold the others
+    wanted = {f"progress/{i}": (a.shape, a.dtype) for i, a in enumerate(raw)}
+    if in_parts:  # they hold the others
         wanted = {name: of for name, of in wanted.items() if name in arrays}
-    count = arrays["history_0"].shape[:1] if "history_0" in arrays else ()
-    wanted |= {f"history_{i}": ((*count, *a.shape[1:]), plain_dtype(a.dtype)) for i, a in enumerate(blanks)}
+    count = next((arrays[name].shape[:1] for name in blanks if name in arrays), ())
+    wanted |= {name: ((*count, *a.shape[1:]), a.dtype) for name, a in blanks.items()}
     return all(name in arrays and (arrays[name].shape, arrays[name].dtype) == of for name, of in wanted.items())
 
 
@@ -259,4 +241,4 @@ def _restored(name: str, leaf: Array, arrays: Arrays, parts: PartReader) -> Arra
     array = arrays[name]
     if _is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return place(native(array, leaf.dtype), leaf.sharding)
+    return place(array, leaf.sharding)

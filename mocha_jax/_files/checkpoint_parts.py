@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -19,12 +19,11 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._core.devices import own_rows, place_rows
-from mocha_jax._files.fingerprint import fingerprint, native, plain, plain_dtype
+from mocha_jax._files import container
+from mocha_jax._files.container import Arrays, Container
 from mocha_jax._files.owned_file import CheckpointError, OwnedFile, remove_if_abandoned
 
-Arrays = dict[str, np.ndarray]
-
-FORMAT = "mocha_jax checkpoint 7"
+_KIND = "part of a checkpoint"
 
 
 class Part:
@@ -37,18 +36,14 @@ class Part:
 
     def write(self, shared: dict[str, Array]) -> tuple[str, str]:
         """Write the rows of shared arrays that lie here to a new file; return its name and digest."""
-        arrays: Arrays = {}
-        for name, array in shared.items():
-            starts, rows = zip(*own_rows(array), strict=True)
-            arrays[name] = np.concatenate([plain(block) for block in rows])
-            arrays[f"{name}_rows"] = np.array(
-                [(start, start + len(block)) for start, block in zip(starts, rows, strict=True)]
-            )
+        blocks = {name: own_rows(array) for name, array in shared.items()}
+        arrays = {name: np.concatenate([rows for _, rows in own]) for name, own in blocks.items()}
+        places = {name: [(start, start + len(rows)) for start, rows in own] for name, own in blocks.items()}
+        part = Container.of(_KIND, arrays, {"rows": places})
         which = f"{jax.process_index()}-of-{jax.process_count()}.{uuid.uuid4().hex[:12]}"
         self._new = OwnedFile(self._checkpoint.with_name(f"{self._checkpoint.name}.{which}.part"))
-        digest = digest_of(arrays)
-        self._new.replace(lambda to: np.savez(to, digest=np.array(digest), **arrays))  # type: ignore[arg-type]
-        return self._new.path.name, digest
+        self._new.replace(part.write)
+        return self._new.path.name, part.about["digest"]
 
     def settle(self, *, counts: bool) -> None:
         """Keep the new part in place of the old one if it counts, else the old one."""
@@ -65,14 +60,18 @@ class Part:
 
 
 class PartReader:
-    """Rows of shared arrays, read from the parts that hold them and no others."""
+    """Rows of shared arrays, read from the parts that hold them and no others.
 
-    def __init__(self, checkpoint: Path, arrays: Arrays) -> None:
-        nothing = np.array([], str)
+    Args:
+      checkpoint: the file beside them.
+      digests: of the parts, by their names.
+    """
+
+    def __init__(self, checkpoint: Path, digests: Mapping[str, str]) -> None:
         self._checkpoint = checkpoint
-        self._paths = [checkpoint.with_name(name) for name in arrays.get("parts", nothing).tolist()]
-        self._digests = arrays.get("part_digests", nothing).tolist()
-        self._rows: dict[int, Arrays] = {}
+        self._paths = [checkpoint.with_name(name) for name in digests]
+        self._digests = list(digests.values())
+        self._rows: dict[int, dict[str, list[list[int]]]] = {}
         self._read: dict[int, Arrays] = {}
 
     def array(self, name: str, like: Array) -> Array:
@@ -80,11 +79,11 @@ class PartReader:
 
         def rows(start: int, stop: int) -> np.ndarray:
             block = self._between(name, start, stop)
-            if block.shape[1:] != like.shape[1:] or block.dtype != plain_dtype(like.dtype):
+            if block.shape[1:] != like.shape[1:] or block.dtype != like.dtype:
                 raise CheckpointError(
                     f"{self._checkpoint} does not hold what it says it holds; delete it to start afresh."
                 )
-            return native(block, like.dtype)
+            return block
 
         return place_rows(like.shape, like.sharding, rows)
 
@@ -94,7 +93,7 @@ class PartReader:
         missing = stop - start
         for part in self._order():
             place = 0
-            for first, end in self._rows_of(part).get(f"{name}_rows", np.zeros((0, 2), int)).tolist():
+            for first, end in self._rows_of(part).get(name, []):
                 low, high = max(first, start), min(end, stop)
                 if low < high:
                     blocks.append((low, self._whole(part)[name][place + low - first : place + high - first]))
@@ -109,19 +108,18 @@ class PartReader:
         own = jax.process_index()
         yield from sorted(range(len(self._paths)), key=lambda part: (part != own, part))
 
-    def _rows_of(self, part: int) -> Arrays:
+    def _rows_of(self, part: int) -> dict[str, list[list[int]]]:
         if part not in self._rows:
-            self._rows[part] = read(self._paths[part], lambda name: name.endswith("_rows"))
+            self._rows[part] = read(self._paths[part], _KIND, lambda name: False).about["rows"]
         return self._rows[part]
 
     def _whole(self, part: int) -> Arrays:
         if part not in self._read:
-            arrays = read(self._paths[part])
-            digest = str(arrays.pop("digest", ""))
-            if digest != self._digests[part] or digest != digest_of(arrays):
+            found = read(self._paths[part], _KIND)
+            if found.about["digest"] != self._digests[part]:
                 raise CheckpointError(f"{self._paths[part]} is damaged: its digest does not match; delete it to start "
                                       f"afresh.")  # fmt: skip
-            self._read[part] = arrays
+            self._read[part] = found.arrays
         return self._read[part]
 
 
@@ -135,19 +133,14 @@ def remove_abandoned(checkpoint: Path, counting: Iterable[str]) -> None:
                 remove_if_abandoned(checkpoint.with_name(name))
 
 
-def read(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Arrays:
-    """Read the arrays of a file that are wanted, by name."""
+def read(path: Path, kind: str, wanted: Callable[[str], bool] = lambda name: True) -> Container:
+    """Read a checkpoint or a part of one; arguments as those of `container.read`."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files if wanted(name)}
+        return container.load(path, kind, wanted)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} is missing; delete the checkpoint that it is part of to start afresh."
         ) from error
-    except Exception as error:  # readers of zip and npy files may raise anything on garbage
-        raise CheckpointError(f"{path} is damaged or not a checkpoint; delete it to start afresh.") from error
-
-
-def digest_of(arrays: Arrays) -> str:
-    """Digest of arrays and their names."""
-    return fingerprint(*((name, arrays[name]) for name in sorted(arrays)))
+    except (OSError, container.Unreadable) as error:
+        why = f"{path} cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"{why}; choose another path, or delete it to start afresh.") from error

@@ -193,14 +193,4 @@ def _cell(cell: types.CellType) -> object:
 
 def plain(array: np.ndarray) -> np.ndarray:
     """View an array in a dtype that NumPy's files know, which bfloat16 is not."""
-    return array.view(plain_dtype(array.dtype))
-
-
-def plain_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of what `plain` returns."""
-    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
-
-
-def native(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Undo `plain`."""
-    return array.view(dtype) if dtype.kind == "V" else array
+    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array

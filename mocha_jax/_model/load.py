@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from mocha_jax import likelihoods, networks
 from mocha_jax._core import check
 from mocha_jax._data.moments import Moments, Scaling
 from mocha_jax._data.names import Names
+from mocha_jax._files.container import About, Arrays
 from mocha_jax._model.file import read, rebuilt
 from mocha_jax._model.linear import LinearModel
 from mocha_jax._model.multiclass import METHODS, MulticlassModel
@@ -19,8 +18,6 @@ from mocha_jax._model.network import NetworkModel
 from mocha_jax._model.parameters import of_paths
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network
-
-Arrays = dict[str, np.ndarray]
 
 
 def load_model(
@@ -49,7 +46,7 @@ def load_model(
     arrays, about = read(path)
     try:
         names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
-        kind = about["kind"]
+        kind = about["model"]
         if kind == "network":
             own = {"network": network, "likelihood": likelihood}
             made = {name: _record(path, name, about[name], own_record) for name, own_record in own.items()}
@@ -68,7 +65,7 @@ def load_model(
         raise ValueError(f"load_model: {path} lacks a part of a model, or it is damaged: {reason}.") from error
 
 
-def _linear_model(arrays: Arrays, about: dict[str, Any], names: Names) -> LinearModel:
+def _linear_model(arrays: Arrays, about: About, names: Names) -> LinearModel:
     decides = about["decides"]
     if isinstance(decides, str):
         decides = (decides,) * len(arrays["weights"])
@@ -78,18 +75,19 @@ def _linear_model(arrays: Arrays, about: dict[str, Any], names: Names) -> Linear
     )  # fmt: skip
 
 
-def _multiclass_model(arrays: Arrays, about: dict[str, Any], names: Names) -> MulticlassModel:
+def _multiclass_model(arrays: Arrays, about: About, names: Names) -> MulticlassModel:
     return MulticlassModel(
         arrays["weights"], arrays["intercept"], names, bool(about["logistic"]), arrays.get("calibration"),
-        about["kind"], about["trained"],
+        about["model"], about["trained"],
     )  # fmt: skip
 
 
 def _network_model(
-    arrays: Arrays, about: dict[str, Any], names: Names, network: Network, likelihood: Likelihood
+    arrays: Arrays, about: About, names: Names, network: Network, likelihood: Likelihood
 ) -> NetworkModel:
-    moments = [arrays.pop(f"scaling/{name}", None) for name in Moments._fields]
-    scaling = None if about["scaled"] is None else Scaling(about["scaled"], *_all(moments))
+    scaling = None
+    if (by := about["scaled"]) is not None:
+        scaling = Scaling(by, *(arrays.pop(f"scaling/{name}") for name in Moments._fields))
     parameters = of_paths(network, {name.removeprefix("parameters/"): array for name, array in arrays.items()})
     return NetworkModel(
         network, parameters, about["num_features"], likelihood, names, about["appended"], scaling, about["trained"]
@@ -110,12 +108,6 @@ def _record(path: object, name: str, about: Mapping[str, object], own_record: Ne
             f"load_model(path, {name}=...)."
         )
     return rebuilt(about, networks if name == "network" else likelihoods)
-
-
-def _all(arrays: list[np.ndarray | None]) -> list[np.ndarray]:
-    if any(array is None for array in arrays):
-        raise KeyError("scaling")
-    return arrays  # type: ignore[return-value]
 
 
 def _tuple(names: list[Any] | None) -> tuple[Any, ...] | None:

@@ -6,43 +6,47 @@ import contextlib
 import hashlib
 import importlib
 import io
-import json
 import logging
 import os
 import sys
-import zipfile
 from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from mocha_jax._core.pytree import Tree
+from mocha_jax._files import container
 from mocha_jax._files.atomic import write
-from mocha_jax.federated import Down, Message, Node, Refused, load, save
-from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
+from mocha_jax._files.container import Arrays, Container
+from mocha_jax._files.fingerprint import fingerprint
+from mocha_jax.federated import Down, Message, Node, Refused
+from mocha_jax.federated._archive import leaves_of, record_of
+from mocha_jax.flower._records import Header, from_bytes, to_bytes
 from mocha_jax.flower._worker_socket import LOCK, Setup
 
 _log = logging.getLogger("flwr")
 
-# The file that names the others, and the one for users, which is not read here.
-_INDEX, WEIGHTS = "index.json", "weights.npz"
+# The file of what a node keeps, and the one for users, which is not read here.
+_KEPT, WEIGHTS = "node.npz", "weights.npz"
+
+_KIND, _STATE, _ANSWER = "Flower node", "state", "answer"
 
 _FIELDS: tuple[str, ...] = (*Message.integers, *Message.texts)
 
 
 class NodeStore:
-    """A node, with its state and its last answer in files.
+    """A node, with its state and its last answer in a file.
 
     Args:
-      folder: of the files.
+      folder: of the file.
       node: the node.
       task: its task.
     """
 
     def __init__(self, folder: str, node: Node, task: int) -> None:
         self.folder, self.node, self.task = folder, node, task
-        self._data = _fingerprint(node)
-        self._count, self._message, self._answer = 0, "", b""
+        self._data = fingerprint(arrays_in(node._side))  # duals belong to samples and settings
+        self._message, self._answer = "", b""
         self._state = node.init()
         self._read()
 
@@ -86,31 +90,25 @@ class NodeStore:
         return os.path.join(self.folder, name)
 
     def _write(self, state: Tree, message: str, answer: bytes) -> None:
-        """Write all of it, and in the end the index, by which it counts."""
-        self._count += 1
-        names = {"state": f"state-{self._count % 2}.npz", "answer": f"answer-{self._count % 2}.bin"}
-        save(self._path(names["state"]), state)
-        write(self._path(names["answer"]), answer)
-        index = {**names, "count": self._count, "message": message, "data": self._data}
-        write(self._path(_INDEX), json.dumps(index).encode())
+        arrays = {f"{_STATE}/{name}": array for name, array in leaves_of("Node", "state", state).items()}
+        arrays[_ANSWER] = np.frombuffer(answer, np.uint8)
+        content = Container.of(_KIND, arrays, {"message": message, "data": self._data})
+        write(self._path(_KEPT), content.to_bytes())
 
     def _read(self) -> None:
         try:
-            with open(self._path(_INDEX)) as file:
-                index = json.load(file)
+            kept = container.load(self._path(_KEPT), _KIND)
+            if kept.about["data"] != self._data:
+                _log.warning("Node: %s belongs to other samples; it begins anew.", self.folder)
+                return
+            answer = kept.arrays.pop(_ANSWER).tobytes()
+            state = {name.removeprefix(f"{_STATE}/"): array for name, array in kept.arrays.items()}
+            self._state = record_of("Node", self.folder, state, self._state)
+            self._message, self._answer = kept.about["message"], answer
         except FileNotFoundError:
             return
-        if index["data"] != self._data:
-            _log.warning("Node: %s belongs to other samples; it begins anew.", self.folder)
-            return
-        try:
-            state = load(self._path(index["state"]), self._state)
-            with open(self._path(index["answer"]), "rb") as answer_file:
-                answer = answer_file.read()
-        except (OSError, ValueError, zipfile.BadZipFile):
+        except (OSError, KeyError, ValueError):
             _log.warning("Node: %s is of another version or broken; it begins anew.", self.folder, exc_info=True)
-            return
-        self._state, self._count, self._message, self._answer = state, index["count"], index["message"], answer
 
 
 def _down(header: Header, arrays: Arrays) -> Down:
@@ -148,15 +146,6 @@ def locked(folder: str, *, wait: bool = True) -> Iterator[bool]:
             yield False
             return
         yield True
-
-
-def _fingerprint(node: Node) -> str:
-    """A hash of a node's samples and settings: duals belong to them."""
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays_in(node._side).items()):
-        digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def arrays_in(record: Tree) -> dict[str, np.ndarray]:

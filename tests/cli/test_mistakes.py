@@ -155,7 +155,7 @@ def test_fit_is_interrupted_in_a_sentence_and_leaves_nothing(place, capsys, monk
 SAVED = {
     "no model": (["predict", "nope.npz", "t.csv"], "error: nope.npz: no such file."),
     "no table": (["predict", "m.npz", "nope.csv"], "error: nope.csv: no such file."),
-    "no model's file": (["predict", "t.csv", "t.csv"], "load_model: t.csv is no file of a model, or it is damaged."),
+    "no model's file": (["predict", "t.csv", "t.csv"], "load_model: t.csv is no file of this library, or it is damaged."),
     "group": (["predict", "m.npz", "t.csv", "--group", "wood"], "--group: t.csv has no column 'wood'"),
     "unseen": (["predict", "m.npz", "few.csv", "--group", "three"], "'a' is not among the 3 that are known: 'Kiel', 'Oslo', 'Rome'; --unseen mean predicts by"),
     "missing": (["predict", "m.npz", "t.csv"], "t.csv: 18 of 24 rows lack a value (gap: 18); fill them in, or leave these rows out, or train with --impute median."),

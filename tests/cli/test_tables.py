@@ -109,7 +109,7 @@ def test_the_model_knows_the_table(fitted):
     np.testing.assert_allclose(model.weights[:, 0], [1.0, 1.2, -1.0], atol=0.1)
     np.testing.assert_allclose(model.weights[:, 1], 0.001, rtol=0.1)
     np.testing.assert_allclose(model.intercept, [50.0, -20.0, 0.0], atol=0.2)  # which nothing draws to 0
-    text = json.loads(np.load(fitted / "school.npz")["about"].tobytes())
+    text = json.loads(np.load(fitted / "school.npz")["about.json"])
     assert text["trained"]["lambda"] in (1.0, 0.01, 0.0001)
 
 

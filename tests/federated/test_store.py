@@ -3,12 +3,12 @@
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import pytest
 
 import mocha_jax as mj
 from tests.federated import world
+from tests.files.rewriting import closed, opened, rewritten
 
 F = mj.federated
 WAYS = {
@@ -127,7 +128,7 @@ def test_bytes_that_are_no_message_are_refused():
     assert equal(dict(F.from_bytes(F.to_bytes(low), F.Down).arrays), dict(low.arrays))
     blob = F.to_bytes(down)
     for end in (0, 1, 10, len(blob) // 2, len(blob) - 1):
-        refused("nothing that save or to_bytes wrote", F.from_bytes, blob[:end], F.Down)
+        refused("no file of this library, or it is damaged", F.from_bytes, blob[:end], F.Down)
     for at in range(30, len(blob), 97):  # of one bit that is another the sums of the archive know, or it is no matter
         spoilt = bytearray(blob)
         spoilt[at] ^= 1
@@ -135,24 +136,13 @@ def test_bytes_that_are_no_message_are_refused():
             found = F.from_bytes(bytes(spoilt), F.Down)
             assert found.header == down.header
             assert equal(dict(found.arrays), dict(down.arrays))
-    refused("holds no Up", F.from_bytes, blob, F.Up)
-    refused("holds no Down", F.from_bytes, F.to_bytes(state), F.Down)
-    refused("has (no|a) ", F.from_bytes, blob, state)
+    refused("of the kind 'Down', and 'Up' is wanted", F.from_bytes, blob, F.Up)
+    refused("of the kind 'state', and 'Down' is wanted", F.from_bytes, F.to_bytes(state), F.Down)
+    refused("of the kind 'Down', and 'state' is wanted", F.from_bytes, blob, state)
     refused("must be an integer", F.to_bytes, dataclasses.replace(down, round="1"))
     refused("must fit in 32 bits", F.to_bytes, dataclasses.replace(down, round=2**31))
     refused("where a federated.Down is wanted", F.to_bytes, F.Message(**down.header, arrays={}))
     refused("to_bytes: message must be a record of arrays", F.to_bytes, dataclasses.replace(down, arrays={"a": ["b"]}))
-
-
-def rewritten(blob, change, **arrays):
-    """The blob with something else said of it, and other arrays."""
-    with np.load(io.BytesIO(blob)) as file:
-        held = {name: file[name] for name in file.files}
-    said = json.loads(held["about"].tobytes())
-    change(said)
-    out = io.BytesIO()
-    np.savez(out, **{**held, **arrays, "about": np.frombuffer(json.dumps(said).encode(), np.uint8)})
-    return out.getvalue()
 
 
 def test_what_a_hostile_sender_writes_is_refused():
@@ -165,20 +155,21 @@ def test_what_a_hostile_sender_writes_is_refused():
         "another header": lambda said: said["header"].update(more=1),
         "with another header": lambda said: said["header"].pop("task"),
         "another header ": lambda said: said.update(header=3),
+        "a Down with another header": lambda said: said.pop("header"),
         "speaks version 9": lambda said: said["header"].update(version=9),
-        "of version 7": lambda said: said.update(version=7),
-        "does not hold what": lambda said: said["leaves"].update(model=["float32", [9]]),
-        "does not hold what it": lambda said: said["leaves"].update(model=["object", [5]]),
-        "or it is damaged": lambda said: said["leaves"].update(another=["float32", [5]]),
+        "of version 7, and this library reads up to 1": lambda said: said.update(version=7),
+        "of the kind 'Up', and 'Down' is wanted": lambda said: said.update(kind="Up"),
+        "or it is damaged": lambda said: said["arrays"].update(model=["float32", [9]]),
+        "or it is damaged ": lambda said: said["arrays"].update(model=["object", [5]]),
+        "or it is damaged  ": lambda said: said["arrays"].update(another=["float32", [5]]),
     }.items():
-        refused(pattern.strip(), F.from_bytes, rewritten(blob, change), F.Down)
-    of_objects = rewritten(blob, lambda _: None, **{"leaf 0": np.array([{}], object)})
-    refused("or it is damaged", F.from_bytes, of_objects, F.Down)
-    out = io.BytesIO()  # a megabyte of it would be a gigabyte
-    with np.load(io.BytesIO(blob)) as file:
-        np.savez_compressed(out, **{name: file[name] for name in file.files})
-    refused("or it is damaged", F.from_bytes, out.getvalue(), F.Down)
-    assert F.from_bytes(rewritten(blob, lambda _: None), F.Down).header == down.header
+        changed = rewritten(blob, lambda said, _, change=change: change(said), forms=False)
+        refused(pattern.strip(), F.from_bytes, changed, F.Down)
+    about, arrays = opened(blob)
+    refused("or it is damaged", F.from_bytes, closed(about, arrays | {"model": np.array([{}], object)}), F.Down)
+    # A megabyte of it would be a gigabyte.
+    refused("or it is damaged", F.from_bytes, closed(about, arrays, zipfile.ZIP_DEFLATED), F.Down)
+    assert F.from_bytes(rewritten(blob, lambda *_: None), F.Down).header == down.header
 
 
 def refused(pattern, call, *args):
@@ -195,21 +186,22 @@ def test_a_damaged_file_is_refused(tmp_path):
     blob = F.to_bytes(record)
     for end in (0, 1, 10, len(blob) // 2, len(blob) - 30, len(blob) - 1):
         (tmp_path / "cut").write_bytes(blob[:end])
-        refused("nothing that save or to_bytes wrote", F.load, tmp_path / "cut", record)
+        refused("no file of this library, or it is damaged", F.load, tmp_path / "cut", record)
     spoilt = bytearray(blob)
     spoilt[blob.index(np.arange(30.0).tobytes()) + 100] ^= 1  # one bit of a number
     refused("damaged", F.from_bytes, bytes(spoilt), record)
     for junk in (b"", b"junk" * 100, np.zeros(3).tobytes()):
-        refused("nothing that", F.from_bytes, junk, record)
+        refused("no file of this library", F.from_bytes, junk, record)
     out = io.BytesIO()
     np.savez(out, a=np.arange(30.0), b=np.ones((2, 2), np.int32))
-    refused("nothing that", F.from_bytes, out.getvalue(), record)
+    refused("no file of this library", F.from_bytes, out.getvalue(), record)
     refused("cannot be read", F.load, tmp_path / "none", record)
     refused("cannot be read", F.load, tmp_path, record)
     for place in (None, 3, "", b"path", [1]):
         refused("file must be the path", F.load, place, record)
         refused("file must be the path", F.save, place, record)
     refused("data must be bytes", F.from_bytes, "text", record)
+    refused("data must be bytes", F.load, io.StringIO("text"), record)
     for odd in ({"a": 3.0}, {"a": jax.random.key(0)}, {"a": "text"}):
         refused("to_bytes: record must be a record of arrays", F.to_bytes, odd)
         refused("save: record must be a record of arrays", F.save, tmp_path / "odd", odd)

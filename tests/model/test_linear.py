@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 import mocha_jax as mj
 from tests import zoo
+from tests.files.rewriting import rewritten
 
 R = mj.regularizers
 NAMES = ("fir", "ash", "oak", "elm", "yew")
@@ -99,7 +100,7 @@ def test_a_solve_without_a_finite_gap_is_saved_too(tmp_path):
     diverged = mj.solve(problem, mj.MiniBatchSgd(8, step_size=1e40), max_rounds=20, tol=None)
     assert not np.isfinite(diverged.relative_gap)
     diverged.model.save(tmp_path / "m.npz")
-    assert "relative_gap" not in json.loads(np.load(tmp_path / "m.npz")["about"].tobytes())["trained"]
+    assert "relative_gap" not in json.loads(np.load(tmp_path / "m.npz")["about.json"])["trained"]
     with pytest.raises(ValueError, match="must be texts or finite numbers"):
         mj.LinearModel(np.eye(1), np.zeros(1), trained={"gap": float("inf")}).save(tmp_path / "n.npz")
 
@@ -207,7 +208,7 @@ def test_numpy_alone_reads_a_file(tmp_path):
 import json, sys
 import numpy as np
 file = np.load(sys.argv[1], allow_pickle=False)
-about = json.loads(file["about"].tobytes())
+about = json.loads(file["about.json"])
 t = about["tasks"].index("oak")
 print(repr(float(np.arange(4.0) @ file["weights"][t] + file["intercept"][t])))
 assert "jax" not in sys.modules
@@ -231,16 +232,18 @@ def test_broken_files_are_refused_in_a_sentence(tmp_path):
     whole = path.read_bytes()
     for content in (b"", b"nonsense", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is no file of a model, or it is damaged"):
+        with pytest.raises(ValueError, match="is no file of this library, or it is damaged"):
             mj.load_model(path)
     np.savez(path, x=np.ones(2))
-    with pytest.raises(ValueError, match="is no file of a model"):
+    with pytest.raises(ValueError, match="is no file of this library"):
         mj.load_model(path)
-    about = {"format": "mocha_jax model", "version": 99, "kind": "linear"}
-    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
-    with pytest.raises(ValueError, match="is of version 99; this is a library that reads up to 1"):
+    path.write_bytes(rewritten(whole, lambda about, _: about.update(version=99)))
+    with pytest.raises(ValueError, match="is of version 99, and this library reads up to 1."):
         mj.load_model(path)
-    np.savez(path, about=np.frombuffer(json.dumps(about | {"version": 1}).encode(), np.uint8))
+    path.write_bytes(mj.federated.to_bytes({"weights": np.ones(2)}))
+    with pytest.raises(ValueError, match="load_model: .* is of the kind 'state', and 'model' is wanted."):
+        mj.load_model(path)
+    path.write_bytes(rewritten(whole, lambda about, _: about.pop("tasks")))
     with pytest.raises(ValueError, match="lacks a part of a model"):
         mj.load_model(path)
     with pytest.raises(ValueError, match="there is none at"):
@@ -274,11 +277,12 @@ def named(decides=(), **names):
 def test_a_file_whose_parts_do_not_fit_is_refused(change, tmp_path):
     path = tmp_path / "model.npz"
     usual()[0].model.save(path)
-    arrays = dict(np.load(path))
-    about = json.loads(arrays.pop("about").tobytes())
-    for name, value in change.items():
-        (arrays if name in arrays else about)[name] = value
-    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+
+    def changed(about, arrays):
+        for name, value in change.items():
+            (arrays if name in arrays else about)[name] = value
+
+    path.write_bytes(rewritten(path.read_bytes(), changed))
     with pytest.raises(ValueError, match=r"model.npz lacks a part of a model, or it is damaged: LinearModel: "):
         mj.load_model(path)
 

@@ -61,8 +61,8 @@ def test_a_file_gives_the_model_back(calibrated, tmp_path):
     assert again.names == model.names
     assert again.trained == dict(model.trained)
     assert repr(again) == repr(model)
-    about = json.loads(np.load(path)["about"].tobytes())
-    assert about["kind"] == "one_vs_rest"
+    about = json.loads(np.load(path)["about.json"])
+    assert about["model"] == "one_vs_rest"
     assert {"loss", "regularizer", "message", "relative_gap"} <= set(about["trained"])
     if calibrated:
         z = model.decision_function(TABLE, GROUPS)
@@ -76,7 +76,7 @@ def test_numpy_alone_reads_a_file(tmp_path):
 import json, sys
 import numpy as np
 file = np.load(sys.argv[1], allow_pickle=False)
-about = json.loads(file["about"].tobytes())
+about = json.loads(file["about.json"])
 t = about["tasks"].index("oak")
 says = file["weights"][:, t] @ np.arange(5.0) + file["intercept"][:, t]
 print(about["classes"][says.argmax()])
