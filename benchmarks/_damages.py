@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mocha_jax._files import checkpoint_parts
+from mocha_jax._files import container
+from mocha_jax._files.checkpoint import KIND
+from mocha_jax._files.container import Container
 
 
 class Payload:
@@ -27,20 +29,17 @@ class Payload:
 
 def damages(rng: np.random.Generator, good: bytes, other: bytes, trace: Path) -> Iterator[tuple[str, Any]]:
     """Endlessly, what was done to a file and what it holds now; or a function that puts something else there."""
-    with np.load(io.BytesIO(good)) as file:
-        arrays = dict(file)
+    saved = container.read(io.BytesIO(good), KIND, "the checkpoint")
+    arrays = saved.arrays
     names = [name for name in arrays if name.startswith(("progress", "history")) and arrays[name].size]
 
     def at() -> int:
         return int(rng.integers(len(good)))
 
     def rezipped(changed: dict[str, Any], *, honest: bool = True) -> bytes:
-        if not honest:
-            changed = {name: value for name, value in changed.items() if name != "digest"}
-            changed |= {"digest": np.array(checkpoint_parts.digest_of(changed))}
-        to = io.BytesIO()
-        np.savez(to, **changed)
-        return to.getvalue()
+        anew = Container.of(KIND, changed, saved.about)
+        kept = Container(changed, anew.about | {"digest": saved.about["digest"]})
+        return (kept if honest else anew).to_bytes()
 
     def flipped() -> bytes:
         i = at()
@@ -69,17 +68,20 @@ def damages(rng: np.random.Generator, good: bytes, other: bytes, trace: Path) ->
         i, count = at(), int(rng.integers(1, 2000))
         return good[:i] + bytes(len(good[i : i + count])) + good[i + count :]
 
-    def squeezed() -> bytes:
+    def last_entry(content: bytes | None) -> bytes:
         to = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(to, "w") as new:
-            for name in old.namelist()[:-1]:
+            *names, last = old.namelist()
+            for name in names:
                 new.writestr(name, old.read(name))
+            if content is not None:
+                new.writestr(last, content)
         return to.getvalue()
 
-    objects = io.BytesIO()
-    np.savez(objects, **arrays | {"format": np.array([Payload(trace)], object)})
-    single = io.BytesIO()
+    objects, single, foreign = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(objects, np.array([Payload(trace)], object))
     np.save(single, np.ones(3))
+    np.savez(foreign, a=np.ones(3))
     kinds: dict[str, Callable[[], Any]] = {
         "cut off": lambda: good[: at()],
         "a bit flipped": flipped,
@@ -89,14 +91,14 @@ def damages(rng: np.random.Generator, good: bytes, other: bytes, trace: Path) ->
         "random bytes": lambda: rng.bytes(int(rng.integers(1, 10_000))),
         "one number changed": one_number,
         "one array missing": lambda: rezipped(without()),
-        "one file of the archive missing": squeezed,
+        "one file of the archive missing": lambda: last_entry(None),
         "one array missing, digest made anew": lambda: rezipped(without(), honest=False),
         "one array of another shape, digest made anew": reshaped,
         "one array of another type, digest made anew": retyped,
-        "another archive": lambda: rezipped({"a": np.ones(3)}),
+        "another archive": foreign.getvalue,
         "one array": single.getvalue,
         "a pickle": lambda: pickle.dumps(Payload(trace)),
-        "an archive with a pickle": objects.getvalue,
+        "an archive with a pickle": lambda: last_entry(objects.getvalue()),
         "nothing": lambda: b"",
         "of another run": lambda: other,
         "a folder": lambda: Path.mkdir,

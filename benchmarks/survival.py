@@ -32,6 +32,7 @@ import mocha_jax as mj
 from benchmarks._damages import damages
 from mocha_jax import regularizers, systems
 from mocha_jax._files import checkpoint_parts
+from mocha_jax._files.checkpoint import KIND
 from mocha_jax._files.fingerprint import fingerprint
 
 ROUNDS, IN_A_ROW, NAME = 120, 4, "run.npz"
@@ -125,10 +126,9 @@ def changed(path: Path) -> int | None:
 def whole(path: Path) -> int | None:
     """How many records a checkpoint holds; None where it is damaged."""
     try:
-        arrays = checkpoint_parts.read(path)
+        return len(checkpoint_parts.read(path, KIND).arrays["history/round"])
     except mj.CheckpointError:
         return None
-    return len(arrays["history_0"]) if arrays.pop("digest") == checkpoint_parts.digest_of(arrays) else None
 
 
 def killed(rng: np.random.Generator, kills: int, folder: Path) -> Counter[str]:

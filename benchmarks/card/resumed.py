@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.card._inside import Inside, scratch, step
 from benchmarks.survival import Child, digest, solved
 from mocha_jax._files import checkpoint_parts
+from mocha_jax._files.checkpoint import KIND
 
 
 def measure(here: Inside) -> None:
@@ -47,7 +48,7 @@ def _one(here: Inside, setting: str, folder: Path, rng: np.random.Generator) -> 
 def _apart(one: Path, other: Path) -> str:
     """The largest difference of any number in two checkpoints, relative to the largest number of its array."""
     try:
-        a, b = checkpoint_parts.read(one), checkpoint_parts.read(other)
+        a, b = (checkpoint_parts.read(path, KIND).arrays for path in (one, other))
         shared = [n for n in a if n in b and a[n].dtype.kind == "f" and a[n].shape == b[n].shape and a[n].size]
         off = [
             np.nanmax(np.abs(np.nan_to_num(a[n]) - np.nan_to_num(b[n]))) / max(np.nanmax(np.abs(a[n])), 1e-30)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._driver.history import History, Nodes
 from mocha_jax._files.checkpoint import KIND
 from mocha_jax._files.checkpoint_parts import read
-from mocha_jax._files.container import Container
+from mocha_jax._files.container import Arrays, Container
 from mocha_jax._files.owned_file import CheckpointError
 from mocha_jax._problem.problem import Quality
 
@@ -59,18 +60,15 @@ def read_history(path: str | os.PathLike[str]) -> History:
 
 
 def _rebuilt(saved: Container) -> History:
-    tree: dict[str, Any] = {}
+    branches: dict[str, Arrays] = {}  # "" is the history itself
     for name, array in saved.arrays.items():
-        *branches, last = name.removeprefix("history/").split(".")
-        branch_of = tree
-        for branch in branches:
-            branch_of = branch_of.setdefault(branch, {})
-        branch_of[last] = array
-    nodes, quality = tree.get("nodes"), _record(_kind(saved.about["quality"]), tree["quality"])
-    return _record(History, tree | {"quality": quality, "nodes": nodes and _record(Nodes, nodes)})
+        branch, _, field = name.removeprefix("history/").rpartition(".")
+        branches.setdefault(branch, {})[field] = array
+    quality, nodes = _record(_kind(saved.about["quality"]), branches["quality"]), branches.get("nodes")
+    return _record(History, {**branches[""], "quality": quality, "nodes": nodes and _record(Nodes, nodes)})
 
 
-def _record(cls: type[Record], fields: dict[str, object]) -> Record:
+def _record(cls: type[Record], fields: Mapping[str, object]) -> Record:
     """A record of arrays that were in one before; fields without an array are None."""
     record = object.__new__(cls)
     vars(record).update({field.name: fields.get(field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]

@@ -148,19 +148,22 @@ class Saver:
         if not found:
             return fresh, blank
         arrays, about = found[0].arrays, found[0].about
-        if about["run"] != self._run:
+        run, parts = about.get("run", {}), about.get("parts", {})
+        if run != self._run:
             raise CheckpointError(
-                f"{path} belongs to another run: its {self._what_differs(about['run'])} from this call's; choose "
-                f"another path, or delete it to start afresh."
+                f"{path} belongs to another run: its {self._what_differs(run)} from this call's; choose another path, "
+                f"or delete it to start afresh."
             )
         leaves, structure = jax.tree.flatten(fresh)
         blanks = _records(blank)
-        if not _complete(arrays, bool(about["parts"]), leaves, blanks):
+        if not _complete(arrays, bool(parts), leaves, blanks):
             raise CheckpointError(f"{path} does not hold what it says it holds; delete it to start afresh.")
         self._digest = digests[0]
-        parts = PartReader(path, about["parts"])
+        reader = PartReader(path, parts)
         saved: list[Array] = []
-        self._together(lambda: saved.extend(_restored(f"progress/{i}", a, arrays, parts) for i, a in enumerate(leaves)))
+        self._together(
+            lambda: saved.extend(_restored(f"progress/{i}", a, arrays, reader) for i, a in enumerate(leaves))
+        )
         history = [arrays[name] for name in blanks]
         return jax.tree.unflatten(structure, saved), jax.tree.unflatten(jax.tree.structure(blank), history)
 
@@ -172,7 +175,7 @@ class Saver:
             self._file.claim()
         found = [read(path, KIND)] if os.path.exists(path) else []
         if jax.process_index() == 0:
-            remove_abandoned(path, found[0].about["parts"] if found else ())
+            remove_abandoned(path, found[0].about.get("parts", ()) if found else ())
         return found
 
     def _what_differs(self, saved: dict[str, str]) -> str:

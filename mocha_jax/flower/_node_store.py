@@ -102,9 +102,9 @@ class NodeStore:
                 _log.warning("Node: %s belongs to other samples; it begins anew.", self.folder)
                 return
             answer = kept.arrays.pop(_ANSWER).tobytes()
-            state = {name.removeprefix(f"{_STATE}/"): array for name, array in kept.arrays.items()}
-            self._state = record_of("Node", self.folder, state, self._state)
-            self._message, self._answer = kept.about["message"], answer
+            arrays = {name.removeprefix(f"{_STATE}/"): array for name, array in kept.arrays.items()}
+            state = record_of("Node", self.folder, arrays, self._state)
+            self._state, self._message, self._answer = state, kept.about["message"], answer
         except FileNotFoundError:
             return
         except (OSError, KeyError, ValueError):

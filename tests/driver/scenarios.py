@@ -14,8 +14,10 @@ import pytest
 from jax.experimental.multihost_utils import process_allgather, sync_global_devices
 
 import mocha_jax as mj
-from mocha_jax._files import checkpoint, checkpoint_parts
+from mocha_jax._files import checkpoint
+from mocha_jax._files.container import Container
 from tests.driver import test_processes as shared
+from tests.files.rewriting import closed, opened, rewritten
 
 
 def data_of(counts, process, **more):
@@ -30,12 +32,12 @@ def killed(counts, process, folder, kill, victim):
     def now(doing):
         return doing == kill and process == victim and bool(seen) and seen[-1] >= shared.KILLED_AT - shared.CHUNK
 
-    def savez(to, **arrays):
-        if now("file" if "history_0" in arrays else "part"):
+    def write(content, to):
+        if now("file" if "history/round" in content.arrays else "part"):
             to.write(b"half of it")
             to.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        save(to, **arrays)
+        write_all(content, to)
 
     def together(owner, work):
         if now("told") and "write" not in work.__code__.co_names:  # its part is written, the file is not its own
@@ -43,8 +45,8 @@ def killed(counts, process, folder, kill, victim):
             os.kill(os.getpid(), signal.SIGKILL)
         return all_together(owner, work)
 
-    save, all_together = np.savez, checkpoint.together
-    np.savez = savez  # type: ignore[assignment]
+    write_all, all_together = Container.write, checkpoint.together
+    Container.write = write  # type: ignore[method-assign]
     checkpoint.together = together
     problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
     shared.solve(problem, checkpoint=f"{folder}/run.npz", callback=lambda round, _: seen.append(round))
@@ -90,12 +92,9 @@ def damaged(problem, folder, process):
     [part] = there.glob("run.npz.1-of-*.part")
     sync_global_devices("found")
     if process == 1:
-        arrays = dict(np.load(part))
+        about, arrays = opened(part.read_bytes())
         name = max(arrays, key=lambda name: arrays[name].size)
         arrays[name].reshape(-1)[0] += 1
-        consistent = arrays | {
-            "digest": np.array(checkpoint_parts.digest_of({n: a for n, a in arrays.items() if n != "digest"}))
-        }
     for what, message in (
         ("torn", "is damaged"),
         ("changed", "is damaged"),
@@ -107,20 +106,15 @@ def damaged(problem, folder, process):
                 case "torn":
                     part.write_bytes(part.read_bytes()[:-9])
                 case "changed":
-                    overwrite(part, arrays)
+                    part.write_bytes(closed(about, arrays))
                 case "other":
-                    overwrite(part, consistent)
+                    part.write_bytes(rewritten(closed(about, arrays), lambda *_: None))
                 case "gone":
                     part.unlink()
         sync_global_devices("done")
         with pytest.raises(mj.CheckpointError, match=message):
             shared.solve(problem, checkpoint=there / "run.npz")
         sync_global_devices("told")
-
-
-def overwrite(part, arrays):
-    with open(part, "wb") as file:  # of a path NumPy would change the name
-        np.savez(file, **arrays)
 
 
 def mistakes(counts, process):
@@ -146,7 +140,7 @@ def continued(counts, process, folder, rounds):
     problem = mj.shard(shared.problem_of(mj.from_process_local(data_of(counts, process))))
     found = shared.solve(problem, checkpoint=f"{folder}/run.npz", max_rounds=rounds)
     assert len(found.history.round) == rounds
-    assert len(np.load(f"{folder}/run.npz")["parts"]) == len(counts)
+    assert len(json.loads(np.load(f"{folder}/run.npz")["about.json"])["parts"]) == len(counts)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mocha_jax as mj
-from mocha_jax._files import checkpoint_parts, fingerprint, owned_file
+from mocha_jax._files import container, fingerprint, owned_file
 from tests import zoo
 from tests.driver.test_solve import SYSTEMS, same
+from tests.files.rewriting import closed, opened, rewritten
 
 
 @pytest.fixture
@@ -102,12 +104,10 @@ def test_all_that_differs_from_a_checkpoint_is_named(problem, tmp_path):
     other = problem.replace(loss=mj.losses.SmoothedHinge(1.0))
     with pytest.raises(mj.CheckpointError, match="its loss, cost and record_every differ from this call's; choose"):
         mj.solve(other, **options(path, record_every=2, cost=mj.costs.Cost(latency=1.0)))
-    with np.load(path) as file:  # as an earlier version wrote it
-        old = {name: file[name] for name in file.files if name not in ("digest", "of_each")}
-    np.savez(path, digest=np.array(checkpoint_parts.digest_of(old)), **old)
-    said = "loss, regularizer, algorithm, systems, cost, watch, key, record_every or state to start from"
-    with pytest.raises(mj.CheckpointError, match=f"its data, {said} .* differ from this call's"):
-        mj.solve(other, **options(path))
+    network = mj.FedAvg(mj.networks.MLP(problem.data.num_features, 2), optax.sgd(0.1))
+    prediction = mj.Prediction(problem.data.replace(y=(problem.data.y > 0).astype(problem.data.dtype)))
+    with pytest.raises(mj.CheckpointError, match="its kind of problem, data, .*loss.* differ from this call's"):
+        mj.solve(prediction, **options(path, algorithm=network))
     mj.solve(problem, **options(path, max_rounds=3))
 
 
@@ -155,22 +155,23 @@ def test_no_flipped_bit_goes_unnoticed(problem, tmp_path):
 def test_what_has_a_digest_but_not_what_the_run_needs_is_refused(problem, tmp_path):
     path = tmp_path / "run.npz"
     mj.solve(problem, **options(path, max_rounds=16))
-    with np.load(path) as file:
-        whole = {name: file[name] for name in file.files if name != "digest"}
+    whole = path.read_bytes()
+    about, arrays = opened(whole)
+    one, records = arrays["progress/1"], arrays["history/quality.gap"]
 
     def without(name):
-        return {key: value for key, value in whole.items() if key != name}
+        return rewritten(whole, lambda about, arrays: (arrays if name in arrays else about).pop(name))
 
-    one, records = whole["progress_1"], whole["history_1"]
-    wrong = [without("progress_1"), without("history_0"), without("format"), without("fingerprint")]
-    wrong += [whole | {"progress_1": a} for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
-    wrong += [whole | {"history_1": a} for a in (records[1:], records.astype(int), records[0])]
-    files = [(checkpoint_parts.digest_of(arrays), arrays) for arrays in wrong]
-    files.append(
-        (checkpoint_parts.digest_of(whole), whole | {"progress_1": 2 * one})
-    )  # each array can be read, and one is another
-    for digest, arrays in files:
-        np.savez(path, digest=np.array(digest), **arrays)
+    def other(name, value):
+        return rewritten(whole, lambda _, arrays: arrays.update({name: value}))
+
+    wrong = [without(name) for name in ("progress/1", "history/round", "run")]
+    wrong += [other("progress/1", a) for a in (one[1:], one.astype(np.float32), np.array("text"), np.array(1.0))]
+    wrong += [other("history/quality.gap", a) for a in (records[1:], records.astype(int), records[0])]
+    wrong.append(rewritten(whole, lambda about, _: about.update(kind="part of a checkpoint")))
+    wrong.append(closed(about, arrays | {"progress/1": 2 * one}))  # each array can be read, and one is another
+    for content in wrong:
+        path.write_bytes(content)
         with pytest.raises(mj.CheckpointError, match=r"run\.npz (is|does|belongs)"):
             mj.solve(problem, **options(path))
 
@@ -207,13 +208,13 @@ def small_disk():
 
 
 def test_a_file_that_cannot_be_read_for_a_while_costs_a_warning_and_no_solution(problem, tmp_path, monkeypatch):
-    straight, load = mj.solve(problem, **options(None)), np.load
+    straight, load = mj.solve(problem, **options(None)), container.load
 
     def broken(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def fail(round, history):
-        monkeypatch.setattr(np, "load", broken if 8 <= round < 16 else load)
+        monkeypatch.setattr(container, "load", broken if 8 <= round < 16 else load)
 
     with pytest.warns(UserWarning, match="could not be saved to after round .*Input/output error") as warned:
         solution = mj.solve(problem, **options(tmp_path / "run.npz"), callback=fail)

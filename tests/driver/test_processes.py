@@ -84,7 +84,7 @@ def finish(processes, folder, killed=None, limit=240):
 
 def rounds_held(folder):
     with np.load(folder / "run.npz") as checkpoint:
-        return int(checkpoint["history_0"][-1]) if len(checkpoint["history_0"]) else 0
+        return int(checkpoint["history/round"][-1]) if len(checkpoint["history/round"]) else 0
 
 
 @pytest.mark.slow

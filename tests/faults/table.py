@@ -83,8 +83,8 @@ FAULTS = (
         "Status.CONVERGED: residual <= tol,", "Status.CONVERGED: residual < 0.1 * tol,", ("driver",),
     ),
     Fault(
-        "a damaged checkpoint is taken", "_files/checkpoint.py",
-        "if digest != digest_of(arrays):", "if not digest:", ("driver",),
+        "a damaged checkpoint is taken", "_files/container.py",
+        'about["digest"] != _digest(about, arrays)', 'not about["digest"]', ("files", "driver"),
     ),
     Fault(
         "hypergradients forget the direct part", "_derivatives/optimum.py",

@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from mocha_jax.flower import _worker_socket, client_app
 from mocha_jax.flower._node_store import NodeStore
 from mocha_jax.flower._records import from_record, to_record
+from tests.files.rewriting import rewritten
 from tests.flower import world
 
 MAKE = "tests.flower.world:make_node"
@@ -66,9 +67,9 @@ def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     folder = tmp_path / "task-0"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     # The same message once more, in another process: the answer is the one on the disk.
-    count = (folder / "index.json").read_text()
+    kept = (folder / "node.npz").read_bytes()
     same(from_record(app(message(), world.context(task=0, state=str(tmp_path))).content), up)
-    assert (folder / "index.json").read_text() == count
+    assert (folder / "node.npz").read_bytes() == kept
     # The file for people is written again as well.
     (folder / "weights.npz").unlink()
     app(message(), world.context(task=0, state=str(tmp_path)))
@@ -78,7 +79,7 @@ def test_a_message_s_own_process_does_the_work_and_keeps_it(tmp_path):
     assert (
         from_record(app(message(round=2, held=1), world.context(task=0, state=str(tmp_path))).content)[0]["round"] == 2
     )
-    assert (folder / "index.json").read_text() != count
+    assert (folder / "node.npz").read_bytes() != kept
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,23 @@ def test_other_samples_begin_anew(tmp_path):
 def test_a_broken_file_begins_anew(tmp_path):
     node = world.make_node({"task": 0})
     NodeStore(str(tmp_path), node, 0).answer(*from_record(message().content))
-    for path in tmp_path.glob("state-*.npz"):
-        path.write_bytes(path.read_bytes()[:100])
-    assert not NodeStore(str(tmp_path), node, 0)._message
+    assert {path.name for path in tmp_path.iterdir()} == {"node.npz", "weights.npz"}
+    kept = (tmp_path / "node.npz").read_bytes()
+    assert NodeStore(str(tmp_path), node, 0)._message
+
+    def no_state(_, arrays):
+        del arrays["state/dual.beta"]
+
+    for broken in (
+        kept[:100],
+        b"",
+        rewritten(kept, lambda about, _: about.update(version=2)),
+        rewritten(kept, no_state),
+    ):
+        (tmp_path / "node.npz").write_bytes(broken)
+        store = NodeStore(str(tmp_path), node, 0)
+        assert not store._message
+        np.testing.assert_array_equal(store.state_arrays()["dual.beta"], 0.0)
 
 
 here = pytest.mark.skipif(
@@ -170,9 +185,9 @@ def test_a_worker_does_the_work(folder):
     assert pids(folder / "task-0") == [first]
     # Killed, the next one repeats the answer and goes on from the files.
     os.kill(first, signal.SIGKILL)
-    count = (folder / "task-0" / "index.json").read_text()
+    kept = (folder / "task-0" / "node.npz").read_bytes()
     same(answered(app, message(), folder), up)
-    assert (folder / "task-0" / "index.json").read_text() == count
+    assert (folder / "task-0" / "node.npz").read_bytes() == kept
     (second,) = pids(folder / "task-0")
     assert second != first
     # A node-config that is another one has a worker of its own; there the node's function fails.
