@@ -8,6 +8,7 @@ import pytest
 
 import mocha_jax as mj
 from tests.files import kept
+from tests.files.rewriting import opened, rewritten
 
 VERSIONS = sorted(path for path in Path(kept.__file__).parent.iterdir() if (path / "linear.npz").exists())
 
@@ -17,9 +18,15 @@ def folder(request):
     return request.param
 
 
-def test_there_are_files_of_every_kind(folder):
-    kinds = {"checkpoint", "classes", "down", "linear", "network", "node", "predicted", "server", "up"}
-    assert {path.stem for path in folder.iterdir()} == kinds
+def test_there_are_files_of_every_kind_and_of_one_form(folder):
+    kinds = {
+        "checkpoint": "checkpoint", "classes": "model", "down": "Down", "linear": "model", "network": "model",
+        "node": "state", "server": "state", "up": "Up",
+    }  # fmt: skip
+    assert {path.stem for path in folder.iterdir()} == {*kinds, "predicted"}
+    for name, kind in kinds.items():
+        about, _ = opened((folder / f"{name}.npz").read_bytes())
+        assert [about[what] for what in ("format", "version", "kind")] == ["mocha_jax", 1, kind]
 
 
 @pytest.mark.parametrize("name", ["linear", "classes", "network"])
@@ -51,10 +58,12 @@ def test_a_checkpoint_is_continued(folder, tmp_path):
     assert solution.rounds > 8
 
 
-def test_a_checkpoint_of_another_format_is_refused_by_its_number(folder, tmp_path):
+def test_a_checkpoint_of_a_later_version_is_refused_by_its_number(folder, tmp_path):
     path = tmp_path / "checkpoint.npz"
-    np.savez(path, **{**np.load(folder / path.name), "format": np.array("mocha_jax checkpoint 6")})
-    before = path.read_bytes()
-    with pytest.raises(mj.CheckpointError, match="is a mocha_jax checkpoint 6, and this version .* checkpoint 7 alone"):
+    before = rewritten((folder / path.name).read_bytes(), lambda about, _: about.update(version=2))
+    path.write_bytes(before)
+    with pytest.raises(
+        mj.CheckpointError, match="is of version 2, and this library reads up to 1; choose another path"
+    ):
         mj.solve(kept.problem(), kept.ALGORITHM, key=kept.KEY, record_every=4, checkpoint=path)
     assert path.read_bytes() == before
