@@ -82,14 +82,8 @@ class RunConfig(Pytree):
         """Name all that determines a run, part by part, to tell it from the run of a checkpoint."""
         fields = {**fields_of(self.problem), **fields_of(self)}
         del fields["problem"], fields["bucketing"]  # its parts are there; and it follows from the data
-        kind = type(self.problem)
-        return {
-            "kind of problem": kind,
-            **fields,
-            "key": key,
-            "record_every": record_every,
-            "state to start from": state,
-        }
+        own = {"key": key, "record_every": record_every, "state to start from": state}
+        return {"kind of problem": type(self.problem), **fields, **own}
 
     def start(self, state: State | None) -> Progress:
         """The progress before the first round, from `state` or from none."""

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, owned by one solve at a time, told apart by fingerprints; checkpoints.
+"""Files: of one form, written whole or not at all, owned by one solve at a time; fingerprints; checkpoints.
 
 It may import `_core`.
 """

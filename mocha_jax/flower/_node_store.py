@@ -29,8 +29,6 @@ _log = logging.getLogger("flwr")
 # The file of what a node keeps, and the one for users, which is not read here.
 _KEPT, WEIGHTS = "node.npz", "weights.npz"
 
-_KIND, _STATE, _ANSWER = "Flower node", "state", "answer"
-
 _FIELDS: tuple[str, ...] = (*Message.integers, *Message.texts)
 
 
@@ -90,19 +88,19 @@ class NodeStore:
         return os.path.join(self.folder, name)
 
     def _write(self, state: Tree, message: str, answer: bytes) -> None:
-        arrays = {f"{_STATE}/{name}": array for name, array in leaves_of("Node", "state", state).items()}
-        arrays[_ANSWER] = np.frombuffer(answer, np.uint8)
-        content = Container.of(_KIND, arrays, {"message": message, "data": self._data})
+        arrays = {f"state/{name}": array for name, array in leaves_of("Node", "state", state).items()}
+        arrays["answer"] = np.frombuffer(answer, np.uint8)
+        content = Container.of("Flower node", arrays, {"message": message, "data": self._data})
         write(self._path(_KEPT), content.to_bytes())
 
     def _read(self) -> None:
         try:
-            kept = container.load(self._path(_KEPT), _KIND)
+            kept = container.load(self._path(_KEPT), "Flower node")
             if kept.about["data"] != self._data:
                 _log.warning("Node: %s belongs to other samples; it begins anew.", self.folder)
                 return
-            answer = kept.arrays.pop(_ANSWER).tobytes()
-            arrays = {name.removeprefix(f"{_STATE}/"): array for name, array in kept.arrays.items()}
+            answer = kept.arrays.pop("answer").tobytes()
+            arrays = {name.removeprefix("state/"): array for name, array in kept.arrays.items()}
             state = record_of("Node", self.folder, arrays, self._state)
             self._state, self._message, self._answer = state, kept.about["message"], answer
         except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Models that were saved by an earlier version, of JAX and of this library, predict what they did.
 
-The files lie in ``saved``, and what their models predicted when they were written with them. They are never written
-anew: a version that cannot read them must not be released. One of a new kind joins by a line in MODELS and
-``python -m tests.model.test_saved NAME``.
+The files lie in ``saved``, and what their models predicted when they were trained with them. They are never trained
+anew, and from the first release on not written anew either: a version that cannot read them must not be released. One
+of a new kind joins by a line in MODELS and ``python -m tests.model.test_saved NAME``.
 """
 
 import json
