@@ -35,7 +35,7 @@ class Unreadable(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Container:
-    """What a file holds.
+    """The contents of a file.
 
     Args:
       arrays: by name.

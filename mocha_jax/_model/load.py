@@ -45,7 +45,7 @@ def load_model(
             check.instance("load_model", name, own_record, kind, example)
     arrays, about = read(path)
     try:
-        names = Names(*(_tuple(about[what]) for what in ("tasks", "features", "classes")))
+        names = Names(about["tasks"], about["features"], about["classes"])
         kind = about["model"]
         if kind == "network":
             own = {"network": network, "likelihood": likelihood}
@@ -108,7 +108,3 @@ def _record(path: object, name: str, about: Mapping[str, object], own_record: Ne
             f"load_model(path, {name}=...)."
         )
     return rebuilt(about, networks if name == "network" else likelihoods)
-
-
-def _tuple(names: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if names is None else tuple(names)
