@@ -33,33 +33,37 @@ def main() -> None:
     client, server = ClientApp(), ServerApp()
     ends = []
 
-    @client.train()  # type: ignore[untyped-decorator]
+    @client.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
         model = network()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         x, y = samples(folder / "train" / f"{context.node_config['partition-id']}.npz")
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         for batch in torch.randperm(len(y)).split(BATCH):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
-        answer = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
-        return Message(content=RecordDict(answer), reply_to=message)
+        answer = RecordDict()
+        answer["arrays"] = ArrayRecord(model.state_dict())
+        answer["metrics"] = MetricRecord({"num-examples": len(y)})
+        return Message(content=answer, reply_to=message)
 
-    class Timed(FedAvg):  # type: ignore[misc]
+    class Timed(FedAvg):
         def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
             found = super().aggregate_train(*args, **kwargs)
             ends.append(time.perf_counter())
             return found
 
-    @server.main()  # type: ignore[untyped-decorator]
+    @server.main()
     def serve(grid: Grid, context: Context) -> None:
         strategy = Timed(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         strategy.start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=rounds)
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS, backend_config=resources)
+    run_simulation(
+        server_app=server, client_app=client, num_supernodes=CLIENTS,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )  # fmt: skip
     print(statistics.median(np.diff(ends)))
 
 
