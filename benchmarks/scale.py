@@ -30,7 +30,7 @@ import numpy as np
 
 import mocha_jax as mj
 from mocha_jax._data.layouts import collect
-from mocha_jax.regularizers._singular_values import mixed
+from mocha_jax.regularizers._singular_values import mixed_with_identity
 from mocha_jax.servers._dual import DualState
 
 SAMPLES, FEATURES, ROUNDS, PIECE = 16, 32, 200, 10_000
@@ -142,7 +142,7 @@ def with_omega(problem: mj.Problem, algorithm: mj.Mocha) -> mj.MochaState:
     """No weights yet, but the Omega that the proximal server learns for this problem."""
     learned = mj.solve(problem, METHODS["proximal"], tol=1e-2, record_every=5)
     assert isinstance(learned.relation, mj.coupling.LowRank)
-    omega = mixed(learned.relation, jnp.asarray(0.01), jnp.asarray(1.0))
+    omega = mixed_with_identity(learned.relation, jnp.asarray(0.01), jnp.asarray(1.0))
 
     @jax.jit
     def start(problem: mj.Problem, omega: Any) -> mj.MochaState:

@@ -25,7 +25,7 @@ from mocha_jax._numerics.math import zero_tangent
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, conjugates, jointly_bounded
 from mocha_jax._problem.problem import Problem
-from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, OwnState, Schedule, checked
+from mocha_jax.servers._base import REFRESH_EVERY, Aggregator, NodeUpdate, OwnState, Schedule, checked_schedule
 from mocha_jax.systems._base import Info, Request, Work
 
 # Rounds between two updates of Omega by alternation, where none is asked for.
@@ -63,7 +63,7 @@ class DualMethod(Algorithm[Problem]):
         name = type(self).__name__
         check.nonnegative(name, smoothing=self.smoothing)
         if self.omega_every is not None:
-            object.__setattr__(self, "omega_every", checked(name, self.omega_every))
+            object.__setattr__(self, "omega_every", checked_schedule(name, self.omega_every))
         if self.initial_omega is not None:
             check.positive_semidefinite(name, "initial_omega", self.initial_omega)
 

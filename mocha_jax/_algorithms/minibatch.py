@@ -18,7 +18,15 @@ from mocha_jax._node.local_solver import visiting_order
 from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.regularizers import Learned
-from mocha_jax.servers._base import Aggregator, NodeUpdate, Schedule, checked, gain_of_updating, is_due, keep_relation
+from mocha_jax.servers._base import (
+    Aggregator,
+    NodeUpdate,
+    Schedule,
+    checked_schedule,
+    gain_of_updating,
+    is_due,
+    keep_relation,
+)
 from mocha_jax.servers._dual import DualServer
 from mocha_jax.systems._base import Info, Work
 
@@ -218,7 +226,7 @@ class MiniBatchSgd(_Batched, PrimalMethod):
         check.positive("MiniBatchSgd", step_size=self.step_size, horizon=self.horizon)
         check.nonnegative("MiniBatchSgd", power=self.power, smoothing=self.smoothing)
         if self.omega_every is not None:
-            object.__setattr__(self, "omega_every", checked("MiniBatchSgd", self.omega_every))
+            object.__setattr__(self, "omega_every", checked_schedule("MiniBatchSgd", self.omega_every))
 
     def init(self, problem: Problem) -> SgdState:
         """Start from W = 0."""

@@ -211,13 +211,13 @@ def fetched(array: ArrayLike) -> np.ndarray:
 
     Of random keys their numbers.
     """
-    array = numbers(array)
+    array = key_numbers(array)
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         return all_rows(array)
     return np.asarray(array)
 
 
-def numbers(array: ArrayLike) -> ArrayLike:
+def key_numbers(array: ArrayLike) -> ArrayLike:
     """An array as it is, of random keys their numbers."""
     keys = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(array) if keys else array

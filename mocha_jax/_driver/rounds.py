@@ -59,7 +59,7 @@ def plans(key: Array, config: RunConfig, rounds: Array) -> RoundPlan:
     return jax.vmap(partial(plan, key, config))(rounds)
 
 
-def at_once(key: Array, config: RunConfig, count: int) -> int:
+def rounds_at_once(key: Array, config: RunConfig, count: int) -> int:
     """Choose how many rounds to plan at once: a divisor of their number, as large as memory allows."""
     shapes = jax.tree.leaves(jax.eval_shape(partial(plan, key, config), jnp.zeros((), jnp.int32)))
     each = sum(math.prod(s.shape) * getattr(s.dtype, "itemsize", 4) for s in shapes)
@@ -83,7 +83,7 @@ def advance(config: RunConfig, progress: Progress, planned: RoundPlan) -> Progre
 
 def advance_many(key: Array, config: RunConfig, progress: Progress, rounds: int) -> Progress:
     """Run some rounds. Their number is static, so that the host need not check whether another one follows."""
-    size = at_once(key, config, rounds)
+    size = rounds_at_once(key, config, rounds)
 
     def several(progress: Progress, _: None) -> tuple[Progress, None]:
         numbers = progress.state.round + jnp.arange(size, dtype=jnp.int32)

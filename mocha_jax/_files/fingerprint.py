@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from mocha_jax._core.devices import NodeSharding, fetched, is_cut_by_rows, numbers, own_rows
+from mocha_jax._core.devices import NodeSharding, fetched, is_cut_by_rows, key_numbers, own_rows
 from mocha_jax._core.processes import gathered
 from mocha_jax._core.pytree import Pytree, fields_of
 
@@ -26,7 +26,7 @@ _SIZE = 16  # bytes of a digest
 _RANGE = 2 ** (8 * _SIZE)
 
 
-def whole(array: ArrayLike) -> bytes | memoryview:
+def all_contents(array: ArrayLike) -> bytes | memoryview:
     """Return the contents of an array, brought together where processes share it."""
     return plain(np.ascontiguousarray(fetched(array))).data
 
@@ -40,7 +40,7 @@ def by_rows(array: ArrayLike) -> bytes | memoryview:
     elif np.ndim(array):
         total = _digest_of_rows(0, fetched(array))
     else:
-        return whole(array)
+        return all_contents(array)
     return (total % _RANGE).to_bytes(_SIZE, "little")
 
 
@@ -66,12 +66,12 @@ def _digest_of_rows(start: int, rows: np.ndarray) -> int:
     return total
 
 
-def fingerprint(*parts: object, contents: Contents = whole) -> str:
+def fingerprint(*parts: object, contents: Contents = all_contents) -> str:
     """A digest of records, arrays and plain values by content, the same in every process.
 
     Args:
       *parts: of what.
-      contents: what to read of an array: the `whole` of it, or a sum `by_rows`.
+      contents: what to read of an array: `all_contents`, or a sum `by_rows`.
     """
     digest = hashlib.blake2b(digest_size=_SIZE)
     _feed(digest, parts, contents)
@@ -112,7 +112,7 @@ def _feed(digest: hashlib.blake2b, value: object, contents: Contents, reading: t
         for item in value:
             feed(item)
     elif hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type | types.ModuleType):
-        array = cast(Array, numbers(cast(ArrayLike, value)))
+        array = cast(Array, key_numbers(cast(ArrayLike, value)))
         digest.update(f"{array.dtype}{np.shape(array) or (1,)}".encode())
         digest.update(contents(array))
     elif isinstance(value, str | bytes | int | float | complex | type(None) | type(...)):

@@ -110,7 +110,7 @@ def matched(names: Names, num_tasks: int, num_features: int, data: TaskData) -> 
     return order, columns
 
 
-def numbers(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:
+def checked_numbers(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:
     """An array of numbers of that shape, as NumPy's."""
     check.array(owner, name, value, shape)
     if (array := check.concrete(value)) is None or array.dtype.kind not in "fiub":
@@ -120,7 +120,7 @@ def numbers(owner: str, name: str, value: object, shape: tuple[int | str, ...]) 
 
 def finite(owner: str, name: str, value: object, shape: tuple[int | str, ...]) -> np.ndarray:
     """An array of finite numbers of that shape, as NumPy's."""
-    array = numbers(owner, name, value, shape)
+    array = checked_numbers(owner, name, value, shape)
     if not np.isfinite(array).all():
         raise ValueError(f"{owner}: {name} must be finite, but some are NaN or infinite, as where a solve diverged.")
     return array

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._data.names import NAMELESS, Names
-from mocha_jax._model.base import HowTrained, WeightsModel, check_names, finite, numbers
+from mocha_jax._model.base import HowTrained, WeightsModel, check_names, checked_numbers, finite
 from mocha_jax._model.file import write
 
 # What a prediction stands for: itself, one of two classes, or a level of some that are ordered.
@@ -64,7 +64,7 @@ class LinearModel(WeightsModel):
         object.__setattr__(self, "intercept", intercept)
         if self.thresholds is not None:
             object.__setattr__(
-                self, "thresholds", numbers("LinearModel", "thresholds", self.thresholds, (m, "levels - 1"))
+                self, "thresholds", checked_numbers("LinearModel", "thresholds", self.thresholds, (m, "levels - 1"))
             )
         check.flag("LinearModel", logistic=self.logistic)
         check.instance("LinearModel", "trained", self.trained, Mapping, "{}")

@@ -20,7 +20,7 @@ from mocha_jax._data.moments import Scaling
 from mocha_jax._data.names import NAMELESS, Names
 from mocha_jax._model.base import HowTrained, NamedModel
 from mocha_jax._model.file import described, write
-from mocha_jax._model.parameters import by_path, checked, owned, rows
+from mocha_jax._model.parameters import by_path, checked_parameters, owned, rows
 from mocha_jax.likelihoods import Categorical, Likelihood, Positions
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
@@ -74,7 +74,7 @@ class NetworkModel(NamedModel):
     def __post_init__(self) -> None:
         owner = "NetworkModel"
         check.instance(owner, "network", self.network, Network, "networks.MLP(784, 10, (200, 200))")
-        parameters, tasks = checked(owner, self.network, self.parameters)
+        parameters, tasks = checked_parameters(owner, self.network, self.parameters)
         object.__setattr__(self, "parameters", parameters)
         check.integer(owner, 1, num_features=self.num_features)
         check.instance(owner, "likelihood", self.likelihood, Likelihood, "likelihoods.Categorical()")

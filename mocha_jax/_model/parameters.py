@@ -47,7 +47,7 @@ def of_paths(network: Network, arrays: Mapping[str, np.ndarray]) -> Params:
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[path] for path in wanted])
 
 
-def checked(owner: str, network: Network, params: Params) -> tuple[Params, int | None]:
+def checked_parameters(owner: str, network: Network, params: Params) -> tuple[Params, int | None]:
     """Parameters as NumPy's arrays, of one type, and how many tasks have some of their own; None where none has.
 
     Args:

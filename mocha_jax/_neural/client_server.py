@@ -18,12 +18,12 @@ from mocha_jax._core.pytree import PyTree, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.budgeted_trainer import BudgetedTrainer
 from mocha_jax._neural.client import LOCAL, Client, Phase, PhaseTraining, divided
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import clients_at_once, over_clients
 from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.trainer import all_finite, failures, info, resumed
 from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
-from mocha_jax._neural.trees import count_numbers, first_row, mapped, unknown, zeros_like
+from mocha_jax._neural.trees import count_numbers, filled_with_nan, first_row, mapped, zeros_like
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
@@ -74,7 +74,7 @@ class ClientServer(BudgetedTrainer):
             jnp.zeros((), jnp.int32), *parts, own, (), jnp.full((), jnp.inf, dtype),
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), self.first_spent(m),
         )  # fmt: skip
-        return state.replace(ready=unknown(jax.eval_shape(self.made_ready, state, problem)))
+        return state.replace(ready=filled_with_nan(jax.eval_shape(self.made_ready, state, problem)))
 
     def first_parts(self, m: int, dtype: DTypeLike) -> ServerParts:
         """The server's trees before the first round."""
@@ -167,7 +167,9 @@ class ClientServer(BudgetedTrainer):
         own, sent, heard = self._at_clients(key, state, problem, budget)
         weights = jnp.sum(problem.data.weight, axis=1)
         # Of the server's new trees no client has made anything ready.
-        after = self.heard(state, heard, sent, weights).replace(own=own, ready=unknown(state.ready), spent=spent)
+        after = self.heard(state, heard, sent, weights).replace(
+            own=own, ready=filled_with_nan(state.ready), spent=spent
+        )
         return after, info(self, problem, budget)
 
     def tuning_steps(self, data: TaskData) -> Array:
@@ -195,7 +197,7 @@ class ClientServer(BudgetedTrainer):
         inputs = self.inputs(key, state.shared, problem)
         none = Heard(zeros_like(like.total), zero, zero, jnp.zeros((), jnp.int32))
         (own, _, sent), heard = over_clients(
-            data, budget, at_once(self.at_once), client, inputs, (state.own, state.rows, sent), none
+            data, budget, clients_at_once(self.at_once), client, inputs, (state.own, state.rows, sent), none
         )
         return own, sent, heard
 
@@ -305,7 +307,7 @@ class ClientServer(BudgetedTrainer):
         like = jax.eval_shape(lambda *first: at(data, zero, zero, zero, *first), *jax.tree.map(first_row, (own, rows)))
         budget = jnp.maximum(self.tuning_steps(data), (data.sizes > 0).astype(jnp.int32))  # it may need no step
         begin = own, rows, zeros_like(like, data.num_nodes)
-        return over_clients(data, budget, at_once(self.at_once), client, (), begin, ())[0][2]
+        return over_clients(data, budget, clients_at_once(self.at_once), client, (), begin, ())[0][2]
 
     def judge(self, state: TrainingState, problem: Prediction) -> Judge:
         current = state.exchange(ready=self.made_ready(state, problem))

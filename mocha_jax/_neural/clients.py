@@ -195,7 +195,7 @@ Own = TypeVar("Own")
 Part = TypeVar("Part")
 
 
-def at_once(wanted: int | None) -> int:
+def clients_at_once(wanted: int | None) -> int:
     """Choose how many clients to train together."""
     if wanted is not None:
         return wanted

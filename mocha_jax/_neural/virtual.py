@@ -14,7 +14,7 @@ from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.bayesian import BayesianTrainer, VirtualState, each_of, product
-from mocha_jax._neural.clients import at_once, over_clients, whose_turn
+from mocha_jax._neural.clients import clients_at_once, over_clients, whose_turn
 from mocha_jax._neural.gaussian import NOISES, DiagonalGaussian, draw
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import How, Own, RefinementAnswer, RefinementInputs, no_answer, refine
@@ -267,7 +267,9 @@ class Virtual(BayesianTrainer):
         each = each_of(data.sizes > 0, data.dtype)
         inputs = self.inputs(key, state.posterior, state.mean, state.private.precision[0], problem.likelihood, each)
         own = Own(state.factors, state.private, state.losses)
-        own, total = over_clients(data, budget, at_once(self.at_once), client, inputs, own, no_answer(state.first))
+        own, total = over_clients(
+            data, budget, clients_at_once(self.at_once), client, inputs, own, no_answer(state.first)
+        )
         return state.heard(own, total), info(self, problem, budget)
 
     def inputs(

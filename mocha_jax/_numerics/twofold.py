@@ -27,8 +27,7 @@ from jax import Array, lax
 
 from mocha_jax._core.compiling import platform_dependent
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._numerics.math import combine as rounded_combine
-from mocha_jax._numerics.math import times as rounded_times
+from mocha_jax._numerics.math import combine, times
 
 Pair = tuple[Array, Array]  # a number, and what its rounding left out or may have
 
@@ -86,7 +85,7 @@ class Inner(Pytree):
 
 
 @jax.custom_jvp
-def times(x: Array, weights: Array) -> Pair:
+def times_with_error(x: Array, weights: Array) -> Pair:
     """Samples ``[m, n, d]`` times their nodes' weights ``[m, d]`` with a bound on the error, each ``[m, n]``."""
     return _by_machine(_times_in_pairs, partial(_in_doubles, 2), x, weights)
 
@@ -103,7 +102,7 @@ def _times_in_pairs(x: Array, weights: Array) -> Pair:
 
 
 @jax.custom_jvp
-def combine(x: Array, factors: Array) -> Pair:
+def combine_with_error(x: Array, factors: Array) -> Pair:
     """Samples ``[m, n, d]`` combined by ``[m, n]`` with a bound on the error, each ``[m, d]``."""
     return _by_machine(_combine_in_pairs, partial(_in_doubles, 1), x, factors)
 
@@ -180,14 +179,14 @@ def product(a: Array, b: Array) -> Pair:
     return two_sum(one.high, one.low)
 
 
-@times.defjvp
+@times_with_error.defjvp
 def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(times, rounded_times, primals, tangents)
+    return _as_rounded(times_with_error, times, primals, tangents)
 
 
-@combine.defjvp
+@combine_with_error.defjvp
 def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
-    return _as_rounded(combine, rounded_combine, primals, tangents)
+    return _as_rounded(combine_with_error, combine, primals, tangents)
 
 
 @product.defjvp
@@ -206,7 +205,7 @@ def _as_rounded(
     return rounded, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(rounded[1]))
 
 
-def total(a: Array) -> Array:
+def total_by_halves(a: Array) -> Array:
     """The sum over the first axis by halves: its error is that of `halvings` additions, not of n."""
     while len(a) > 1:
         half = len(a) // 2
@@ -215,12 +214,12 @@ def total(a: Array) -> Array:
 
 
 def halvings(count: int) -> float:
-    """Count the roundings of a term in `total` of so many, at most."""
+    """Count the roundings of a term in `total_by_halves` of so many, at most."""
     return float(math.ceil(math.log2(max(count, 1))))
 
 
 def additions(count: int) -> float:
-    """Count the roundings of a term in `total` at most, and in `jnp.sum`, which adds up windows of 32 of windows."""
+    """Count the roundings of a term in `total_by_halves` at most, and in `jnp.sum`, which adds up windows of 32 of windows."""
     return 32.0 * max(math.ceil(math.log(max(count, 1), 32)), 1)
 
 

@@ -39,7 +39,7 @@ def linear_model(problem: Problem, weights: Array, trained: HowTrained) -> Linea
       trained: what else to say of the training, e.g. the accuracy that was reached.
     """
     data, m = problem.data, problem.data.num_tasks
-    slopes, intercept = apart(_completed(np.asarray(weights), data), data)
+    slopes, intercept = slopes_and_intercepts(_completed(np.asarray(weights), data), data)
     if data.scaling is not None:
         trained = {**trained, "standardized": data.scaling.by}
     losses = [problem.loss.of_task(t) for t in range(m)]
@@ -68,7 +68,7 @@ def _completed(weights: np.ndarray, data: TaskData) -> np.ndarray:
     return np.concatenate([slopes, weights[:, d:]], axis=1)
 
 
-def apart(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:
+def slopes_and_intercepts(weights: np.ndarray, data: _Affine) -> tuple[np.ndarray, np.ndarray]:
     """Slopes ``[..., num_tasks, d]`` and intercepts ``[..., num_tasks]``, in the units that the samples had at first.
 
     Args:

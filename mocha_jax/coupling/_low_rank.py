@@ -135,19 +135,19 @@ class AboutMean(Coupling):
         return self.deviations.diagonal() + self._off
 
     def gradient(self, w: Array) -> Array:
-        mean, aside = apart(w)
+        mean, aside = mean_and_deviations(w)
         return self.deviations.gradient(aside) + mean / self.common
 
     def energy(self, w: Array) -> Array:
         r"""$\tfrac12\mathrm{tr}(W^\top\bar M^{-1}W)$, a scalar; infinite where deviations leave the range of F."""
-        mean, aside = apart(w)
+        mean, aside = mean_and_deviations(w)
         unit = jnp.finfo(w.dtype).eps
         # What rounding leaves of a large mean is no deviation.
         noise = w.size * (4.0 * unit * jnp.max(jnp.abs(mean))) ** 2
         return self.deviations.energy(aside, noise) + 0.5 * len(w) * jnp.sum(mean**2) / self.common
 
     def project_to_range(self, w: Array) -> Array:
-        mean, aside = apart(w)
+        mean, aside = mean_and_deviations(w)
         return mean + self.deviations.project_to_range(aside)
 
     def prox(self, y: Array, rho: Array) -> Array:
@@ -166,7 +166,7 @@ class AboutMean(Coupling):
         return self.deviations.largest(scale) + jnp.maximum(self._off, 0.0) * jnp.sum(scale)
 
 
-def apart(w: Array) -> tuple[Array, Array]:
+def mean_and_deviations(w: Array) -> tuple[Array, Array]:
     """The mean of the tasks ``[1, d]``, and their deviations from it, whose mean is 0 to the last bits."""
     mean = jnp.mean(w, axis=0, keepdims=True)
     aside = w - mean

@@ -32,7 +32,7 @@ from mocha_jax.federated._dual_sides import (
     invalid_message,
     known_answers,
 )
-from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown
+from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown_terms
 from mocha_jax.federated._plausible import implausible_points
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
 from mocha_jax.losses import Loss
@@ -225,7 +225,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         none, v = jnp.zeros((m,), dtype), jnp.zeros((m, d), dtype)
         terms = DualTerms(none, none, none)
         problem = self.dual.problem_of(counts)
-        rule = self.server.blank(self.server.dual.init(problem, unknown(terms), v), _server_point(v))
+        rule = self.server.blank(self.server.dual.init(problem, unknown_terms(terms), v), _server_point(v))
         points = 1 + self.server.memory
         return AdaptiveServerState(
             counts, (terms,) * points, jnp.zeros((m, 1 + points), dtype).at[:, 0].set(1.0), jnp.zeros((m,), jnp.int32),
@@ -237,7 +237,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
         own, terms = jax.tree.map(
             lambda a, b: where(present, a, b), (state.rule.own, state.terms), (first.rule.own, first.terms)
         )
-        dual = self.server.dual.resume(state.rule.dual, problem, unknown(terms[0]), own)
+        dual = self.server.dual.resume(state.rule.dual, problem, unknown_terms(terms[0]), own)
         memory = tuple(_server_point(where(present, point.v, own)) for point in state.rule.memory)
         rule = self.server.blank(dual, _server_point(own)).replace(
             memory=memory, scale=state.rule.scale, node_scale=state.rule.node_scale, newest=state.rule.newest
@@ -301,7 +301,7 @@ class AdaptiveServerSide(ServerSide[AdaptiveServerState, AdaptiveUp]):
             for p, old in zip(put, older, strict=True)
         )
         remembered = tuple(_server_point(where(p, points[1], old)) for p, old in zip(put, memory, strict=True))
-        dual = server.dual.update_model(problem, rule.dual, round, unknown(mixed), mixture)
+        dual = server.dual.update_model(problem, rule.dual, round, unknown_terms(mixed), mixture)
         after = server.followed(problem, rule, round, dual, mixture, remembered, (weights[1], slot), answered, real)
         bound = best_bound(problem, dual.relation, mixed, mixture, jnp.all(received.ever | (counts == 0)), least)
         return AdaptiveServerState(

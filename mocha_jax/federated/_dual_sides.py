@@ -33,7 +33,7 @@ from mocha_jax._node.local_solver import Subproblems
 from mocha_jax._problem.gap import Certificate, DualTerms, dual_terms, gap_terms
 from mocha_jax._problem.problem import Problem
 from mocha_jax.federated._absent_data import absent
-from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown
+from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown_terms
 from mocha_jax.federated._plausible import implausible_vectors
 from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
 from mocha_jax.losses import Loss, Squared
@@ -210,13 +210,13 @@ class DualServerSide(ServerSide[DualServerState, DualUp]):
         problem, dtype = self.problem_of(counts), self.dtype
         v, none = jnp.zeros((self.num_tasks, self.num_features), dtype), jnp.zeros((self.num_tasks,), dtype)
         terms = DualTerms(none, none, none)
-        rule = self.algorithm.server_for(problem).init(problem, unknown(terms), v)
+        rule = self.algorithm.server_for(problem).init(problem, unknown_terms(terms), v)
         return DualServerState(counts, v, terms, jnp.full((), -jnp.inf, dtype), rule)
 
     def resume(self, state: DualServerState, counts: Array) -> DualServerState:
         problem, first = self.problem_of(counts), self.init(counts)
         v, terms = jax.tree.map(partial(where, counts > 0), (state.v, state.terms), (first.v, first.terms))
-        rule = self.algorithm.server_for(problem).resume(state.rule, problem, unknown(terms), v)
+        rule = self.algorithm.server_for(problem).resume(state.rule, problem, unknown_terms(terms), v)
         # It bounds the optimum of another problem than the one there is now.
         return DualServerState(counts, v, terms, first.bound, rule)
 
@@ -248,7 +248,7 @@ class DualServerSide(ServerSide[DualServerState, DualUp]):
         quality = certified(problem, server, state.rule, state.v, state.terms, received, up, received.exact, before)
         v, terms = jax.tree.map(partial(where, received.any), (up.v, up.terms), (state.v, state.terms))
         share, none = jnp.where(received.any, up.share, 0.0), jnp.zeros_like(up.share)
-        update = NodeUpdate(unknown(terms), v - state.v, share, Info(counts, none, received.any))
+        update = NodeUpdate(unknown_terms(terms), v - state.v, share, Info(counts, none, received.any))
         _, v, rule = server.aggregate(problem, state.rule, round, update.beta, update, v)
         complete = jnp.all(received.ever | (counts == 0))
         bound = best_bound(problem, server.relation(problem, rule), terms, v, complete, before)

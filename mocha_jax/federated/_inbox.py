@@ -13,7 +13,7 @@ from jax import Array
 from mocha_jax._core.pytree import PyTree, Pytree, Tree, tree
 from mocha_jax.compression import Sending
 from mocha_jax.federated._coded_answers import Coded, decoded
-from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, shown, whole
+from mocha_jax.federated._message import Refused, Up, check_arrays, check_header, plain_integer, shown
 from mocha_jax.federated._sides import DENIES, ReceivedAnswers, ServerSide
 
 
@@ -52,7 +52,7 @@ class Inbox:
 
     def task_of(self, state: FederationState, sender: object) -> int:
         """The task of a sender that says which one it is."""
-        task = whole(sender)
+        task = plain_integer(sender)
         if task is None or not 0 <= task < len(state.held):
             raise Refused(
                 f"Server: the node of task {shown(sender)} is not in this federation, whose tasks are 0 to "

@@ -151,7 +151,7 @@ def check_arrays(owner: str, sender: str, message: Message, like: Mapping[str, T
     return jax.tree_util.tree_map_with_path(lambda path, _: checked[_name(path)][None], like[message.kind])
 
 
-def whole(value: object) -> int | None:
+def plain_integer(value: object) -> int | None:
     """The integer that a value of Python or NumPy is; None for other types, which might only pretend to be one."""
     return int(cast(int, value)) if type(value) in _INTEGERS else None
 

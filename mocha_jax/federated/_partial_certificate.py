@@ -26,7 +26,7 @@ class _Evaluated(Protocol):
         """Losses ``[m]``."""
 
 
-def unknown(terms: DualTerms) -> Any:
+def unknown_terms(terms: DualTerms) -> Any:
     """Unknown terms in place of duals: no node has reported on the next model yet."""
     infinite = jnp.full_like(terms.conjugate, jnp.inf)
     return Reported(infinite, infinite, terms)

@@ -23,7 +23,7 @@ from mocha_jax._problem.problem import Quality
 from mocha_jax.compression import Sending
 from mocha_jax.federated._coded_answers import like_coded
 from mocha_jax.federated._inbox import FederationState, Inbox
-from mocha_jax.federated._message import Down, Refused, Up, arrays_of, shown, whole
+from mocha_jax.federated._message import Down, Refused, Up, arrays_of, plain_integer, shown
 from mocha_jax.federated._sides import ReceivedAnswers, ServerSide, sides_of
 from mocha_jax.regularizers import Regularizer
 
@@ -253,7 +253,7 @@ class Server:
         return state.replace(round=round, counts=counts, held=held, denied=denied, inner=inner)
 
     def _task(self, what: str, task: object) -> int:
-        number = whole(task)
+        number = plain_integer(task)
         if number is None or not 0 <= number < self.num_tasks:
             raise ValueError(f"Server.{what}: there is no task {shown(task)}; tasks are 0 to {self.num_tasks - 1}.")
         return number

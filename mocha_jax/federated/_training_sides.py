@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core.pytree import PyTree, Pytree, SameTree, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.rounds import NO_ROUND
-from mocha_jax._neural.clients import at_once, over_clients
+from mocha_jax._neural.clients import clients_at_once, over_clients
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.training_state import Heard, Sent, TrainingState
@@ -175,7 +175,7 @@ class TrainingNodeSide(NodeSide[KeptByNodes, TrainingDown, TrainingUp]):
         none = Heard(zeros_like(like.total, m), zero, zero, zero.astype(jnp.int32))
         begin = own, Sent(zeros_like(like.row, m), jnp.zeros((m,), bool)), none
         budget = steps_of(down.steps, algorithm.full_work(problem))
-        (own, sent, heard), _ = over_clients(data, budget, at_once(algorithm.at_once), client, down, begin, ())
+        (own, sent, heard), _ = over_clients(data, budget, clients_at_once(algorithm.at_once), client, down, begin, ())
         up = TrainingUp(heard.total, sent.row, heard.weight, heard.loss, heard.diverged, data.sizes)
         if not isinstance(state, TrainingNodeState):
             return (), header.held, up  # never ahead of what the server knows

@@ -33,7 +33,7 @@ from jax.typing import DTypeLike
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.bayesian import VirtualState, each_of, each_of_count, product
-from mocha_jax._neural.clients import at_once, over_clients, whose_turn
+from mocha_jax._neural.clients import clients_at_once, over_clients, whose_turn
 from mocha_jax._neural.gaussian import DiagonalGaussian
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.refinement import Own, RefinementAnswer
@@ -184,7 +184,7 @@ class VirtualNodeSide(NodeSide[VirtualNodeState, VirtualDown, VirtualUp]):
         none = jnp.zeros((data.num_nodes,), jnp.int32)
         row = Own(latest, state.private, state.loss), none, none
         return over_clients(
-            data, budget, at_once(algorithm.at_once), client, key, row, ()
+            data, budget, clients_at_once(algorithm.at_once), client, key, row, ()
         )[0]  # fmt: skip
 
 

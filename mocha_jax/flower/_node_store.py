@@ -21,7 +21,7 @@ from mocha_jax._files.container import Arrays, Container
 from mocha_jax._files.fingerprint import fingerprint
 from mocha_jax.federated import Down, Message, Node, Refused
 from mocha_jax.federated._archive import leaves_of, record_of
-from mocha_jax.flower._records import Header, from_bytes, to_bytes
+from mocha_jax.flower._records import Header, message_bytes, message_from_bytes
 from mocha_jax.flower._worker_socket import LOCK, Setup
 
 _log = logging.getLogger("flwr")
@@ -54,10 +54,10 @@ class NodeStore:
         Raises:
           Refused: it is no message that a server of this federation sends to this node; nothing is changed.
         """
-        message = hashlib.sha256(to_bytes(header, arrays)).hexdigest()
+        message = hashlib.sha256(message_bytes(header, arrays)).hexdigest()
         if message == self._message:
             self._export(_down(header, arrays))
-            return from_bytes(self._answer)
+            return message_from_bytes(self._answer)
         seed = header.get("seed", 0)
         if header.get("what") != "down" or any(name not in header for name in _FIELDS):
             raise Refused("Node: the server sent a message that does not belong to a round.")
@@ -67,11 +67,11 @@ class NodeStore:
             raise Refused("Node: the server sent an invalid seed.")
         down = _down(header, arrays)
         state, up = self.node.step(jax.random.key(seed), self._state, down)
-        answer = to_bytes({"what": "up", **up.header}, up.arrays)
+        answer = message_bytes({"what": "up", **up.header}, up.arrays)
         self._write(state, message, answer)
         self._state, self._message, self._answer = state, message, answer
         self._export(down)
-        return from_bytes(answer)
+        return message_from_bytes(answer)
 
     def state_arrays(self) -> Arrays:
         """Return the arrays of the node's state."""

@@ -26,7 +26,7 @@ def to_record(header: Mapping[str, object], arrays: Mapping[str, np.ndarray] | N
       header: texts and numbers by name.
       arrays: of any dtype but objects.
     """
-    data = np.frombuffer(to_bytes(header, arrays), np.uint8)
+    data = np.frombuffer(message_bytes(header, arrays), np.uint8)
     return RecordDict({RECORD: ArrayRecord({RECORD: Array(data)})})
 
 
@@ -43,10 +43,10 @@ def from_record(content: RecordDict) -> tuple[Header, Arrays]:
         data = stored[RECORD].numpy().tobytes()
     except Exception as error:
         raise ValueError("message: its array cannot be read.") from error
-    return from_bytes(data)
+    return message_from_bytes(data)
 
 
-def to_bytes(header: Mapping[str, object], arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
+def message_bytes(header: Mapping[str, object], arrays: Mapping[str, np.ndarray] | None = None) -> bytes:
     """Make the bytes of a message; equal messages have equal bytes."""
     known, dtypes = as_known(arrays or {})
     order = sorted(known)
@@ -56,7 +56,7 @@ def to_bytes(header: Mapping[str, object], arrays: Mapping[str, np.ndarray] | No
     return b"".join([_LENGTH.pack(len(head)), head, *(known[name].tobytes() for name in order)])
 
 
-def from_bytes(data: bytes) -> tuple[Header, Arrays]:
+def message_from_bytes(data: bytes) -> tuple[Header, Arrays]:
     """Return header and arrays of a message from its bytes.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from mocha_jax.flower._records import Arrays, Header, from_bytes, to_bytes
+from mocha_jax.flower._records import Arrays, Header, message_bytes, message_from_bytes
 
 LOG, LOCK = "worker.log", "worker.lock"
 
@@ -75,7 +75,7 @@ def address(folder: str) -> str:
 
 def send(connection: socket.socket, header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> None:
     """Send a message."""
-    data = to_bytes(header, arrays)
+    data = message_bytes(header, arrays)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
@@ -86,7 +86,7 @@ def receive(connection: socket.socket) -> tuple[Header, Arrays]:
       EOFError: the sender is gone.
     """
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return from_bytes(_exactly(connection, length))
+    return message_from_bytes(_exactly(connection, length))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

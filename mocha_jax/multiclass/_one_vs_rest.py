@@ -22,7 +22,7 @@ from mocha_jax._model.base import matched
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.to_model import apart, how_trained
+from mocha_jax._problem.to_model import how_trained, slopes_and_intercepts
 from mocha_jax._selection import caveats
 from mocha_jax._selection.candidates import SolveOptions, solve_options
 from mocha_jax.losses import Loss
@@ -102,7 +102,7 @@ class OneVsRest(Pytree):
             }
         quality = {name: float(np.max(gap)) for name, gap in gaps.items() if np.isfinite(gap).all()}
         quality["rounds"] = int(np.max(self.rounds))
-        slopes, intercept = apart(weights, self)
+        slopes, intercept = slopes_and_intercepts(weights, self)
         return MulticlassModel(
             slopes, intercept, self.names, self.logistic,
             None if self.calibration is None else np.asarray(self.calibration), "one_vs_rest",

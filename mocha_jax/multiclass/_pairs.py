@@ -29,7 +29,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._model.multiclass import MulticlassModel
 from mocha_jax._problem.problem import Problem
-from mocha_jax._problem.to_model import apart
+from mocha_jax._problem.to_model import slopes_and_intercepts
 from mocha_jax.multiclass._each_class import require_labels
 
 
@@ -100,7 +100,7 @@ def pair_model(solution: Solution[Problem], data: TaskData) -> MulticlassModel:
     if rest or classes < 2 or solution.problem.data.num_tasks not in (1, data.num_tasks):
         raise ValueError("pair_model: data must be what by_pair was given for this solution; its shape is another one.")
     weights = np.asarray(weights_of_classes(solution.weights, classes))
-    slopes, intercept = apart(weights, data)
+    slopes, intercept = slopes_and_intercepts(weights, data)
     names = data.names if len(data.names.classes or ()) in (0, classes) else data.names.replace(classes=None)
     if solution.problem.data.num_tasks < data.num_tasks:
         names = names.replace(tasks=None)

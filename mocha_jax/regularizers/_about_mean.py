@@ -23,9 +23,9 @@ from jax import Array
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.tall import Basis
-from mocha_jax._numerics.twofold import additions, halvings, total
+from mocha_jax._numerics.twofold import additions, halvings, total_by_halves
 from mocha_jax.coupling import AboutMean, LowRank, as_matrix
-from mocha_jax.coupling._low_rank import apart
+from mocha_jax.coupling._low_rank import mean_and_deviations
 from mocha_jax.regularizers._base import Learned, Nearby, rounded, twice_rounded
 from mocha_jax.regularizers._probabilistic import Probabilistic
 from mocha_jax.regularizers._singular_values import TraceLimited
@@ -44,20 +44,20 @@ class DeviationsLearned(Learned):
     def value(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is not None:
             return self.coupling(len(weights), relation).energy(weights) + self.offset(relation, weights.shape[1])
-        mean, aside = apart(weights)
+        mean, aside = mean_and_deviations(weights)
         return self._of_mean(mean, len(weights)) + self.of_deviations.value(aside)
 
     def penalty(self, weights: Array, relation: LowRank | None = None) -> Array:
         if relation is not None:
             return self.coupling(len(weights), relation).energy(weights)
-        mean, aside = apart(weights)
+        mean, aside = mean_and_deviations(weights)
         return self._of_mean(mean, len(weights)) + self.of_deviations.penalty(aside)
 
     def _of_mean(self, mean: Array, num_tasks: int) -> Array:
         return jnp.asarray(self.lam0) * num_tasks * jnp.sum(mean**2)
 
     def conjugate(self, v: Array) -> Array:
-        mean, aside = apart(v)
+        mean, aside = mean_and_deviations(v)
         return 0.5 * self._of_common * len(v) * jnp.sum(mean**2) + self.of_deviations.conjugate(aside)
 
     @property
@@ -76,17 +76,17 @@ class DeviationsLearned(Learned):
         return AboutMean(self._of_common, own.coupling_of(relation))
 
     def prox(self, y: Array, rho: Array) -> Array:
-        mean, aside = apart(y)
+        mean, aside = mean_and_deviations(y)
         return self._pulled(mean, rho) + _centred(self.of_deviations.prox(aside, rho))
 
     def _pulled(self, mean: Array, rho: Array) -> Array:
         return mean * (rho / (rho + 2.0 * jnp.asarray(self.lam0)))
 
     def prox_start(self, y: Array, usual: Array) -> Basis:
-        return self.of_deviations.prox_start(apart(y)[1], usual)
+        return self.of_deviations.prox_start(mean_and_deviations(y)[1], usual)
 
     def prox_nearby(self, y: Array, rho: Array, known: Basis) -> Nearby:
-        mean, aside = apart(y)
+        mean, aside = mean_and_deviations(y)
         nearby, pulled = self.of_deviations.prox_nearby(aside, rho, known), self._pulled(mean, rho)
         return Nearby(
             pulled + _centred(nearby.weights),
@@ -130,11 +130,11 @@ class DeviationsLearned(Learned):
         return self.of_deviations.initial_relation(num_tasks, num_features)
 
     def update_relation(self, relation: LowRank | None, weights: Array, smoothing: Array | float = 0.0) -> LowRank:
-        of_deviations = self.of_deviations.update_relation(relation, apart(weights)[1], smoothing)
+        of_deviations = self.of_deviations.update_relation(relation, mean_and_deviations(weights)[1], smoothing)
         return of_deviations.replace(factor=_centred(of_deviations.factor))
 
     def relation_of(self, omega: Array, num_features: int) -> LowRank:
-        inside = apart(apart(0.5 * (omega + omega.T))[1].T)[1]
+        inside = mean_and_deviations(mean_and_deviations(0.5 * (omega + omega.T))[1].T)[1]
         of_deviations = self.of_deviations.relation_of(inside, num_features)
         return of_deviations.replace(factor=_centred(of_deviations.factor))
 
@@ -160,7 +160,7 @@ class DeviationsLearned(Learned):
 
     def relationship(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         relation = self.initial_relation(num_tasks, 1) if relation is None else relation
-        return apart(apart(jnp.asarray(as_matrix(relation)))[1].T)[1]
+        return mean_and_deviations(mean_and_deviations(jnp.asarray(as_matrix(relation)))[1].T)[1]
 
     def covariance(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         return self.relationship(num_tasks, relation)
@@ -222,9 +222,9 @@ class _Apart:
     """The mean of the tasks and their deviations from it, with bounds on what rounding may have done to each."""
 
     def __init__(self, rows: Array) -> None:
-        self.mean, self.aside = apart(rows)
+        self.mean, self.aside = mean_and_deviations(rows)
         m, size = len(rows), jnp.mean(jnp.abs(self.aside), axis=0, keepdims=True)
         # What was taken from all is a number, exactly; how far it is from their mean shows in the deviations' own.
-        far = jnp.abs(total(self.aside)[None]) / m + rounded(size, 4.0 + halvings(m))
+        far = jnp.abs(total_by_halves(self.aside)[None]) / m + rounded(size, 4.0 + halvings(m))
         far = far + rounded(rounded(jnp.mean(jnp.abs(rows), axis=0, keepdims=True), additions(m)), 4.0)
         self.lost, self.lost_of_mean = rounded(self.aside, 4.0) + far, rounded(self.mean, 2.0) + far

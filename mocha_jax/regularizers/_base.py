@@ -15,7 +15,7 @@ from jax import Array, lax
 from mocha_jax import coupling as couplings
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._numerics.twofold import total
+from mocha_jax._numerics.twofold import total_by_halves
 from mocha_jax.coupling import Coupling
 
 Unknown = TypeVar("Unknown")  # a tree of arrays
@@ -313,7 +313,7 @@ def fenchel_young_bound(
       of_error: $R^*$ of any matrix with such entries, at most.
       more: roundings of the terms besides those of their singular values.
     """
-    inner, size = total((v * w).ravel()), jnp.sum(jnp.abs(v * w))
+    inner, size = total_by_halves((v * w).ravel()), jnp.sum(jnp.abs(v * w))
     lost = rounded(jnp.abs(value) + jnp.abs(conjugate) + size, _roundings(v) + more)
     moved = 2.0 * jnp.sqrt(jnp.maximum(conjugate, 0.0)) * jnp.sqrt(of_error) + of_error + jnp.sum(jnp.abs(w) * error)
     return jnp.maximum(value + conjugate - inner, 0.0) + lost + moved

@@ -13,7 +13,7 @@ from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.coupling import LowRank
-from mocha_jax.regularizers._singular_values import TraceLimited, mixed
+from mocha_jax.regularizers._singular_values import TraceLimited, mixed_with_identity
 from mocha_jax.spectral import singular_values, water_fill
 
 
@@ -91,7 +91,7 @@ class Clustered(TraceLimited):
         mean = jnp.asarray(self.trace()) / len(relation.factor)
         largest = relation.base + jnp.max(singular_values(relation.factor)) ** 2
         share = jnp.clip(safe_ratio(largest - 1.0, largest - mean), 0.0, 1.0)
-        return mixed(relation, share, self.trace())
+        return mixed_with_identity(relation, share, self.trace())
 
     def extend_relation(self, relation: LowRank, num_tasks: int, num_features: int) -> LowRank:
         return self.restart_relation(super().extend_relation(relation, num_tasks, num_features))

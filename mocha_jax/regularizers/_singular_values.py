@@ -237,7 +237,7 @@ class TraceLimited(Spectral):
         rescaled = self._rescaled(with_average_tasks(relation, num_tasks, num_features))
         # Besides, their share of the trace is spread evenly: a new task may differ from all others.
         new = (num_tasks - len(relation.factor)) / num_tasks
-        return mixed(rescaled, jnp.asarray(new, relation.factor.dtype), self.trace())
+        return mixed_with_identity(rescaled, jnp.asarray(new, relation.factor.dtype), self.trace())
 
     def _rescaled(self, relation: LowRank) -> LowRank:
         """The record with its trace put right."""
@@ -251,7 +251,7 @@ class TraceLimited(Spectral):
         return self.curvature_of(jnp.minimum(jnp.asarray(self.trace()) / rank, 1.0))
 
 
-def mixed(relation: LowRank, share: Array, total: Array) -> LowRank:
+def mixed_with_identity(relation: LowRank, share: Array, total: Array) -> LowRank:
     """Mix in that share of the identity such that the trace stays `total`."""
     even = total / len(relation.factor)
     return LowRank((1.0 - share) * relation.base + share * even, safe_sqrt(1.0 - share) * relation.factor)

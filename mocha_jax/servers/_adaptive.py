@@ -87,7 +87,7 @@ def _slopes(loss: Loss, z: Array, y: Array, current: Array, *betas: Array) -> li
     return [loss.fenchel_young_change(z, current, beta, y) for beta in betas]
 
 
-def mixed(weights: Iterable[Array], points: Iterable[Array]) -> Array:
+def mixture_of_points(weights: Iterable[Array], points: Iterable[Array]) -> Array:
     """Every node's mixture of p points ``[m, ...]``, with p weights ``[m]`` that sum to one."""
     (_, *shares), (first, *others) = weights, points
     return first + total(expand(a, point) * (point - first) for a, point in zip(shares, others, strict=True))
@@ -145,13 +145,13 @@ def _received(data: TaskData, dv: Array, slope: Array, answers: Array) -> tuple[
 def _recombined(backend: str, tasks: Tasks, v: Sequence[Array], slope: Array, answered: Array) -> tuple[Array, Array]:
     """The weights of all points ``[p, m]``, and every node's mixture of dual vectors ``[m, d]``."""
     weights = best_mixture(v, slope, tasks, answered, by_platform(backend))
-    return weights, mixed(weights, v)
+    return weights, mixture_of_points(weights, v)
 
 
 def mixed_duals(loss: Loss, weights: tuple[Array, ...], *rows: Array) -> Array:
     """Every node's mixture of its dual points, feasible to the last bit; the labels come last."""
     *betas, y = rows
-    return loss.project(mixed(weights, betas), y)
+    return loss.project(mixture_of_points(weights, betas), y)
 
 
 def _exchanged(_: tuple[()], put: tuple[Array], old: Array, new: Array) -> Array:

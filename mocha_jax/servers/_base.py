@@ -24,7 +24,7 @@ from mocha_jax.systems._base import Info, Request
 Schedule = int | tuple[int, ...]
 
 
-def checked(owner: str, value: object) -> Schedule:
+def checked_schedule(owner: str, value: object) -> Schedule:
     """Return the schedule that is meant: a number of rounds, or a sequence of such."""
     many = tuple(value) if isinstance(value, range) else value
     numbers = (

@@ -20,7 +20,7 @@ ARRAYS: dict[str, Any] = {
 }  # fmt: skip
 WAYS = {
     "records": lambda h, a: _records.from_record(_records.to_record(h, a)),
-    "bytes": lambda h, a: _records.from_bytes(_records.to_bytes(h, a)),
+    "bytes": lambda h, a: _records.message_from_bytes(_records.message_bytes(h, a)),
 }
 
 
@@ -37,8 +37,8 @@ def test_a_message_comes_out_as_it_went_in(way):
 
 def test_equal_messages_have_equal_bytes():
     turned = dict(reversed(ARRAYS.items()))
-    assert _records.to_bytes(HEADER, ARRAYS) == _records.to_bytes(dict(reversed(HEADER.items())), turned)
-    assert _records.to_bytes(HEADER, ARRAYS) != _records.to_bytes(HEADER | {"round": 4}, ARRAYS)
+    assert _records.message_bytes(HEADER, ARRAYS) == _records.message_bytes(dict(reversed(HEADER.items())), turned)
+    assert _records.message_bytes(HEADER, ARRAYS) != _records.message_bytes(HEADER | {"round": 4}, ARRAYS)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,7 +61,7 @@ def test_messages_of_the_library_go_through(tmp_path):
     [
         RecordDict(), RecordDict({"mocha": ConfigRecord({})}), RecordDict({"mocha": ArrayRecord()}),
         RecordDict({"mocha": ArrayRecord({"a": Array(np.zeros(2))})}),
-        RecordDict({"mocha": ArrayRecord({"mocha": Array(np.frombuffer(_records.to_bytes({}), np.uint8)), "a": Array(np.zeros(2))})}),
+        RecordDict({"mocha": ArrayRecord({"mocha": Array(np.frombuffer(_records.message_bytes({}), np.uint8)), "a": Array(np.zeros(2))})}),
         RecordDict({"mocha": ArrayRecord({"mocha": Array("uint8", (1,), "numpy.ndarray", pickle.dumps([1]))})}),
         RecordDict({"mocha": ArrayRecord({"mocha": Array(np.zeros(2))})}),
     ],
@@ -72,7 +72,7 @@ def test_other_records_are_refused(content):
 
 
 def bad_bytes():
-    good = _records.to_bytes(HEADER, ARRAYS)
+    good = _records.message_bytes(HEADER, ARRAYS)
     yield from (b"", b"abc", good[:-1], good + b"0", good[:30], pickle.dumps([1]))
     one: dict[str, Any] = {"header": {}, "arrays": [["a", "<f8", [1]]], "dtypes": {}}
     texts: list[Any] = [
@@ -88,4 +88,4 @@ def bad_bytes():
 @pytest.mark.parametrize("data", list(bad_bytes()))
 def test_other_bytes_are_refused(data):
     with pytest.raises(ValueError, match="^message: "):
-        _records.from_bytes(data)
+        _records.message_from_bytes(data)

@@ -59,9 +59,9 @@ def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
     rng = np.random.default_rng(d)
     x, w = rng.normal(size=(8, 12, d)).astype(dtype), rng.normal(size=(8, d)).astype(dtype)
     x[0, :2], w[0] = 1.5 + 4 * np.finfo(dtype).eps ** 0.5, 1.5 + 4 * np.finfo(dtype).eps ** 0.5
-    found, bound = jax.jit(twofold.times)(x, w)
+    found, bound = jax.jit(twofold.times_with_error)(x, w)
     assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
-    found, bound = jax.jit(twofold.combine)(x.transpose(0, 2, 1), w)
+    found, bound = jax.jit(twofold.combine_with_error)(x.transpose(0, 2, 1), w)
     assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
     found, rest = jax.jit(twofold.product)(x[..., 0], x[..., 0])
     exact = [Fraction(float(f)) + Fraction(float(r)) for f, r in zip(np.ravel(found), np.ravel(rest), strict=True)]
@@ -73,7 +73,7 @@ def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
 def test_products_of_tiny_numbers_say_what_may_have_vanished(scales):
     rng = np.random.default_rng(0)
     x, w = ((rng.normal(size=(1, 9, 4)) * s).astype(np.float32) for s in scales)
-    found, bound = jax.jit(jax.vmap(twofold.times, (1, 1)))(x[:, :, None], w)
+    found, bound = jax.jit(jax.vmap(twofold.times_with_error, (1, 1)))(x[:, :, None], w)
     assert far_off(found, bound, [(x[0, i], w[0, i]) for i in range(9)]) == 0
 
 
@@ -110,7 +110,7 @@ def test_products_in_two_floats_are_as_exact_as_they_say(axis):
     x = (rng.normal(size=(4, 37, 50)) * 10.0 ** rng.uniform(-3, 3, (4, 37, 50))).astype(np.float32)
     other = rng.normal(size=(4, 50 if axis == "features" else 37)).astype(np.float32)
     product, formula = {
-        "features": (twofold.times, "mnd,md->mn"), "rows": (twofold.combine, "mnd,mn->md")
+        "features": (twofold.times_with_error, "mnd,md->mn"), "rows": (twofold.combine_with_error, "mnd,mn->md")
     }[axis]  # fmt: skip
     found, bound = (np.asarray(a, np.float64) for a in jax.jit(product)(x, other))
     true = np.einsum(formula, x.astype(np.longdouble), other.astype(np.longdouble))

@@ -10,7 +10,7 @@ import pytest
 
 import mocha_jax as mj
 from mocha_jax.coupling import Dense, as_matrix
-from mocha_jax.servers._adaptive import DualPoint, mixed
+from mocha_jax.servers._adaptive import DualPoint, mixture_of_points
 from mocha_jax.servers._quadratic_programs import Tasks, best_mixture, consensus
 from mocha_jax.servers._quadratic_programs_kernels import by_platform
 from tests import zoo
@@ -125,7 +125,7 @@ def test_a_task_on_several_nodes_is_weighed_as_one_operator_between_them(seed):
 def test_points_that_are_the_same_are_their_mixture_to_the_last_bit():
     point = jnp.asarray(np.random.default_rng(0).normal(size=(6, 50)), jnp.float32)
     weights = jnp.full((3, 6), 1 / 3, jnp.float32)
-    np.testing.assert_array_equal(mixed(weights, (point, point, point)), point)
+    np.testing.assert_array_equal(mixture_of_points(weights, (point, point, point)), point)
 
 
 @pytest.mark.parametrize(("dtype", "lam"), [("float64", 1e-10), ("float32", 3e-4)])
