@@ -219,7 +219,7 @@ def halvings(count: int) -> float:
 
 
 def additions(count: int) -> float:
-    """Count the roundings of a term in `total_by_halves` at most, and in `jnp.sum`, which adds up windows of 32 of windows."""
+    """Count the roundings of a term, at most, in `total_by_halves` and in `jnp.sum`, which adds up windows of 32."""
     return 32.0 * max(math.ceil(math.log(max(count, 1), 32)), 1)
 
 
