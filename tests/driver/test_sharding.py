@@ -190,12 +190,12 @@ def test_a_sharded_solve_stops_and_resumes(key, tmp_path):
 def test_a_checkpoint_of_some_devices_is_good_for_others(key, tmp_path):
     problem = make(regularizers.MeanRegularized(0.1, 0.1))
     there, file = mj.shard(problem, mesh_of(4)), tmp_path / "run.npz"
-    straight = mj.solve(problem, tol=None, max_rounds=6, key=key)
-    mj.solve(problem, tol=None, max_rounds=3, key=key, checkpoint=file)
-    solution = mj.solve(there, tol=None, max_rounds=6, key=key, checkpoint=file)
+    straight = mj.solve(problem, mj.Mocha(), tol=None, max_rounds=6, key=key)
+    mj.solve(problem, mj.Mocha(), tol=None, max_rounds=3, key=key, checkpoint=file)
+    solution = mj.solve(there, mj.Mocha(), tol=None, max_rounds=6, key=key, checkpoint=file)
     assert len(solution.state.beta.sharding.device_set) == 4
     np.testing.assert_allclose(solution.history.gap, straight.history.gap, rtol=1e-9)
-    mj.solve(problem, tol=None, max_rounds=6, key=key, checkpoint=file)
+    mj.solve(problem, mj.Mocha(), tol=None, max_rounds=6, key=key, checkpoint=file)
 
 
 @pytest.mark.slow
