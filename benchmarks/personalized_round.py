@@ -2,8 +2,8 @@
 
 50 clients of two digits each, 100 samples of 784 features for training and 50 for testing, a network of one hidden
 layer of 100 units, batches of 10, one epoch, all clients in every round. *PFLlib* is the program of the checkout in
-FOLDER (github.com/TsingZ0/PFLlib, its dependencies installed), run as its README says, with the same samples, model and
-numbers; *Flower* is its simulation of federated averaging by its own strategy with a client in PyTorch, where
+FOLDER (github.com/TsingZ0/PFLlib, its dependencies installed), run as its README says, with the same samples, layers
+and numbers; *Flower* is its simulation of federated averaging by its own strategy with a client in PyTorch, where
 ``flwr[simulation]`` is installed. Every one has a process of its own, one after the other. Seconds are the median over
 rounds in which nothing is evaluated; accuracies are of each client's model on its own test samples, after all rounds.
 """
@@ -64,6 +64,19 @@ METHODS = {
     "FedDyn": Both("FedDyn -al 0.1", lambda *a, **k: P.feddyn(*a, **k, strength=0.1)),
     "FedAMP": Both("FedAMP -alk 1 -lam 1 -sg 1", P.fedamp),
 }
+
+
+# PFLlib's own DNN takes a log-softmax, and takes it of the hidden layer where a method splits the network in two.
+_NETWORK = """
+
+class DNN(nn.Module):
+    def __init__(self, inputs, hidden, num_classes):
+        super().__init__()
+        self.fc1, self.fc = nn.Linear(inputs, hidden), nn.Linear(hidden, num_classes)
+
+    def forward(self, x):
+        return self.fc(F.relu(self.fc1(torch.flatten(x, 1))))
+"""
 
 
 class AsInTorch(mj.networks.MLP):
@@ -148,6 +161,8 @@ def library(method: str, train: Digits, test: Digits, rounds: int) -> dict[str, 
 def write(folder: Path, checkout: Path, train: Digits, test: Digits) -> None:
     """PFLlib's program and the samples, where it looks for them."""
     shutil.copytree(checkout / "system", folder / "system")
+    with open(folder / "system" / "flcore" / "trainmodel" / "models.py", "a") as models:
+        models.write(_NETWORK)
     for part, data in (("train", train), ("test", test)):
         (folder / "dataset" / "MNIST" / part).mkdir(parents=True)
         for client in range(CLIENTS):
@@ -160,11 +175,11 @@ def pfllib(method: str, system: Path, rounds: int) -> dict[str, float]:
     numbers = f"-data MNIST -m DNN -nc {CLIENTS} -lbs {BATCH} -lr {RATE} -ls 1 -gr {rounds} -eg {rounds} -dev cpu"
     command = [sys.executable, "-u", "main.py", *numbers.split(), "-algo", *METHODS[method].arguments.split()]
     done = subprocess.run(command, cwd=system, capture_output=True, text=True, check=False)
-    times = [float(said) for said in re.findall(r"time cost -+ ([\d.]+)", done.stdout)]
-    accuracies = re.findall(r"Test Accuracy: ([\d.]+)", done.stdout)
+    times = [float(said) for said in re.findall(r"-{20} ([\d.]+)$", done.stdout, re.MULTILINE)]
+    accuracies = re.findall(r"Averaged? Test Accuracy: ([\d.]+)", done.stdout)
     if done.returncode or len(times) < rounds:
         raise SystemExit(f"PFLlib's {method} failed:\n{done.stderr[-2000:]}")
-    return {"theirs": statistics.median(times[1:rounds]), "their_accuracy": float(accuracies[-2])}
+    return {"theirs": statistics.median(times[1:rounds]), "their_accuracy": float(accuracies[-1])}
 
 
 def flower(folder: Path, rounds: int) -> float | None:

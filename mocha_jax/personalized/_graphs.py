@@ -18,6 +18,7 @@ from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.client import Client, pulled
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
+from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import (
     ClientOptions,
@@ -180,8 +181,12 @@ def _toward_cloud(c: Client, own: Params) -> tuple[Params, Answer]:
 def _attentive(s: ServerRound) -> ServerParts:
     models, sharpness = _renewed(s, s.parts.kept), s.numbers["sharpness"]
     flat = jnp.concatenate([a.reshape(len(a), -1) for a in jax.tree.leaves(models)], axis=1)
-    squares = jnp.sum((flat[:, None, :] - flat[None, :, :]) ** 2, axis=2)
     real = (s.weights > 0).astype(flat.dtype)
+    # By products of deviations from the mean: of the differences there are m as often.
+    aside = flat - safe_ratio(matmul(real, flat), jnp.sum(real))[None, :]
+    products = matmul(aside, aside.T)
+    own = jnp.diagonal(products)
+    squares = jnp.maximum(own[:, None] + own[None, :] - 2.0 * products, 0.0)
     near = s.numbers["attention"] / sharpness * jnp.exp(-squares / sharpness) * real[:, None] * real[None, :]
     pulls = jnp.diag(jnp.sum(near, axis=1)) - near
     return ServerParts(rows=jax.tree.map(lambda a: a - jnp.tensordot(pulls, a, 1), models), kept=models)
