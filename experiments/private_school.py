@@ -98,18 +98,18 @@ def study(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def split(file: Any, seed: int) -> Split:
-    """Draw 70 % of every school for training."""
+def split(file: Any, seed: int, share: float = 0.7, lowest: float = 1.0, span: float = 69.0) -> Split:
+    """Draw a share of every school for training, and scale labels to [0, 1]."""
     rng, parts = np.random.default_rng(seed), Split([], [], [], [])
     for task in np.unique(file["task"]):
         order = rng.permutation(np.flatnonzero(file["task"] == task))
-        train, test = np.split(order, [round(0.7 * len(order))])
+        train, test = np.split(order, [round(share * len(order))])
         x = file["X"].astype(float)
         spread = x[train].std(axis=0)
         x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
         for xs, ys, rows in ((parts.xs, parts.ys, train), (parts.test_xs, parts.test_ys, test)):
             xs.append(x[rows].astype(np.float32))
-            ys.append(((file["y"][rows] - 1.0) / 69.0).astype(np.float32))
+            ys.append(((file["y"][rows] - lowest) / span).astype(np.float32))
     return parts
 
 

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import get_type_hints
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,6 +29,7 @@ def experiments(monkeypatch):
         kernels,
         mixed,
         personalized,
+        private_dual,
         private_school,
         protocol,
         robust,
@@ -44,7 +47,7 @@ def experiments(monkeypatch):
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
         tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts, private_school=private_school,
-        robust=robust, compression=compression, wire=wire,
+        robust=robust, compression=compression, wire=wire, private_dual=private_dual,
     )  # fmt: skip
 
 
@@ -389,6 +392,38 @@ def test_private_schools_are_resumed_and_tabled(experiments, tmp_path, capsys, m
     study.main()
     assert capsys.readouterr().out == first
     assert (tmp_path / "private_school.png").stat().st_size > 5_000
+
+
+@pytest.mark.extended
+def test_noisy_sums_of_duals_are_resumed_and_lead_to_the_optimum(experiments, tmp_path, capsys, monkeypatch):
+    study = experiments.private_dual
+    x, y, task = flat()
+    np.savez(tmp_path / "some.npz", X=x, y=y, task=task)
+    few = ((2,), (0.1,), (1.0,), (0.1,))
+    monkeypatch.setattr(study, "_CLASSES", dict.fromkeys(study.METHODS.values(), few))
+    command = ["private_dual", "--data", str(tmp_path / "some.npz"), "--seeds", "1", "--epsilons", "2", "--out", str(tmp_path)]  # fmt: skip
+    monkeypatch.setattr("sys.argv", command)
+    study.main()
+    first = capsys.readouterr().out
+    assert len(experiments.rows.read(tmp_path / "runs.csv", study.Row)) == len(study.METHODS)
+    # Without noise the steps end where the library's solver does; those of a batch, too, which gradients do not.
+    tasks, numbers = (
+        study.load(tmp_path / "some.npz", 0),
+        study.Numbers(*(jnp.array([v]) for v in (9.0, 0.3, 0.1, 0.0))),
+    )
+    train, test = (data.replace(y=data.x[..., 0]) for data in tasks[:2])
+    problem = mj.Problem(train, mj.losses.Squared(), mj.regularizers.MeanRegularized(0.3, 0.1))
+    monkeypatch.setattr(study, "CAUTION", 2.0)  # with so few samples a batch may be twice as large as in the mean
+    want = study.judged(mj.solve(problem, tol=1e-6).weights, test, False)
+    for release in ("increments", "path"):
+        keys = jax.random.split(jax.random.key(0), 1)
+        method = study.Method(release, "mean")
+        got = study.by_duals(train, test, 500, numbers, keys, method=method, classes=False)
+        assert float(got[0]) == pytest.approx(float(want), rel=1e-3)
+    monkeypatch.setattr(study, "errors", lambda tasks, method, wanted, seed: [0.0] * len(wanted))
+    study.main()
+    assert capsys.readouterr().out == first
+    assert (tmp_path / "private_dual.png").stat().st_size > 10_000
 
 
 @pytest.mark.extended
