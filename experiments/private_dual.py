@@ -35,10 +35,10 @@ by a share of the bound with which that is safe. The numbers of samples are take
 for DP-SCD: if alpha were seen, so would be who is in a batch, and sampling would amplify nothing; if it is not, the
 noise on alpha is not needed. Its batches are drawn at random here.
 
-Every method chooses among 24 settings, grids that were placed by runs on the first split, the one with the best mean
-over splits for each epsilon; these choices, and means and spreads of features, are not accounted for. With infinite
-epsilon there is no noise, and still the limits. Labels that are not -1 and 1 are scores as in `private_school`, with
-its splits; of two classes half of each task is for training.
+Every method has 24 settings in a grid that was placed by runs on the first split, and takes for every split and epsilon
+the one that is the best on the other splits; these choices, and means and spreads of features, are not accounted for.
+With infinite epsilon there is no noise, and still the limits. Labels that are not -1 and 1 are scores as in
+`private_school`, with its splits; of two classes half of each task is for training.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ from mocha_jax import plotting
 
 SHARE, CAUTION = 0.3, 0.2  # of samples in a batch; of the safe curvature, but of sums anew, which need all of it
 REFERENCE = "DP-SGD, MR-MTL"
+STYLES = {"alone": ":", "mean": "-", "learned": "--"}
 
 
 class Method(NamedTuple):
@@ -197,8 +198,7 @@ def study(options: argparse.Namespace) -> list[Row]:
                     row = Row(file.stem, name, str(setting), epsilon, seed, error)
                     append(path, row)
                     rows.append(row)
-            best = [chosen(rows, file.stem, name, epsilon)[1] for epsilon in options.epsilons]
-            print(f"{file.stem:>13} split {seed} {name:<38} {' '.join(f'{of.mean():.5f}' for of in best)}", flush=True)
+            print(f"{file.stem} split {seed}: {name}", flush=True)
     return rows
 
 
@@ -373,19 +373,21 @@ def judged(weights: Array, test: mj.TaskData, classes: bool) -> Array:
     return jnp.sum(jnp.where(test.weight > 0, squares, 0.0)) / jnp.sum(jnp.where(test.weight > 0, 1.0, 0.0))
 
 
-def chosen(rows: list[Row], tasks: str, method: str, epsilon: float) -> tuple[str, np.ndarray]:
-    """The best setting, and its errors of all splits."""
+def crossed(rows: list[Row], tasks: str, method: str, epsilon: float) -> np.ndarray:
+    """The error of every split with the setting that is the best on the others; of a single split the least."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if (row.tasks, row.method, row.epsilon) == (tasks, method, epsilon):
             found.setdefault(row.setting, []).append((row.seed, row.error))
-    errors = {setting: np.array([error for _, error in sorted(pairs)]) for setting, pairs in found.items()}
-    best = min(errors, key=lambda setting: float(np.nan_to_num(errors[setting].mean(), nan=np.inf)))
-    return best, errors[best]
+    table = np.array([[error for _, error in sorted(pairs)] for pairs in found.values()])
+    table = np.nan_to_num(table, nan=np.inf)
+    splits = range(table.shape[1])
+    others = [table[:, [k for k in splits if k != split] or [split]].mean(axis=1) for split in splits]
+    return np.array([table[others[split].argmin(), split] for split in splits])
 
 
 def report(rows: list[Row]) -> str:
-    """Markdown: the best setting's mean, and the standard error of its difference from the reference."""
+    """Markdown: the mean over splits, and the standard error of its difference from the reference."""
     sets, epsilons = list(dict.fromkeys(row.tasks for row in rows)), sorted({row.epsilon for row in rows})
     columns = list(product(sets, epsilons))
     heads = [f"{tasks}, {_shown(epsilon)}" for tasks, epsilon in columns]
@@ -393,7 +395,7 @@ def report(rows: list[Row]) -> str:
     for name in METHODS:
         cells = []
         for tasks, epsilon in columns:
-            own, other = (chosen(rows, tasks, method, epsilon)[1] for method in (name, REFERENCE))
+            own, other = (crossed(rows, tasks, method, epsilon) for method in (name, REFERENCE))
             spread = f" ({np.std(own - other, ddof=1) / np.sqrt(len(own)):.4f})" if len(own) > 1 else ""
             cells.append(f"{own.mean():.4f}" + ("" if name == REFERENCE else spread))
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -405,15 +407,16 @@ def _shown(epsilon: float) -> str:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """The error over epsilon, a panel for each set of tasks."""
+    """The error over epsilon, a panel for each set of tasks: a colour for what is published, a style for the model."""
     sets, epsilons = list(dict.fromkeys(row.tasks for row in rows)), sorted({row.epsilon for row in rows})
     figure = Figure(figsize=(4.8 * len(sets), 4.2), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(sets)))
+    releases = dict.fromkeys(method.release for method in METHODS.values())
+    colours = dict(zip(releases, plotting.COLOURS, strict=False))
     for axes, tasks in zip(panels, sets, strict=True):
-        for i, name in enumerate(METHODS):
-            curve = [chosen(rows, tasks, name, epsilon)[1].mean() for epsilon in epsilons]
-            style = ":" if name.endswith("alone") else "-"
-            axes.plot(curve, f"o{style}", color=plotting.COLOURS[i % len(plotting.COLOURS)], ms=4, label=name)
+        for name, method in METHODS.items():
+            curve = [crossed(rows, tasks, name, epsilon).mean() for epsilon in epsilons]
+            axes.plot(curve, f"o{STYLES[method.model]}", color=colours[method.release], ms=4, label=name)
         axes.set_xticks(range(len(epsilons)), [_shown(epsilon) for epsilon in epsilons])
         axes.set_xlabel(f"epsilon of every task, {tasks}")
         axes.grid(alpha=0.25)
