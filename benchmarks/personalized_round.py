@@ -62,7 +62,7 @@ METHODS = {
     "LG-FedAvg": Both("LG-FedAvg", P.lg_fedavg),
     "SCAFFOLD": Both("SCAFFOLD", P.scaffold),
     "FedDyn": Both("FedDyn -al 0.1", lambda *a, **k: P.feddyn(*a, **k, strength=0.1)),
-    "FedAMP": Both("FedAMP -alk 1 -lam 1 -sg 1", P.fedamp),
+    "FedAMP": Both("FedAMP -alk 0.02 -lam 0.02", lambda *a, **k: P.fedamp(*a, **k, strength=0.02, attention=0.02)),
 }
 
 
