@@ -337,10 +337,12 @@ def _by_sums(
             v = _sums(x, alpha) + spread
             late = late + jnp.where(t >= rounds // 2, v, 0.0)
         weights = coupling.apply(v)
-        relation = prior.update_relation(state.relation, weights, jnp.mean(jnp.sum(weights**2, axis=1)))
+        relation = state.relation
+        if learned := prior.learned:
+            relation = learned.update_relation(relation, weights, jnp.mean(jnp.sum(weights**2, axis=1)))
         return State(alpha, used, v, late, prior.coupling(len(x), relation).apply(v), relation)
 
-    first = State(nothing, nothing, none, none, none, prior.initial_relation(*none.shape))
+    first = State(nothing, nothing, none, none, none, prior.known_relation("private_dual", None, *none.shape))
     last = lax.fori_loop(0, rounds, step, first)
     weights = last.weights
     if method.release == "anew":
