@@ -70,10 +70,9 @@ def study(options: argparse.Namespace) -> list[Row]:
     for deal in options.deals:
         for rule in options.rules:
             for attack, share in (("none", 0.0), *((a, s) for a in ATTACKS for s in SHARES)):
-                if all((deal, options.rounds, rule, attack, share, seed) in done for seed in range(options.seeds)):
-                    continue
-                for seed, error in enumerate(errors(deal, rule, attack, share, options.seeds, options.rounds)):
-                    rows.append(Row(deal, options.rounds, rule, attack, share, seed, error))
+                run = deal, options.rounds, rule, attack, share
+                for seed in (seed for seed in range(options.seeds) if (*run, seed) not in done):
+                    rows.append(Row(*run, seed, error_of(deal, rule, attack, share, seed, options.rounds)))
                     append(path, rows[-1])
             jax.clear_caches()
             own = [row.error for row in rows if row[0] == deal and row.rule == rule]
@@ -81,17 +80,14 @@ def study(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def errors(deal: str, rule: str, attack: str, share: float, seeds: int, rounds: int) -> list[float]:
-    """Train, and judge the honest clients, for each seed."""
+def error_of(deal: str, rule: str, attack: str, share: float, seed: int, rounds: int) -> float:
+    """Train, and judge the honest clients."""
     count = round(share * CLIENTS)
     algorithm = algorithm_of(rule, count, ATTACKS.get(attack), CLIENTS)
-    found = []
-    for seed in range(seeds):
-        problem = federation(deal, seed, count if attack == "labels turned around" else 0)
-        state, _ = mj.run(problem, algorithm, jax.random.key(seed), num_rounds=rounds, record_every=rounds)
-        scores = np.asarray(algorithm.scores(state, problem).error)[count:]
-        found.append(float(np.nan_to_num(scores, nan=0.9).mean()))
-    return found
+    problem = federation(deal, seed, count if attack == "labels turned around" else 0)
+    state, _ = mj.run(problem, algorithm, jax.random.key(seed), num_rounds=rounds, record_every=rounds)
+    scores = np.asarray(algorithm.scores(state, problem).error)[count:]
+    return float(np.nan_to_num(scores, nan=0.9).mean())
 
 
 def algorithm_of(rule: str, hostile: int, attack: R.Attack | None, clients: int) -> Any:

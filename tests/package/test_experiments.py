@@ -439,10 +439,21 @@ def test_rules_against_attacks_are_resumed_and_tabled(experiments, tmp_path, cap
     study.main()
     first = capsys.readouterr().out
     assert len(experiments.rows.read(tmp_path / "runs.csv", study.Row)) == 2 * 3
-    monkeypatch.setattr(study, "errors", None)
+    seeds: list[int] = []
+
+    def error_of(*run):
+        seeds.append(run[4])
+        return 0.5
+
+    monkeypatch.setattr(study, "error_of", error_of)
     study.main()
+    assert not seeds
     assert first.endswith(capsys.readouterr().out[-200:])
     assert "| labels turned around |" in first
+    command[2] = "2"
+    study.main()
+    assert seeds == [1] * 6
+    assert len(experiments.rows.read(tmp_path / "runs.csv", study.Row)) == 2 * 6
 
 
 @pytest.mark.slow
