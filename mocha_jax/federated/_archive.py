@@ -52,7 +52,7 @@ def save(file: Place, record: object) -> None:
     except CheckpointError as error:
         raise OSError(
             f"save: {owned.path} is being written by another process; give each node a file of its own."
-        ) from (error)
+        ) from error
     except OSError as error:
         raise OSError(f"save: {owned.path} cannot be written: {error.strerror or error}.") from error
     finally:
