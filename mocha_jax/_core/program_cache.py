@@ -29,11 +29,11 @@ def keep_programs() -> None:
         own.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code here
         if not os.access(own, os.W_OK | os.X_OK):
             return
-        _trim(folder)
         jax.config.update("jax_compilation_cache_dir", str(own))
         # Each of the programs is small and quick to compile; together they are what a first solve waits for.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        _trim(folder)  # where another process does so too, files vanish
 
 
 def _caches() -> Path:

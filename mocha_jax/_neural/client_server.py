@@ -23,7 +23,7 @@ from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, S
 from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.trainer import all_finite, failures, info, resumed
 from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
-from mocha_jax._neural.trees import count_numbers, filled_with_nan, first_row, mapped, zeros_like
+from mocha_jax._neural.trees import count_numbers, first_row, mapped, nans_like, zeros_like
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
@@ -74,7 +74,7 @@ class ClientServer(BudgetedTrainer):
             jnp.zeros((), jnp.int32), *parts, own, (), jnp.full((), jnp.inf, dtype),
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), self.first_spent(m),
         )  # fmt: skip
-        return state.replace(ready=filled_with_nan(jax.eval_shape(self.made_ready, state, problem)))
+        return state.replace(ready=nans_like(jax.eval_shape(self.made_ready, state, problem)))
 
     def first_parts(self, m: int, dtype: DTypeLike) -> ServerParts:
         """The server's trees before the first round."""
@@ -167,9 +167,7 @@ class ClientServer(BudgetedTrainer):
         own, sent, heard = self._at_clients(key, state, problem, budget)
         weights = jnp.sum(problem.data.weight, axis=1)
         # Of the server's new trees no client has made anything ready.
-        after = self.heard(state, heard, sent, weights).replace(
-            own=own, ready=filled_with_nan(state.ready), spent=spent
-        )
+        after = self.heard(state, heard, sent, weights).replace(own=own, ready=nans_like(state.ready), spent=spent)
         return after, info(self, problem, budget)
 
     def tuning_steps(self, data: TaskData) -> Array:

@@ -14,7 +14,7 @@ from mocha_jax._core.pytree import PyTree, SameTree, Tree
 from mocha_jax.networks import Params
 
 
-def filled_with_nan(shapes: SameTree) -> SameTree:
+def nans_like(shapes: SameTree) -> SameTree:
     """Make trees of these shapes of NaN, where numbers may be that."""
     return jax.tree.map(
         lambda a: jnp.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0, a.dtype), shapes
