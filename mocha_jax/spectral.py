@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.typing import ArrayLike
 
 from mocha_jax._core import check
@@ -74,12 +75,21 @@ def _singular_values(w: Array) -> Array:
 @_singular_values.defjvp
 def _singular_values_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     factors = tall.factors(primals[0])
-    return factors.s, jnp.diagonal(_core(factors, tangents[0]))
+    return factors.s, _diagonal(_core(factors, tangents[0]))
 
 
 def _core(factors: tall.Factors, dw: Array) -> Array:
     """U' dW V."""
     return matmul(factors.against(dw), factors.vt.T)
+
+
+# By masks, where `jnp.diagonal` is a gather, whose transpose is a loop on CPUs: each takes longer to compile.
+def _diagonal(a: Array) -> Array:
+    return jnp.sum(jnp.where(jnp.eye(len(a), dtype=bool), a, 0.0), axis=1)
+
+
+def _with_diagonal(a: Array, diagonal: Array) -> Array:
+    return jnp.where(jnp.eye(len(a), dtype=bool), diagonal[:, None], a)
 
 
 def spectral_map(fn: Callable[[Array, Params], Array], w: Array | np.ndarray, params: Params) -> Array:
@@ -125,23 +135,27 @@ def _spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: Params
     return factors.left(fn(factors.s, params)[:, None] * factors.vt)
 
 
-@_spectral_map.defjvp
 def _spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     factors = tall.factors(w)
-    s, core = factors.s, _core(factors, dw)
-    p, dp, minus, jacobian = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
-    own = jnp.diagonal(jacobian)
+    s, dw = factors.s, _tangent(w, dw)
+    p, minus, jacobian = _divided_differences(fn, s, params)
+    own = _diagonal(jacobian)
     total = s[:, None] + s[None, :]
     plus = jnp.where(total > 0, safe_ratio(p[:, None] + p[None, :], total), own[:, None] - jacobian)
-    inner = minus * 0.5 * (core + core.T) + plus * 0.5 * (core - core.T)
-    inner = inner + jnp.diag(dp - jnp.diagonal(inner))
-    # The part of dW outside the span of U; V spans everything.
     slope = jnp.where(s > 0, safe_ratio(p, s), own)
-    inside = factors.left(matmul(inner - core * slope[None, :], factors.vt))
-    return factors.left(p[:, None] * factors.vt), inside + matmul(dw, matmul(factors.vt.T, slope[:, None] * factors.vt))
+    mapped = factors.left(p[:, None] * factors.vt)
+    along = matmul(dw, factors.vt.T)
+    core = factors.against(along)
+    symmetric, skew = 0.5 * (minus + plus), 0.5 * (minus - plus)
+    inner = _with_diagonal(symmetric * core + skew * core.T, _change(fn, s, params, jacobian, _diagonal(core), dparams))
+    # The part of dW outside the span of U, along - U core, has the slope p / s.
+    return mapped, matmul(factors.left(inner - core * slope[None, :]) + along * slope[None, :], factors.vt)
+
+
+_spectral_map.defjvp(_spectral_map_jvp, symbolic_zeros=True)
 
 
 class Contracted(NamedTuple):
@@ -216,31 +230,44 @@ def _right_spectral_map(fn: Callable[[Array, Params], Array], w: Array, params: 
     return matmul(factors.vt.T, fn(factors.s, params)[:, None] * factors.vt)
 
 
-@_right_spectral_map.defjvp
 def _right_spectral_map_jvp(
     fn: Callable[[Array, Params], Array], primals: tuple[Array, Params], tangents: tuple[Array, Params]
 ) -> tuple[Array, Array]:
     (w, params), (dw, dparams) = primals, tangents
     factors = tall.factors(w)
-    s, core = factors.s, _core(factors, dw)
-    p, dp, minus, _ = _divided_differences(fn, s, params, jnp.diagonal(core), dparams)
+    s, core = factors.s, _core(factors, _tangent(w, dw))
+    p, minus, jacobian = _divided_differences(fn, s, params)
     # d(W'W) in this basis is core' S + S core, and (p_i - p_j) / (s_i^2 - s_j^2) multiplies it.
     gram = core.T * s[None, :] + s[:, None] * core
     inner = minus * safe_ratio(gram, s[:, None] + s[None, :])
-    inner = inner + jnp.diag(dp - jnp.diagonal(inner))
+    inner = _with_diagonal(inner, _change(fn, s, params, jacobian, _diagonal(core), dparams))
     return matmul(factors.vt.T, p[:, None] * factors.vt), matmul(matmul(factors.vt.T, inner), factors.vt)
 
 
-def _divided_differences(
-    fn: Callable[[Array, Params], Array], s: Array, params: Params, ds: Array, dparams: Params
-) -> tuple[Array, Array, Array, Array]:
-    """The values p, their derivative along (ds, dparams), (p_i - p_j) / (s_i - s_j), and the Jacobian of p."""
-    p, dp = jax.jvp(fn, (s, params), (ds, dparams))
-    jacobian = jax.jacfwd(fn)(s, params)
-    limit = jnp.diagonal(jacobian)[:, None] - jacobian
+_right_spectral_map.defjvp(_right_spectral_map_jvp, symbolic_zeros=True)
+
+
+def _divided_differences(fn: Callable[[Array, Params], Array], s: Array, params: Params) -> tuple[Array, Array, Array]:
+    """The values p, (p_i - p_j) / (s_i - s_j), and the Jacobian of p."""
+    p, jacobian = fn(s, params), jax.jacfwd(fn)(s, params)
+    limit = _diagonal(jacobian)[:, None] - jacobian
     total, apart = s[:, None] + s[None, :], s[:, None] - s[None, :]
     close = jnp.abs(apart) <= jnp.sqrt(jnp.finfo(s.dtype).eps) * total
-    return p, dp, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), jacobian
+    return p, jnp.where(close, limit, (p[:, None] - p[None, :]) / jnp.where(close, 1.0, apart)), jacobian
+
+
+def _change(
+    fn: Callable[[Array, Params], Array], s: Array, params: Params, jacobian: Array, ds: Array, dparams: Params
+) -> Array:
+    """The change of p with the singular values and the parameters."""
+    change = matmul(jacobian, ds)
+    if all(isinstance(d, SymbolicZero) for d in jax.tree.leaves(dparams)):
+        return change
+    return change + jax.jvp(lambda q: fn(s, q), (params,), (jax.tree.map(_tangent, params, dparams),))[1]
+
+
+def _tangent(value: Array, tangent: Array | SymbolicZero) -> Array:
+    return zero_from_primal(value) if isinstance(tangent, SymbolicZero) else tangent
 
 
 def matrix_sqrt(a: Array) -> Array:

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from mocha_jax._core.compiling import Program
 from mocha_jax._core.pytree import Pytree, Relation, Tree
-from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, read, unknown_at
+from mocha_jax._derivatives.sensitivity import Sensitivity, Unknowns, curvatures, read, unknown_at
 from mocha_jax._numerics.linear_systems import LinearSolution
 from mocha_jax._problem.gap import objective
 from mocha_jax._problem.problem import Problem
@@ -40,6 +40,7 @@ class OptimumPoint(Pytree):
     unknown: Tree  # the regularizer's, see `OptimalityConditions`
     beta: Array  # [m, n]
     weights: Array  # [num_tasks, d] that belong to the unknown
+    kappa: Array  # [m, n] of the steps of the duals
 
 
 class Refined(Pytree):
@@ -56,27 +57,29 @@ def _refine(
 ) -> Refined:
     """Take Newton steps until the point no longer moves, up to a limit."""
     settled = jnp.finfo(beta.dtype).eps ** _SETTLED
+    # Of the best Omega at the start; a run may have held another one for long.
+    kappa = curvatures(problem, read(problem, unknown_at(problem, weights, beta, relation))[1])
 
     def unfinished(refined: Refined) -> Array:
         return (refined.steps < _STEPS) & ~(refined.distance <= settled)
 
     def step(refined: Refined) -> Refined:
         old = refined.point
-        system = Sensitivity(problem, old.unknown, old.beta, tol=tol, max_steps=max_steps)
+        system = _system(problem, old, tol=tol, max_steps=max_steps)
         (move, move_beta), (left, left_beta) = system.correction()
         # Anew from weights and duals: at singular values of 0 the weights have no say in their unknown.
-        new = _point(problem, *read(problem, _plus(old.unknown, move)), old.beta + move_beta)
-        beyond = read(problem, _plus(new.unknown, left))[0]
+        new = _point(problem, *read(problem, _plus(old.unknown, move)), old.beta + move_beta, kappa)
+        beyond = jax.jvp(lambda unknown: read(problem, unknown)[0], (new.unknown,), (left,))[1]
         shares = [
             _share(new.weights - old.weights, old.weights, new.weights),
-            _share(beyond - new.weights, old.weights, new.weights),
+            _share(beyond, old.weights, new.weights),
             _share(move_beta, old.beta, new.beta),
             _share(left_beta, old.beta, new.beta),
         ]
         moved = jnp.max(jnp.stack(shares))
         return Refined(new, old, jnp.where(jnp.isnan(moved), jnp.inf, moved), refined.steps + 1)
 
-    start = _point(problem, weights, relation, beta)
+    start = _point(problem, weights, relation, beta, kappa)
     far, none = jnp.full((), jnp.inf, beta.dtype), jnp.zeros((), jnp.int32)
     return lax.while_loop(unfinished, step, Refined(start, start, far, none))
 
@@ -88,9 +91,13 @@ def _numbers(problem: Problem, *_: object, **__: object) -> int:
 refine = Program(_refine, _numbers, static_argnames=("tol", "max_steps"))
 
 
-def _point(problem: Problem, weights: Array, relation: Relation, beta: Array) -> OptimumPoint:
+def _point(problem: Problem, weights: Array, relation: Relation, beta: Array, kappa: Array) -> OptimumPoint:
     unknown = unknown_at(problem, weights, beta, relation)
-    return OptimumPoint(unknown, beta, read(problem, unknown)[0])
+    return OptimumPoint(unknown, beta, read(problem, unknown)[0], kappa)
+
+
+def _system(problem: Problem, point: OptimumPoint, *, tol: float | None, max_steps: int) -> Sensitivity:
+    return Sensitivity(problem, point.unknown, point.beta, point.kappa, tol=tol, max_steps=max_steps)
 
 
 def _plus(a: Tree, b: Tree) -> Tree:
@@ -123,7 +130,7 @@ def _pulled_back(
         point, bar = point_and_bar
         _, pull = jax.vjp(lambda p, u: read(p, u)[0], problem, point.unknown)
         direct, towards = pull(bar)
-        system = Sensitivity(problem, point.unknown, point.beta, tol=tol, max_steps=max_steps)
+        system = _system(problem, point, tol=tol, max_steps=max_steps)
         through, solution = system.cotangent(towards, jnp.zeros_like(point.beta))
         gradient = jax.tree.map(lambda a, b: a if a.dtype == jax.dtypes.float0 else a + b, direct, through)
         return gradient, solution, jnp.sum(system.free, dtype=jnp.int32)
@@ -183,7 +190,7 @@ def _moving(
 ) -> tuple[Reported, Reported]:
     """The optimum at a point, and how it moves with a change of the problem."""
     near = refined.distance <= worst
-    system = Sensitivity(problem, refined.point.unknown, refined.point.beta, tol=tol, max_steps=max_steps)
+    system = _system(problem, refined.point, tol=tol, max_steps=max_steps)
     moved = system.tangent(change, jnp.where(near, worst, -jnp.inf))[0]
 
     def report(problem: Problem, unknown: Tree) -> Reported:

@@ -63,16 +63,17 @@ Unknowns = tuple[Tree, Array]  # the regularizer's, see `OptimalityConditions`, 
 class Sensitivity:
     """The conditions at a point, linearised in the unknowns."""
 
-    def __init__(self, problem: Problem, unknown: Tree, beta: Array, *, tol: float | None, max_steps: int) -> None:
+    def __init__(
+        self, problem: Problem, unknown: Tree, beta: Array, kappa: Array, *, tol: float | None, max_steps: int
+    ) -> None:
         data, loss = problem.data, problem.node_loss
         self._point = problem, unknown, beta
         self._tol = float(jnp.finfo(beta.dtype).eps ** 0.75) if tol is None else tol
         self._max_steps = max_steps
         stationary = _stationary(problem)
         real = data.weight > 0
-        # The only unknown of a given relationship, unless it is one of the user's own.
-        direct = stationary if isinstance(stationary, Proximal) and can_eliminate(problem) else None
-        self._kappa = _least(problem) if direct is not None else _curvatures(problem, stationary.relation(unknown))
+        direct = _direct(problem)
+        self._kappa = lax.stop_gradient(kappa)
         z = data.node_predictions(data.to_nodes(stationary.weights(unknown)))
         slope = jax.jvp(lambda z: loss.dual_step(beta, z, data.y, self._kappa), (z,), (jnp.ones_like(z),))[1]
         self.free = real & (-slope * self._kappa > _CLIPPED)
@@ -177,21 +178,33 @@ def _stationary(problem: Problem) -> OptimalityConditions:
     return problem.regularizer.optimality(problem.data.num_tasks, problem.data.num_features)
 
 
+def _direct(problem: Problem) -> Proximal | None:
+    """The conditions of a system that has a closed form; None if it has not."""
+    stationary = _stationary(problem)
+    # The only unknown of a given relationship, unless it is one of the user's own.
+    return stationary if isinstance(stationary, Proximal) and can_eliminate(problem) else None
+
+
+def curvatures(problem: Problem, relation: Relation) -> Array:
+    """A curvature for every dual variable ``[m, n]``, by an Omega near the best: steps with any have the same end."""
+    return _curvatures(problem, relation) if _direct(problem) is None else _least(problem)
+
+
 def _least(problem: Problem) -> Array:
     """The least curvature of the conjugate of a smooth loss, of every sample: near it nothing is lost to rounding."""
     data = problem.data
     most = jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, data.dtype), (data.num_tasks,))
-    return lax.stop_gradient(jnp.broadcast_to(1.0 / data.to_nodes(most)[:, None], data.y.shape))
+    return jnp.broadcast_to(1.0 / data.to_nodes(most)[:, None], data.y.shape)
 
 
 def _curvatures(problem: Problem, relation: Relation) -> Array:
-    """A curvature for each coordinate, of the size that matters; the fixed point is the same for all."""
+    """A curvature for each coordinate, of the size that matters."""
     data, regularizer = problem.data, problem.regularizer
     own = regularizer.coupling(data.num_tasks, relation).diagonal()
     own = jnp.maximum(own, _LEAST_CURVATURE * jnp.max(own))
     kappa = data.to_nodes(own)[:, None] * data.weight * jnp.sum(data.x.astype(own.dtype) ** 2, axis=2)
     largest = jnp.max(kappa)
-    return lax.stop_gradient(jnp.maximum(kappa, jnp.where(largest > 0, _LEAST_CURVATURE * largest, 1.0)))
+    return jnp.maximum(kappa, jnp.where(largest > 0, _LEAST_CURVATURE * largest, 1.0))
 
 
 # Second derivatives at most. MINRES takes hundreds or thousands of steps, each of two products with the samples: a

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.gap import Certificate
 from mocha_jax._problem.problem import Federated, Problem, Quality
 
-Answer = TypeVar("Answer")
+Answer = tuple[Array, Relation, Quality]  # weights, Omega, and how good they are
 
 
 class Outcome(Pytree):
@@ -168,15 +168,19 @@ class Implicit(Adjoint):
                 progress, history, _, going = run_chunk(key, laid_out, progress, history, left, tol, rounds=rounds)
         state, quality, relation = lax.stop_gradient(finalize(constant, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
-        problem = config.problem
+        weights, relation, quality = self.differentiable(config.problem, state, (weights, relation, quality))
+        return Outcome(state, weights, relation, quality, progress, history)
+
+    def differentiable(self, problem: Federated, state: State, answer: Answer) -> Answer:
+        """Give weights, Omega and quality of a run that has ended their derivatives with respect to the problem."""
         if state.duals is None:  # it compiles and maps, but has no derivative
-            weights, relation, quality = _without_duals(problem, state, (weights, relation, quality))
-            return Outcome(state, weights, relation, quality, progress, history)
+            return _without_duals(problem, state, answer)
+        weights, relation, quality = answer
         beta = _duals(state, "Implicit")
         problem, certificate = cast(Problem, problem), cast(Certificate, quality)  # nothing else has dual variables
         reported = weights, relation, certificate.primal
         weights, relation, primal = optimum(problem, reported, beta, self.tol, self.max_steps, self.worst)
-        return Outcome(state, weights, relation, certificate.replace(primal=primal), progress, history)
+        return weights, relation, certificate.replace(primal=primal)
 
 
 # By how much a gradient may be off by rounding alone, in roundings of the sizes of weights and slope. With none, some

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
 from mocha_jax._algorithms.default import default_algorithm
 from mocha_jax._core import check
-from mocha_jax._core.devices import beside, fetched, on_device, on_purpose
+from mocha_jax._core.devices import on_device, on_purpose
 from mocha_jax._core.pytree import Tree
 from mocha_jax._core.values import is_traced
 from mocha_jax._core.warnings import NotConverged, warn
 from mocha_jax._driver.adjoint import Adjoint, Implicit, Unrolled
-from mocha_jax._driver.config import RunConfig, check_state, make_config, or_by_loops, run_by
+from mocha_jax._driver.config import RunConfig, check_state, make_config
 from mocha_jax._driver.history import History, Progress, Watch
-from mocha_jax._driver.progress import Bar
-from mocha_jax._driver.read_history import name_of
-from mocha_jax._driver.rounds import allocate, finalize_in_place, run_chunk_in_place
+from mocha_jax._driver.host import aims, read_ending, solve_from_host
 from mocha_jax._driver.solution import Solution, Status
-from mocha_jax._files.checkpoint import Saver
 from mocha_jax._problem.problem import Federated, Quality
 from mocha_jax.costs import Cost
 from mocha_jax.systems import System
@@ -65,8 +62,9 @@ def solve(
 
     A solve of a convex problem that ends at `max_rounds` before it reaches its tolerance warns, `NotConverged`.
 
-    Inside ``jax.jit``, `vmap` or `grad` it is one compiled call without a host, and `adjoint` selects its derivative:
-    it can solve a whole grid of problems, and differentiate any function of the solution by any input.
+    Any function of the solution can be differentiated by any input; `adjoint` selects the derivative. Inside
+    ``jax.jit`` and `vmap`, and where `Unrolled` rounds are differentiated, it is one compiled call without a host,
+    which can solve a whole grid of problems.
 
     Args:
       problem: the problem to solve.
@@ -139,53 +137,31 @@ def solve(
         algorithm = default_algorithm(problem, state, federation=federation)
     config = make_config(algorithm, problem, systems, cost, watch, record_every)
 
+    from_host = partial(
+        solve_from_host, key=key, tol=tol, max_rounds=max_rounds, record_every=record_every, chunk=chunk,
+        progress=progress, callback=callback, checkpoint=checkpoint,
+    )  # fmt: skip
     if _traced(key, config, state):
+        adjoint = adjoint if adjoint is not None else Implicit() if problem.convex else Unrolled()
+        constants = lax.stop_gradient((problem, config, state))
+        if isinstance(adjoint, Implicit) and not _traced(key, constants):
+            # Of what is differentiated and nothing else, the values are there.
+            solution = from_host(*constants)
+            answer = solution.weights, solution.relation, solution.quality
+            moving = adjoint.differentiable(config.problem, solution.state, answer)
+            names = "weights", "relation", "quality"
+            return solution.replace(problem=problem, **dict(zip(names, moving, strict=True)))
         if progress or callback is not None or checkpoint is not None:
             raise ValueError(
-                "solve: progress, callback and checkpoint need a host; leave them out inside jax.jit, grad or vmap."
+                "solve: progress, callback and checkpoint need a host; leave them out inside jax.jit and vmap, and "
+                "where Unrolled() is differentiated."
             )
-        if adjoint is None:
-            adjoint = Implicit() if problem.convex else Unrolled()
         return _within_a_transformation(problem, adjoint, key, config, state, tol, max_rounds, record_every)
 
-    user_config, config = config, config.laid_out()
-    current, buffer = beside(config.problem.data.x, allocate(key, config, state, records=chunk // record_every))
-    first = int(current.state.round)
-    last = first + int(max_rounds)
-    (_, aim), stopped = _aims(problem, tol), False
-    with Saver(checkpoint, user_config.parts(key, record_every, state)) as save:
-        current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
-        if not _ended(problem, history, current, aim, last, stopped):
-            # A path that cannot be saved to is found out before there is something to lose.
-            save(int(current.state.round), current, history, name_of(type(history.quality)))
-        with Bar(progress and jax.process_index() == 0, total=last, done=int(current.state.round)) as bar:
-            while not _ended(problem, history, current, aim, last, stopped):
-                blocks, rounds = _next_blocks(int(current.state.round) - first, last - first, record_every, chunk)
-
-                def one_chunk(
-                    algorithm: Algorithm[Kind], current: Progress = current, blocks: int = blocks, rounds: int = rounds
-                ) -> tuple[Progress, History, Array, Array]:
-                    return run_chunk_in_place(
-                        key, run_by(algorithm, config), current, buffer, blocks, aim, rounds=rounds
-                    )
-
-                current, records, count, _ = or_by_loops(config.problem, config.algorithm, one_chunk)
-                history = _extend(history, records, int(count))
-                save(int(current.state.round), current, history, name_of(type(history.quality)))
-                bar.show(int(current.state.round), float(history.residual[-1]))
-                stopped = callback is not None and bool(callback(int(current.state.round), history))
-    solution = _solution(problem, config, current, history, stopped, tol, int(current.state.round) - first)
+    solution = from_host(problem, config, state)
     if reason := solution.message if solution.missing_nodes else _unconverged(solution):
         warn(f"solve: {reason}", NotConverged)
     return solution
-
-
-def _next_blocks(done: int, last: int, record_every: int, chunk: int) -> tuple[int, int]:
-    """The next blocks of rounds, and the rounds of each: up to a chunk, or one that is shorter than the others."""
-    whole = min(chunk // record_every, (last - done) // record_every)
-    if whole and not done % record_every:
-        return whole, record_every
-    return 1, min(record_every - done % record_every, last - done)
 
 
 def _check_host(progress: bool, callback: object, checkpoint: object) -> None:
@@ -198,75 +174,17 @@ def _check_host(progress: bool, callback: object, checkpoint: object) -> None:
         raise ValueError(f'solve: checkpoint must be the path of a file such as "run.npz", got {shown}.')
 
 
-def _extend(history: History, records: History, count: int) -> History:
-    return jax.tree.map(lambda h, r: np.concatenate([h, fetched(r)[:count]]), history, records)
-
-
-def _ended(problem: Federated, history: History, current: Progress, aim: np.ndarray, last: int, stopped: bool) -> bool:
-    if len(history.round):
-        quality, best = jax.tree.map(lambda a: a[-1], history.quality), jax.tree.map(fetched, current.best)
-        if not bool(quality.finite) or bool(quality.residual <= aim):
-            return True
-        if bool(best.stays(problem, aim)):
-            return True
-    return stopped or int(current.state.round) >= last
-
-
-def _read_ending(
-    xp: ModuleType, problem: Federated, current: Progress, recorded: Quality, residual: Array,
-    tol: Array | np.ndarray, aim: Array | np.ndarray, *, otherwise: Status,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Read the end of a run, of NumPy's arrays on the host and of JAX's within a transformation.
-
-    Returns:
-      The status as a number: of the last record, and of the answer's residual with all that rounding may hide; how
-      busy each node was ``[m]``.
-    """
-    cases = {
-        Status.NON_FINITE: ~recorded.finite | xp.isnan(residual),
-        Status.CONVERGED: residual <= tol,
-        Status.PRECISION: (recorded.residual <= aim) | current.best.stays(problem, aim),
-    }
-    code = xp.select(list(map(xp.asarray, cases.values())), [xp.asarray(c.value) for c in cases], otherwise.value)
-    tiny = xp.finfo(current.time.dtype).tiny
-    return code, xp.minimum(current.busy / xp.maximum(current.time, tiny), 1.0)
-
-
 @jax.jit
 def _ending(
     problem: Federated, current: Progress, recorded: Quality, residual: Array, tol: Array, aim: Array
 ) -> tuple[Array, Array, Array]:
     """Read it in one program; and which nodes were silent ``[m]``."""
-    ending = _read_ending(jnp, problem, current, recorded, residual, tol, aim, otherwise=Status.MAX_ROUNDS)
+    ending = read_ending(jnp, problem, current, recorded, residual, tol, aim, otherwise=Status.MAX_ROUNDS)
     return *ending, (current.answered == 0) & (problem.data.sizes > 0)
 
 
 def _traced(*trees: Tree) -> bool:
     return any(is_traced(leaf) for leaf in jax.tree.leaves(trees))
-
-
-def _solution(
-    problem: Kind,
-    config: RunConfig,
-    current: Progress,
-    history: History,
-    stopped: bool,
-    tol: float | None,
-    rounds: int,
-) -> Solution[Kind]:
-    state, certificate, relation = finalize_in_place(config, current.state, current.bound)
-    # Brought together now, by all processes: one of them alone may read the solution.
-    progress, residual = jax.tree.map(fetched, (current.replace(state=None, since=None), certificate.residual))
-    recorded = jax.tree.map(lambda a: a[-1], history.quality) if len(history.round) else certificate
-    otherwise = Status.STOPPED if stopped else Status.MAX_ROUNDS
-    code, busy = _read_ending(np, problem, progress, recorded, residual, *_aims(problem, tol), otherwise=otherwise)
-    silent, owner = progress.answered == 0, fetched(problem.data.task)
-    if silent.any():
-        silent &= fetched(problem.data.sizes) > 0
-    return Solution(
-        problem, config.algorithm.weights(state), state, relation, certificate, history, int(code), rounds,
-        silent, owner, busy, config.algorithm.network, tol,
-    )  # fmt: skip
 
 
 def _unconverged(solution: Solution[Kind]) -> str | None:
@@ -298,9 +216,9 @@ def _within_a_transformation(
     max_rounds: int,
     record_every: int,
 ) -> Solution[Kind]:
-    """Solve under jit, vmap or grad: one compiled call without a host."""
+    """Solve under jit or vmap, or by rounds that are differentiated: one compiled call without a host."""
     first = jnp.zeros((), jnp.int32) if state is None else state.round
-    wanted, aim = _aims(problem, tol)
+    wanted, aim = aims(problem, tol)
     outcome = adjoint.solve(key, config, state, on_device(aim), max_rounds, record_every)
     progress, recorded = outcome.progress.replace(state=None), outcome.history.quality
     code, busy, silent = _ending(config.problem, progress, recorded, outcome.quality.residual, wanted, aim)
@@ -308,10 +226,3 @@ def _within_a_transformation(
         problem, outcome.weights, outcome.state, outcome.relation, outcome.quality, outcome.history, code,
         outcome.state.round - first, silent, problem.data.task, busy, config.algorithm.network, tol,
     )  # fmt: skip
-
-
-def _aims(problem: Federated, tol: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """The tolerance, -1 for none, and the recorded residual at which rounds end, in the data's dtype."""
-    wanted = -1.0 if tol is None else tol
-    dtype = problem.data.dtype
-    return np.asarray(wanted, dtype), np.asarray(problem.aim(wanted), dtype)

@@ -190,7 +190,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_path_that_cannot_be_saved_to_is_refused_before_the_first_round(problem, tmp_path, name, monkeypatch):
-    monkeypatch.setattr("mocha_jax._driver.solve.run_chunk_in_place", None)  # no round is done
+    monkeypatch.setattr("mocha_jax._driver.host.run_chunk_in_place", None)  # no round is done
     path, message = UNUSABLE[name]
     path = tmp_path / path if isinstance(path, str) else path
     with pytest.raises(ValueError, match=message) as error:

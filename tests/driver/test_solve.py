@@ -202,7 +202,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_options_are_refused(problem, name, monkeypatch):
-    monkeypatch.setattr("mocha_jax._driver.solve.allocate", None)  # nothing is computed
+    monkeypatch.setattr("mocha_jax._driver.host.allocate", None)  # nothing is computed
     with pytest.raises(ValueError, match=f"solve.*: {name} must be"):
         mj.solve(problem, **BAD[name])
     if name == "record_every":

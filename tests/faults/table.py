@@ -79,7 +79,7 @@ FAULTS = (
         ("driver",),
     ),
     Fault(
-        "a run that has converged says that it has not", "_driver/solve.py",
+        "a run that has converged says that it has not", "_driver/host.py",
         "Status.CONVERGED: residual <= tol,", "Status.CONVERGED: residual < 0.1 * tol,", ("driver",),
     ),
     Fault(
