@@ -6,7 +6,6 @@ import dataclasses
 from abc import abstractmethod
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from mocha_jax._core import check
@@ -14,7 +13,7 @@ from mocha_jax._core.pytree import PyTree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Schedule
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.private_gradients import ByChance, ExampleLevel
+from mocha_jax._neural.private_gradients import ByChance, ExampleLevel, check_same_weights
 from mocha_jax._neural.trainer import Trainer
 from mocha_jax._neural.training_state import TrainingState
 
@@ -32,17 +31,9 @@ class BudgetedTrainer(Trainer):
 
     def check(self, problem: Prediction) -> None:
         super().check(problem)
-        weight = check.concrete(problem.data.weight) if self.privacy is not None else None
-        if weight is None:
-            return
-        # A sample's gradient is weighed by its share of the largest weight, so the largest one would change all others.
-        # Weights that differ by a millionth are alike but for rounding.
-        least = np.where(weight > 0, weight, np.inf).min(axis=1, initial=np.inf)
-        if (uneven := weight.max(axis=1, initial=0.0) > 1.000001 * least).any():
-            raise ValueError(
-                f"{self.name}: samples of client {int(uneven.argmax())} have different weights; privacy is proven for "
-                f"samples that count the same."
-            )
+        if self.privacy is not None:
+            # A sample's gradient is weighed by its share of the largest weight, which so would change all others.
+            check_same_weights(self.name, problem.data)
 
     @property
     def schedule(self) -> Schedule:
@@ -52,6 +43,19 @@ class BudgetedTrainer(Trainer):
     @abstractmethod
     def tuning_steps(self, data: TaskData) -> Array:
         """Steps by which each client is made ready, ``[m]`` int32."""
+
+    def planned_steps(self, problem: Prediction, rounds: int) -> Array:
+        """Steps of so many full rounds and of what follows them, ``[m]`` int32."""
+        return rounds * self.full_work(problem) + self.tuning_steps(problem.data)
+
+    def steps_taken(self, problem: Prediction, state: TrainingState) -> Array:
+        """Steps that each client has taken, with those by which it is made ready, ``[m]`` int32."""
+        return state.spent + self.tuning_steps(problem.data)
+
+    def sampling(self, problem: Prediction, samples: int) -> tuple[float, bool]:
+        """The chance of each of so many samples to be in a batch, and whether a batch has room for all of them."""
+        rows = problem.data.y.shape[1]
+        return min(self.schedule.size(rows), samples) / samples, self.schedule.rows(rows) >= samples
 
     def first_spent(self, m: int) -> PyTree:
         """The steps that clients have spent before the first round, ``[m]`` int32; nothing without privacy."""

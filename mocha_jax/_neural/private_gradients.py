@@ -15,6 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, PyTree, Pytree, Tree
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Batch, Schedule, in_random_order
 from mocha_jax._numerics.math import safe_ratio, uniform_bits
 from mocha_jax.likelihoods import Likelihood
@@ -43,7 +44,7 @@ class ExampleLevel(Pytree):
     One sample more or less in a client's data changes the distribution of all that it ever sends as much as `steps`
     Poisson-sampled Gaussian mechanisms with noise z do, whatever the other clients do; its number of samples is taken
     to be public, and its samples to have the same weight: drivers and nodes refuse others, but see no weights inside
-    a transformation. `with_budget` chooses noise and steps for an $(\varepsilon, \delta)$, and `spent` says what a run
+    a transformation. `PrivateSdca` takes the same settings for its own mechanism. `with_budget` chooses noise and steps for an $(\varepsilon, \delta)$, and `spent` says what a run
     has used.
 
     Args:
@@ -83,10 +84,27 @@ class ExampleLevel(Pytree):
         """The steps that clients of these numbers may still take, int32."""
         return jnp.maximum(_of(self.steps, nodes).astype(jnp.int32) - spent, 0)
 
+    def noise_of(self, nodes: Array, dtype: DTypeLike) -> Array:
+        """The noise z of clients of these numbers."""
+        return _of(self.noise, nodes).astype(dtype)
+
     def of(self, node: Array, dtype: DTypeLike, expected: Array, largest: Array) -> OfClient:
         """The settings of one client."""
-        clip, noise = jnp.asarray(self.clip, dtype), _of(self.noise, node).astype(dtype)
-        return OfClient(clip, noise, expected, largest)
+        return OfClient(jnp.asarray(self.clip, dtype), self.noise_of(node, dtype), expected, largest)
+
+
+def check_same_weights(owner: str, data: TaskData) -> None:
+    """Raise where samples of a client have different weights, which are told from one another by the largest."""
+    weight = check.concrete(data.weight)
+    if weight is None:
+        return
+    # Weights that differ by a millionth are alike but for rounding.
+    least = np.where(weight > 0, weight, np.inf).min(axis=1, initial=np.inf)
+    if (uneven := weight.max(axis=1, initial=0.0) > 1.000001 * least).any():
+        raise ValueError(
+            f"{owner}: samples of client {int(uneven.argmax())} have different weights; privacy is proven for samples "
+            f"that count the same."
+        )
 
 
 class OfClient(NamedTuple):

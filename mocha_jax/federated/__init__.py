@@ -4,12 +4,13 @@ A `Node` holds samples and answers messages; a `Server` makes them and takes any
 the messages, e.g. `mocha_jax.flower`, the run is the one that `mocha_jax.run` simulates.
 
 It may import `_core`, `_files`, `_numerics`, `_data`, `losses`, `systems`, `regularizers`, `likelihoods`, `_problem`,
-`_node`, `servers`, `_algorithms`, `_driver`, `_neural` and `compression`.
+`_node`, `servers`, `_algorithms`, `_driver`, `_neural`, `compression` and `privacy`.
 """
 
 # These register algorithms.
 import mocha_jax.federated._adaptive_sides  # noqa: F401
 import mocha_jax.federated._dual_sides  # noqa: F401
+import mocha_jax.federated._private_dual_sides  # noqa: F401
 import mocha_jax.federated._private_server  # noqa: F401
 import mocha_jax.federated._training_sides  # noqa: F401
 import mocha_jax.federated._virtual_sides  # noqa: F401

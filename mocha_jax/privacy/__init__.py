@@ -3,7 +3,8 @@ r"""Differential privacy: training whose messages hardly depend on any one sampl
 Each function and class states what it protects, against whom, and by which theorem. Accounting is by
 [dp-accounting](https://pypi.org/project/dp-accounting/): ``pip install 'mocha_jax[privacy]'``.
 
-It may import `_core`, `coupling`, `regularizers`, `_problem`, `_driver` and `_neural`.
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling`, `regularizers`, `_problem`, `servers`,
+`_algorithms`, `_driver` and `_neural`.
 """
 
 from mocha_jax._neural.private_clients import ClientLevel as ClientLevel
@@ -19,3 +20,5 @@ from mocha_jax.privacy._client_budget import with_client_budget as with_client_b
 from mocha_jax.privacy._release import Release as Release
 from mocha_jax.privacy._release import release as release
 from mocha_jax.privacy._release import release_to_nodes as release_to_nodes
+from mocha_jax.privacy._sdca import PrivateSdca as PrivateSdca
+from mocha_jax.privacy._sdca import PrivateSdcaState as PrivateSdcaState

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.typing import ArrayLike
 
+from mocha_jax._algorithms.base import OwnState
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._neural.client_server import ClientServer
-from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.private_gradients import ExampleLevel, headroom
 from mocha_jax._neural.training_state import TrainingState
 from mocha_jax.privacy._accounting import accounting
+from mocha_jax.privacy._sdca import PrivateSdca, PrivateSdcaState
 
-Private = TypeVar("Private", bound=ClientServer)
+Private = TypeVar("Private", ClientServer, PrivateSdca)
+OwnProblem = Any  # of the kind that the algorithm solves
 
 ACCOUNTANTS = ("rdp", "pld")
 
@@ -30,26 +32,26 @@ _CLOSE = 1e-3
 
 @on_purpose
 def with_budget(
-    algorithm: Private, problem: Prediction, *, epsilon: ArrayLike, delta: ArrayLike, rounds: int, clip: float = 1.0,
+    algorithm: Private, problem: OwnProblem, *, epsilon: ArrayLike, delta: ArrayLike, rounds: int, clip: float = 1.0,
     accountant: str = "rdp",
 ) -> Private:  # fmt: skip
-    r"""Make an algorithm's clients train with example-level differential privacy.
+    r"""Make an algorithm's clients train with differential privacy of every sample.
 
     Every client gets the least noise with which all its work of so many full rounds is
     $(\varepsilon, \delta)$-differentially private, and the steps of these rounds as its limit. What is protected is
     one sample of one client, against all who see messages of that client, other models, or the result; neighbouring
-    data sets differ in one sample more or less. See `ExampleLevel` for the mechanism.
+    data sets differ in one sample more or less. See `ExampleLevel` and `PrivateSdca` for the mechanisms.
 
     Args:
       algorithm: `FedAvg`, `Local`, or one of `mocha_jax.personalized` whose clients read samples by gradients alone:
         all but ``pfedme``, ``per_fedavg``, ``apfl``, ``fedem``, ``q_ffl`` and ``afl``; or ``ifca``, which compares
-        models in one step of a round.
+        models in one step of a round; or `PrivateSdca`, of which a round is one step.
       problem: has the clients' numbers of samples, which are taken to be public.
       epsilon: the budget of all clients, or ``[m]`` of each.
       delta: the same.
       rounds: to pay for. Clients tuned at the end, as by ``fine_tuned``, or that choose a model there, as by ``ifca``,
         have that work in the budget, too.
-      clip: C, the length that gradients of samples are cut to.
+      clip: C, the length that gradients of samples are cut to, or a sample's step times its features.
       accountant: ``"rdp"``, by Renyi divergences, or ``"pld"``, by distributions of the privacy loss, which is
         tighter and slower.
 
@@ -65,8 +67,7 @@ def with_budget(
       True
     """
     owner = "with_budget"
-    check.instance(owner, "algorithm", algorithm, ClientServer, "FedAvg(model, optax.sgd(0.1))")
-    check.instance(owner, "problem", problem, Prediction, "Prediction(data)")
+    _check(owner, algorithm, problem)
     check.integer(owner, 1, rounds=rounds)
     check.positive(owner, clip=clip)
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
@@ -74,7 +75,7 @@ def with_budget(
     m = len(sizes)
     budgets, deltas = (_of_each(owner, name, value, m) for name, value in (("epsilon", epsilon), ("delta", delta)))
     plan = algorithm.replace(privacy=ExampleLevel(1.0, 0, clip))
-    steps = rounds * np.asarray(plan.full_work(problem)) + np.asarray(plan.tuning_steps(problem.data))
+    steps = np.asarray(plan.planned_steps(problem, rounds))
     noise = [
         noise_of(owner, *_question(plan, problem, n, t), e, d, accountant) if n else 0.0
         for n, t, e, d in zip(sizes, steps, budgets, deltas, strict=True)
@@ -85,8 +86,9 @@ def with_budget(
 
 @on_purpose
 def spent(
-    algorithm: ClientServer, problem: Prediction, state: TrainingState, *, delta: ArrayLike, accountant: str = "rdp"
-) -> np.ndarray:
+    algorithm: ClientServer | PrivateSdca, problem: OwnProblem, state: OwnState, *, delta: ArrayLike,
+    accountant: str = "rdp",
+) -> np.ndarray:  # fmt: skip
     r"""Compute what every client of a run has spent: $\varepsilon$ ``[m]``, of all its work up to this state.
 
     Clients tuned at the end, as by ``fine_tuned``, are counted as if they had been.
@@ -94,21 +96,20 @@ def spent(
     Args:
       algorithm: with an `ExampleLevel`.
       problem: of the run.
-      state: e.g. ``solution.state``; also one of a checkpoint.
+      state: after it, e.g. ``solution.state``; also one of a checkpoint.
       delta: of all clients, or ``[m]`` of each.
       accountant: as in `with_budget`.
     """
     owner = "spent"
-    check.instance(owner, "algorithm", algorithm, ClientServer, "with_budget(algorithm, problem, ...)")
-    check.instance(owner, "problem", problem, Prediction, "Prediction(data)")
-    check.instance(owner, "state", state, TrainingState, "solution.state")
+    _check(owner, algorithm, problem)
+    kind = PrivateSdcaState if isinstance(algorithm, PrivateSdca) else TrainingState
+    check.instance(owner, "state", state, kind, "solution.state")
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
     if algorithm.privacy is None:
         raise ValueError("spent: the algorithm is not private; with_budget(algorithm, problem, ...) makes it so.")
-    sizes, steps = np.asarray(problem.data.sizes), np.asarray(state.spent)
+    sizes, steps = np.asarray(problem.data.sizes), np.asarray(algorithm.steps_taken(problem, state))
     if steps.shape != sizes.shape:
         raise ValueError(f"spent: the state is of {steps.size} clients, and the problem has {len(sizes)}.")
-    steps = steps + np.asarray(algorithm.tuning_steps(problem.data))
     noise = np.broadcast_to(np.asarray(algorithm.privacy.noise, float), sizes.shape)
     deltas = _of_each(owner, "delta", delta, len(sizes))
     return np.array([
@@ -199,12 +200,18 @@ def _of_each(owner: str, name: str, value: ArrayLike, m: int) -> np.ndarray:
     return np.broadcast_to(values, (m,))
 
 
-def _question(algorithm: ClientServer, problem: Prediction, n: int, steps: int) -> tuple[float, int, float]:
+def _check(owner: str, algorithm: ClientServer | PrivateSdca, problem: OwnProblem) -> None:
+    if not isinstance(algorithm, PrivateSdca):
+        check.instance(owner, "algorithm", algorithm, ClientServer, "FedAvg(model, optax.sgd(0.1))")
+    check.instance(owner, "problem", problem, algorithm.solves, f"{algorithm.solves.__name__}(data)")
+
+
+def _question(
+    algorithm: ClientServer | PrivateSdca, problem: OwnProblem, n: int, steps: int
+) -> tuple[float, int, float]:
     """A client's share of samples in a batch, its steps, and the chance that a batch has no room for those drawn."""
-    rows = problem.data.y.shape[1]
-    size = min(algorithm.schedule.size(rows), int(n))
-    over = 0.0 if algorithm.schedule.rows(rows) >= n else _overflow(int(n), size)
-    return size / int(n), int(steps), over
+    share, has_room = algorithm.sampling(problem, int(n))
+    return share, int(steps), 0.0 if has_room else _overflow(int(n), round(share * n))
 
 
 def _overflow(samples: int, size: int) -> float:

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 import mocha_jax as mj
-from tests.bad_calls import world
-from tests.bad_calls.kinds import count, instance, key, number, optional, word
+from tests.bad_calls import records, world
+from tests.bad_calls.kinds import count, either, instance, key, number, optional, word
 from tests.bad_calls.outcomes import Arg, Call
 
 POSITIVE, WORDS = number(above=0, shapes=[()]), word("rdp", "pld")
@@ -56,6 +56,11 @@ def calls():
         }),
         "privacy.ExampleLevel.client": Call(p.ExampleLevel(np.ones(3, np.float32), 5).client, {
             "number": Arg(1, lambda value: count(0)(value) and value < 3),
+        }),
+        "privacy.PrivateSdca": Call(p.PrivateSdca, {
+            "privacy": Arg(p.ExampleLevel(1.0, 8), optional(instance(p.ExampleLevel))),
+            "share": Arg(0.3, number(high=1, above=0)), "caution": Arg(0.2, number(above=0)),
+            "omega_every": Arg(5, either(count(1), lambda v: records.sequence(1)(v) and len(v) > 0)), "smoothing": Arg(0.1, optional(number(0))),
         }),
         "privacy.with_budget": Call(p.with_budget, {
             "algorithm": Arg(world.fedavg(), instance((mj.FedAvg, mj.Local, mj.personalized.Composed))), "problem": problem,

@@ -177,6 +177,34 @@ def test_private_nodes_remember_what_they_spent_whatever_the_server_forgets(tmp_
     assert all("loss unknown" in line for line in said() if line.startswith("round "))
 
 
+@pytest.mark.extended
+def test_private_sums_go_over_flower_and_no_further_than_their_budget(tmp_path, said):
+    xs, ys = world.tables()
+    private = mj.privacy.with_budget(
+        mj.privacy.PrivateSdca(), world.problem(), epsilon=3.0, delta=1e-2, rounds=2, clip=0.5
+    )
+    level, server = private.privacy, mj.federated.Server(private, world.REGULARIZER, world.M, world.D, **world.OPTIONS)
+    assert level is not None
+
+    def grid():  # with nodes that have been started anew
+        nodes = {}
+        for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            (tmp_path / f"{task}").mkdir(exist_ok=True)
+            own = private.replace(privacy=level.client(task))
+            node = mj.federated.Node(x, y, world.LOSS, own, rows=max(map(len, xs)), **world.OPTIONS)
+            nodes[100 + task] = world.answering(NodeStore(str(tmp_path / f"{task}"), node, task))
+        return world.LoopGrid(nodes)
+
+    two = serve(grid(), server, max_rounds=2, **QUICK)
+    assert np.abs(two.weights).max() > 1e-3
+    # A server that has forgotten everything hears what was published, and no more.
+    again = serve(grid(), server, max_rounds=3, **QUICK)
+    np.testing.assert_allclose(again.weights, two.weights, rtol=1e-5)
+    assert all("gap unknown" in line for line in said() if line.startswith("round "))
+    write_result(str(tmp_path / "model.npz"), again, None)
+    np.testing.assert_array_equal(mj.load_model(str(tmp_path / "model.npz")).weights, again.weights)
+
+
 @pytest.mark.slow
 def test_whoever_is_there_is_asked_where_nobody_selected_answers(tmp_path):
     algorithm = NETWORKS["virtual"]

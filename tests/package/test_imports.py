@@ -24,7 +24,8 @@ _algorithms
 _derivatives
 _driver _neural theory
 compression
-_selection callbacks federated personalized privacy robust
+_selection callbacks personalized privacy robust
+federated
 multiclass
 plotting sklearn flower
 cli
