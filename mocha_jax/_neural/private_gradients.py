@@ -44,8 +44,8 @@ class ExampleLevel(Pytree):
     One sample more or less in a client's data changes the distribution of all that it ever sends as much as `steps`
     Poisson-sampled Gaussian mechanisms with noise z do, whatever the other clients do; its number of samples is taken
     to be public, and its samples to have the same weight: drivers and nodes refuse others, but see no weights inside
-    a transformation. `PrivateSdca` takes the same settings for its own mechanism. `with_budget` chooses noise and steps for an $(\varepsilon, \delta)$, and `spent` says what a run
-    has used.
+    a transformation. `PrivateSdca` takes the same settings for its own mechanism. `with_budget` chooses noise and steps
+    for an $(\varepsilon, \delta)$, and `spent` says what a run has used.
 
     Args:
       noise: z, of all clients or ``[m]`` of each.
