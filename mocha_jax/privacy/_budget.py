@@ -15,7 +15,7 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._neural.client_server import ClientServer
 from mocha_jax._neural.private_gradients import ExampleLevel, headroom
 from mocha_jax._neural.training_state import TrainingState
-from mocha_jax.privacy._accounting import accounting
+from mocha_jax.privacy._accounting import accounting, check_delta
 from mocha_jax.privacy._sdca import PrivateSdca, PrivateSdcaState
 
 Private = TypeVar("Private", ClientServer, PrivateSdca)
@@ -190,13 +190,13 @@ def _of_batches(
 
 
 def _of_each(owner: str, name: str, value: ArrayLike, m: int) -> np.ndarray:
-    """A number for each client; a delta is below 1."""
+    """A number for each client."""
     check.positive(owner, **{name: value})
+    if name == "delta":
+        check_delta(owner, value)
     values = np.asarray(value, float)
     if values.shape not in ((), (m,)):
         raise ValueError(f"{owner}: {name} must be a number, or one for each of {m} clients; got {values.shape}.")
-    if name == "delta" and not (values < 1).all():
-        raise ValueError(f"{owner}: delta must be below 1, got {check.shown(value)}.")
     return np.broadcast_to(values, (m,))
 
 

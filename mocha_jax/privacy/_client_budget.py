@@ -10,6 +10,7 @@ from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.private_clients import ClientLevel, PrivateClients, QuantileClip
 from mocha_jax._neural.training_state import TrainingState
+from mocha_jax.privacy._accounting import check_delta
 from mocha_jax.privacy._budget import ACCOUNTANTS, epsilon_of, noise_of
 
 
@@ -69,9 +70,8 @@ def with_client_budget(
     """
     owner = "with_client_budget"
     check.scalar(owner, epsilon=epsilon, delta=delta)
-    check.positive(owner, epsilon=epsilon, delta=delta)
-    if not delta < 1:
-        raise ValueError(f"{owner}: delta must be below 1, got {check.shown(delta)}.")
+    check.positive(owner, epsilon=epsilon)
+    check_delta(owner, delta)
     check.integer(owner, 1, rounds=rounds)
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
     rounds = int(rounds)
@@ -94,9 +94,7 @@ def client_epsilon(algorithm: PrivateClients, state: TrainingState, *, delta: fl
     check.instance(owner, "algorithm", algorithm, PrivateClients, "privacy.private_clients(algorithm, level)")
     check.instance(owner, "state", state, TrainingState, "solution.state")
     check.scalar(owner, delta=delta)
-    check.positive(owner, delta=delta)
-    if not delta < 1:
-        raise ValueError(f"{owner}: delta must be below 1, got {check.shown(delta)}.")
+    check_delta(owner, delta)
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
     rounds = int(state.kept.used)
     if not rounds:

@@ -15,7 +15,7 @@ from mocha_jax._core.pytree import Pytree
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import as_matrix
-from mocha_jax.privacy._accounting import accounting
+from mocha_jax.privacy._accounting import accounting, check_delta
 from mocha_jax.regularizers import Graph, Independent, MeanRegularized
 
 _BOUNDED = Independent, MeanRegularized, Graph
@@ -153,9 +153,8 @@ def _checked(
     """Return how much a sample of each task can pull, 2cLB ``[m]``, and the inverse of A ``[m, m]``."""
     check.instance(owner, "solution", solution, Solution, "solve(problem)")
     check.scalar(owner, epsilon=epsilon, delta=delta, bound=bound, gap=gap)
-    check.positive(owner, epsilon=epsilon, delta=delta, bound=bound, gap=gap)
-    if not delta < 1:
-        raise ValueError(f"{owner}: delta must be below 1, got {delta}.")
+    check.positive(owner, epsilon=epsilon, bound=bound, gap=gap)
+    check_delta(owner, delta)
     if key is not None:
         check.key(owner, key)
     problem = solution.problem

@@ -70,8 +70,8 @@ class PrivateSdca(PrimalMethod):
 
     **Assumptions.** A node's number of samples is public, and its samples have the same weight: others are refused.
     Its noise is drawn where the adversary cannot predict it: in a simulation it follows from the run's key, which shows
-    what privacy costs and protects nothing. The duals stay secret, and so do the objective and the gaps of a history,
-    which are computed from the samples.
+    what privacy costs and protects nothing. The duals stay secret, and so do the objective, the gaps and the steps of
+    a history, which are computed from the samples.
 
     `with_budget` chooses the noise for an $(\varepsilon, \delta)$. A node that has taken the rounds that it may
     publishes nothing more.
