@@ -170,7 +170,7 @@ def trained(problem: mj.Prediction, test: Tables, name: str, seed: int, rounds: 
         state, _ = mj.run(
             problem, algorithm, key, num_rounds=every, record_every=every, systems=SomeSteps(STEPS), state=state
         )
-        models = [algorithm.weights(state)]
+        models = [algorithm.weights(algorithm.settle(state, problem))]
         if name == "pFedMe":
             after, _ = mj.run(problem, all_of_them, key, num_rounds=1, systems=SomeSteps(STEPS), state=state)
             models = [state.shared, algorithm.weights(after)]

@@ -13,9 +13,10 @@ from mocha_jax._core.pytree import PyTree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._neural.clients import Schedule
 from mocha_jax._neural.prediction import Prediction
-from mocha_jax._neural.private_gradients import ByChance, ExampleLevel, check_same_weights
+from mocha_jax._neural.private_gradients import ByChance, ExampleLevel, Spent, check_same_weights
 from mocha_jax._neural.trainer import Trainer
 from mocha_jax._neural.training_state import TrainingState
+from mocha_jax._numerics.math import safe_ratio
 
 
 class BudgetedTrainer(Trainer):
@@ -48,9 +49,10 @@ class BudgetedTrainer(Trainer):
         """Steps of so many full rounds and of what follows them, ``[m]`` int32."""
         return rounds * self.full_work(problem) + self.tuning_steps(problem.data)
 
-    def steps_taken(self, problem: Prediction, state: TrainingState) -> Array:
-        """Steps that each client has taken, with those by which it is made ready, ``[m]`` int32."""
-        return state.spent + self.tuning_steps(problem.data)
+    def taken(self, problem: Prediction, state: TrainingState) -> Spent:
+        """Return what clients have spent, with the steps by which each is made ready."""
+        nodes = jnp.arange(problem.data.num_nodes, dtype=jnp.int32)
+        return self._after(state.spent, self.tuning_steps(problem.data), problem.data, nodes)
 
     def sampling(self, problem: Prediction, samples: int) -> tuple[float, bool]:
         """The chance of each of so many samples to be in a batch, and whether a batch has room for all of them."""
@@ -58,11 +60,11 @@ class BudgetedTrainer(Trainer):
         return min(self.schedule.size(rows), samples) / samples, self.schedule.rows(rows) >= samples
 
     def first_spent(self, m: int) -> PyTree:
-        """The steps that clients have spent before the first round, ``[m]`` int32; nothing without privacy."""
-        return () if self.privacy is None else jnp.zeros((m,), jnp.int32)
+        """Return what clients have spent before the first round, a `Spent`; nothing without privacy."""
+        return () if self.privacy is None else Spent.nothing(m)
 
     def allowed(self, budget: Array, spent: PyTree, data: TaskData, nodes: Array | None = None) -> tuple[Array, PyTree]:
-        """The steps of a round that privacy leaves, ``[m]`` int32, and what clients have spent after it.
+        """The steps of a round that privacy leaves, ``[m]`` int32, and what clients have spent after it, a `Spent`.
 
         Args:
           budget: ``[m]`` int32 steps.
@@ -74,8 +76,17 @@ class BudgetedTrainer(Trainer):
             return budget, ()
         nodes = jnp.arange(len(budget), dtype=jnp.int32) if nodes is None else nodes
         reserved = self.tuning_steps(data)
-        budget = jnp.minimum(budget, self.privacy.left(spent + reserved, nodes))
-        return budget, spent + budget
+        budget = jnp.minimum(budget, self.privacy.left(spent.steps + reserved, nodes))
+        return budget, self._after(spent, budget, data, nodes)
+
+    def _after(self, spent: Spent, steps: Array, data: TaskData, nodes: Array) -> Spent:
+        """After so many more steps of each ``[m]``."""
+        if self.privacy is None:
+            return spent
+        sizes = data.sizes.astype(jnp.float32)
+        batch = jnp.minimum(jnp.float32(self.schedule.size(data.y.shape[1])), sizes)
+        share = safe_ratio(batch, sizes)
+        return spent.after(steps, self.privacy.noise_of(nodes, jnp.float32), share)
 
     def exhausted(self, state: TrainingState, problem: Prediction) -> Array:
         if self.privacy is None:

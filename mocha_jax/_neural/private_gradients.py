@@ -93,6 +93,27 @@ class ExampleLevel(Pytree):
         return OfClient(jnp.asarray(self.clip, dtype), self.noise_of(node, dtype), expected, largest)
 
 
+class Spent(Pytree):
+    """The steps that clients have taken, the least noise of any, and the largest share of samples in a batch."""
+
+    steps: Array  # [m] int32
+    noise: Array  # [m] float32 infinite before the first
+    share: Array  # [m] float32
+
+    @classmethod
+    def nothing(cls, m: int) -> Spent:
+        zero = jnp.zeros((m,), jnp.float32)
+        return cls(jnp.zeros((m,), jnp.int32), zero + jnp.inf, zero)
+
+    def after(self, steps: Array, noise: Array, share: Array) -> Spent:
+        """After so many more steps of each ``[m]``, with this noise and share."""
+        some, noise, share = steps > 0, noise.astype(jnp.float32), share.astype(jnp.float32)
+        return Spent(
+            self.steps + steps, jnp.where(some, jnp.minimum(self.noise, noise), self.noise),
+            jnp.where(some, jnp.maximum(self.share, share), self.share),
+        )  # fmt: skip
+
+
 def check_same_weights(owner: str, data: TaskData) -> None:
     """Raise where samples of a client have different weights, which are told from one another by the largest."""
     weight = check.concrete(data.weight)

@@ -23,7 +23,7 @@ class TrainingState(State):
     loss: Array  # [] mean over the training of the last round; infinite before any
     diverged: Array  # [] int32 answers left out so far because they were not finite
     failed: Array  # [] int32 of them in a row, up to now
-    spent: PyTree = tree(default=())  # [m] int32 steps that each client has taken so far, where privacy limits them
+    spent: PyTree = tree(default=())  # what each client has spent so far, a `Spent`, where privacy limits them
 
 
 class RoundInputs(NamedTuple):

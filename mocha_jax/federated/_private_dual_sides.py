@@ -70,7 +70,7 @@ class PrivateSdcaNodeSide(NodeSide[PrivateSdcaNodeState, PrivateSdcaDown, Privat
 
     def init(self) -> PrivateSdcaNodeState:
         nodes = self.algorithm.init(self.problem).nodes
-        none = jnp.zeros_like(nodes.spent)
+        none = jnp.zeros_like(nodes.spent.steps)
         return PrivateSdcaNodeState(none + UNKNOWN, none, nodes)
 
     def own_key(self, key: Array) -> Array:

@@ -28,6 +28,7 @@ from mocha_jax._driver.rounds import NO_ROUND
 from mocha_jax._neural.clients import clients_at_once, over_clients
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.prediction import Prediction
+from mocha_jax._neural.private_gradients import Spent
 from mocha_jax._neural.training_state import Heard, Sent, TrainingState
 from mocha_jax._neural.trees import first_row, zeros_like
 from mocha_jax.federated._absent_data import absent
@@ -188,7 +189,7 @@ class TrainingNodeSide(NodeSide[KeptByNodes, TrainingDown, TrainingUp]):
 class PrivateNodeState(Pytree):
     """The state of private nodes between rounds."""
 
-    spent: Array  # [m] int32 steps taken so far, whether or not the server has heard of them
+    spent: Spent  # so far, whether or not the server has heard of it
     rest: KeptByNodes = tree()
 
 
@@ -198,7 +199,7 @@ class PrivateNodeSide(NodeSide[PrivateNodeState, TrainingDown, TrainingUp]):
     plain: TrainingNodeSide
 
     def init(self) -> PrivateNodeState:
-        return PrivateNodeState(jnp.zeros((self.plain.problem.data.num_nodes,), jnp.int32), self.plain.init())
+        return PrivateNodeState(Spent.nothing(self.plain.problem.data.num_nodes), self.plain.init())
 
     def own_key(self, key: Array) -> Array:
         return jax.random.fold_in(jax.random.fold_in(key, secrets.randbits(32)), secrets.randbits(32))

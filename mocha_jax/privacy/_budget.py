@@ -6,6 +6,7 @@ import math
 from functools import cache
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -91,7 +92,9 @@ def spent(
 ) -> np.ndarray:  # fmt: skip
     r"""Compute what every client of a run has spent: $\varepsilon$ ``[m]``, of all its work up to this state.
 
-    Clients tuned at the end, as by ``fine_tuned``, are counted as if they had been.
+    A state that was continued with other noise or other batches is counted as if all of its steps had had the least
+    noise and the largest batches among them. Clients tuned at the end, as by ``fine_tuned``, are counted as if they had
+    been.
 
     Args:
       algorithm: with an `ExampleLevel`.
@@ -107,14 +110,13 @@ def spent(
     check.one_of(owner, "accountant", accountant, ACCOUNTANTS)
     if algorithm.privacy is None:
         raise ValueError("spent: the algorithm is not private; with_budget(algorithm, problem, ...) makes it so.")
-    sizes, steps = np.asarray(problem.data.sizes), np.asarray(algorithm.steps_taken(problem, state))
-    if steps.shape != sizes.shape:
-        raise ValueError(f"spent: the state is of {steps.size} clients, and the problem has {len(sizes)}.")
-    noise = np.broadcast_to(np.asarray(algorithm.privacy.noise, float), sizes.shape)
+    sizes, taken = np.asarray(problem.data.sizes), jax.device_get(algorithm.taken(problem, state))
+    if taken.steps.shape != sizes.shape:
+        raise ValueError(f"spent: the state is of {taken.steps.size} clients, and the problem has {len(sizes)}.")
     deltas = _of_each(owner, "delta", delta, len(sizes))
     return np.array([
-        epsilon_of(*_question(algorithm, problem, n, t), float(z), d, accountant) if n and t else 0.0
-        for n, t, z, d in zip(sizes, steps, noise, deltas, strict=True)
+        epsilon_of(*_question(algorithm, problem, n, t, q), float(z), d, accountant) if n and t else 0.0
+        for n, t, z, q, d in zip(sizes, taken.steps, taken.noise, taken.share, deltas, strict=True)
     ])  # fmt: skip
 
 
@@ -207,10 +209,14 @@ def _check(owner: str, algorithm: ClientServer | PrivateSdca, problem: OwnProble
 
 
 def _question(
-    algorithm: ClientServer | PrivateSdca, problem: OwnProblem, n: int, steps: int
+    algorithm: ClientServer | PrivateSdca, problem: OwnProblem, n: int, steps: int, used: float = 0.0
 ) -> tuple[float, int, float]:
-    """A client's share of samples in a batch, its steps, and the chance that a batch has no room for those drawn."""
+    """A client's share of samples in a batch, its steps, and the chance that a batch has no room for those drawn.
+
+    It has used some share before; what is the same number but for its rounding is the same.
+    """
     share, has_room = algorithm.sampling(problem, int(n))
+    share = share if used <= share * (1.0 + 1e-6) else float(used)
     return share, int(steps), 0.0 if has_room else _overflow(int(n), round(share * n))
 
 

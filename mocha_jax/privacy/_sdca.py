@@ -13,7 +13,7 @@ from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Pytree, Relation, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.private_gradients import ExampleLevel, check_same_weights
+from mocha_jax._neural.private_gradients import ExampleLevel, Spent, check_same_weights
 from mocha_jax._numerics.math import EXACT, safe_ratio, uniform_bits
 from mocha_jax._problem.problem import Problem
 from mocha_jax.coupling import Coupling
@@ -33,7 +33,7 @@ class NodeState(Pytree):
 
     beta: Array  # [m, n] duals, which stay there
     told: Array  # [m, d] the sum of all that each has published
-    spent: Array  # [m] int32 rounds in which it published anything
+    spent: Spent  # a step is a round in which it published anything
 
 
 class PrivateSdcaState(PrimalState):
@@ -127,7 +127,7 @@ class PrivateSdca(PrimalMethod):
         data = problem.data
         shape = data.num_tasks, data.num_features
         told = jnp.zeros((data.num_nodes, data.num_features), data.dtype)
-        nodes = NodeState(jnp.zeros_like(data.y), told, jnp.zeros((data.num_nodes,), jnp.int32))
+        nodes = NodeState(jnp.zeros_like(data.y), told, Spent.nothing(data.num_nodes))
         relation = problem.regularizer.known_relation(self.name, None, *shape)
         return self._state(problem, jnp.zeros((), jnp.int32), nodes, relation)
 
@@ -203,7 +203,7 @@ class PrivateSdca(PrimalMethod):
         of_draws, of_noise = jax.random.split(key)
         may = steps > 0
         if self.privacy is not None:
-            may &= self.privacy.left(state.spent, numbers) > 0
+            may &= self.privacy.left(state.spent.steps, numbers) > 0
         full = self.full_work(problem)
         share = jnp.asarray(self.share, dtype) * jnp.minimum(safe_ratio(steps.astype(dtype), full.astype(dtype)), 1.0)
         bits = jax.vmap(lambda k: uniform_bits(jax.random.fold_in(of_draws, k), data.y.shape[1]))(numbers)
@@ -217,7 +217,7 @@ class PrivateSdca(PrimalMethod):
         change = loss.dual_step(state.beta, z, data.y, together[:, None] * squares) - state.beta
         # Of weights that overflow: a node that would not answer them would tell something of its samples.
         change = jnp.where(jnp.isfinite(change), change, 0.0)
-        noise = jnp.zeros_like(w)
+        noise, multiple = jnp.zeros_like(w), jnp.zeros_like(share)
         if self.privacy is not None:
             clip, multiple = jnp.asarray(self.privacy.clip, dtype), self.privacy.noise_of(numbers, dtype)
             limit = safe_ratio(clip, jnp.sqrt(squares))
@@ -228,13 +228,14 @@ class PrivateSdca(PrimalMethod):
         said = jnp.einsum("mn,mnd->md", change, data.x.astype(dtype), precision=EXACT) + noise
         told = state.told + jnp.where(may[:, None], weight[:, None] * said, 0.0)
         beta = loss.project(state.beta + change, data.y)
-        return NodeState(beta, told, state.spent + may.astype(jnp.int32)), jnp.sum(drawn, axis=1, dtype=jnp.int32)
+        spent = state.spent.after(may.astype(jnp.int32), multiple, share)
+        return NodeState(beta, told, spent), jnp.sum(drawn, axis=1, dtype=jnp.int32)
 
     def planned_steps(self, problem: Problem, rounds: int) -> Array:
         """See `BudgetedTrainer`."""
         return jnp.full((problem.data.num_nodes,), rounds, jnp.int32)
 
-    def steps_taken(self, problem: Problem, state: PrivateSdcaState) -> Array:
+    def taken(self, problem: Problem, state: PrivateSdcaState) -> Spent:
         """See `BudgetedTrainer`."""
         return state.nodes.spent
 

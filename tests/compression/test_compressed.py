@@ -190,7 +190,7 @@ def test_it_goes_with_privacy(key):
     problem = problems.make_problem()
     algorithm = mj.FedAvg(problems.MODEL, SGD, privacy=mj.privacy.ExampleLevel(1.0, 3))
     state, history = mj.run(problem, C.compressed(algorithm, FEW), key, num_rounds=4)
-    np.testing.assert_array_equal(state.spent, 3)
+    np.testing.assert_array_equal(state.spent.steps, 3)
 
 
 @pytest.mark.parametrize("name", ["fedu", "fedamp"])

@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         "steps that privacy allows are not counted", "_neural/budgeted_trainer.py",
-        "return budget, spent + budget", "return budget, spent", ("privacy",),
+        "return budget, self._after(spent, budget, data, nodes)", "return budget, spent", ("privacy",),
     ),
     Fault(
         "a published answer is taken for the minimiser", "privacy/_release.py",

@@ -1,6 +1,7 @@
 """Budgets: the accountant's numbers, runs that stop at them, whatever happens on the way."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -79,10 +80,10 @@ def test_a_run_goes_no_further_than_its_budget(name, key, tmp_path):
     limit = np.asarray(algorithm.privacy.steps) - np.asarray(algorithm.tuning_steps(problem.data))
     options = {"key": key, "tol": None, "checkpoint": tmp_path / "run"}
     some = mj.solve(problem, algorithm, max_rounds=2, **options).state
-    assert (np.asarray(some.spent) < limit).all()
+    assert (np.asarray(some.spent.steps) < limit).all()
     solution = mj.solve(problem, algorithm, max_rounds=6, **options)
     end = solution.state
-    np.testing.assert_array_equal(end.spent, limit)
+    np.testing.assert_array_equal(end.spent.steps, limit)
     assert solution.history.exhausted.tolist() == [0, 0, 4, 4, 4, 4]
     assert solution.history.steps.tolist()[3:] == [0, 0, 0]
     assert "4 client(s) have spent their budget of privacy" in solution.message
@@ -111,9 +112,35 @@ def test_work_that_is_not_done_is_not_spent(key):
     algorithm = private(mj.FedAvg(problems.MODEL, SGD, batch_size=3, local_epochs=2), problem, rounds=8)
     systems = mj.systems.Dropout(0.4) & mj.systems.PartialEpochs(0.2, 0.9)
     state, history = mj.run(problem, algorithm, key, num_rounds=4, systems=systems, watch=mj.Watch())
-    np.testing.assert_array_equal(state.spent, np.asarray(history.nodes.steps).sum(axis=0))
+    np.testing.assert_array_equal(state.spent.steps, np.asarray(history.nodes.steps).sum(axis=0))
     full = 4 * np.asarray(algorithm.full_work(problem))
-    assert (np.asarray(state.spent) < full).all()
+    assert (np.asarray(state.spent.steps) < full).all()
+
+
+@pytest.mark.parametrize("kind", ["networks", "linear"])
+def test_more_noise_later_does_not_make_earlier_steps_more_private(kind, key):
+    if kind == "networks":
+        problem: Any = problems.make_problem()
+        algorithm: Any = mj.FedAvg(problems.MODEL, SGD, batch_size=3)
+        fewer: dict[str, Any] = {"batch_size": 1}
+    else:
+        data = mj.datasets.federation(key, 4, 3, smallest=20, largest=30).data
+        problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.Independent(1.0))
+        algorithm, fewer = mj.privacy.PrivateSdca(share=0.3), {"share": 0.1}
+
+    def after(algorithm, rounds, state=None):
+        state, _ = mj.run(problem, algorithm, key, num_rounds=rounds, record_every=rounds, state=state)
+        return state
+
+    def used(algorithm, state):
+        return mj.privacy.spent(algorithm, problem, state, delta=DELTA)
+
+    little = algorithm.replace(privacy=mj.privacy.ExampleLevel(1.0, 1000))
+    much = algorithm.replace(privacy=mj.privacy.ExampleLevel(50.0, 1000), **fewer)
+    early = after(little, 2)
+    assert (used(much, after(much, 1, early)) >= used(little, early)).all()
+    assert (used(much, after(much, 3)) < used(little, early)).all()
+    np.testing.assert_allclose(used(much, early), used(little, early), rtol=1e-6)
 
 
 @pytest.mark.extended
@@ -122,7 +149,7 @@ def test_new_clients_spend_their_own_budget(key):
     algorithm = private(mj.personalized.ditto(problems.MODEL, SGD, batch_size=3), problem)
     state, _ = mj.run(problem, algorithm, key, num_rounds=3)
     new = algorithm.join(state, problem, key, rounds=9)
-    np.testing.assert_array_equal(new.spent, algorithm.privacy.steps)
+    np.testing.assert_array_equal(new.spent.steps, algorithm.privacy.steps)
 
 
 def deployment(rounds=2):
@@ -169,10 +196,10 @@ def test_a_node_goes_no_further_than_its_budget_whether_or_not_it_is_heard(key, 
     limit = np.asarray(algorithm.privacy.steps)
     # The first answers of node 1 are lost: they have been sent all the same.
     there, mine, _ = world.deployed(server, nodes, key, 4, [[-1] * world.M] * 4, [{1}, {1}, set(), set()])
-    assert [int(state.spent[0]) for state in mine] == limit.tolist()
+    assert [int(state.spent.steps[0]) for state in mine] == limit.tolist()
     mj.federated.save(tmp_path / "node", mine[1])
     again = mj.federated.load(tmp_path / "node", nodes[1].init())
-    assert int(again.spent[0]) == limit[1]
+    assert int(again.spent.steps[0]) == limit[1]
     _, up = nodes[1].step(key, again, server.down(there, 1))
     assert float(up.arrays["weight"]) == 0
     assert not up.arrays["loss"]

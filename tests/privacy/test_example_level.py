@@ -211,7 +211,7 @@ def test_a_choice_of_a_model_is_a_step(key):
     plain = mj.run(problem, ifca.replace(local_epochs=2), key, num_rounds=3)[0]
     state = mj.run(problem, private, key, num_rounds=3)[0]
     chex.assert_trees_all_close(state.shared, plain.shared, rtol=1e-9, atol=1e-12)
-    assert np.asarray(state.spent).tolist() == np.where(problem.data.sizes > 0, 9, 0).tolist()
+    assert np.asarray(state.spent.steps).tolist() == np.where(problem.data.sizes > 0, 9, 0).tolist()
     for one in (state, plain):
         chosen = ifca.resume(one.exchange(spent=()), problem).ready
         np.testing.assert_array_equal(private.resume(state, problem).ready, chosen)

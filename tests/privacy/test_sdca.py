@@ -168,7 +168,7 @@ def test_a_run_goes_no_further_than_its_budget(key, tmp_path):
     share_alone = mj.privacy.epsilon(float(algorithm.privacy.noise[0]), 400, 100, 4, delta=DELTA)
     dropped = mj.systems.Trace(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]]) > 0)
     states = [solve(problem, algorithm, r, key=key, systems=dropped).state for r in (2, 3, 4, 9)]
-    np.testing.assert_array_equal([s.nodes.spent for s in states], [[2, 1, 2], [3, 2, 3], [4, 3, 4], [4, 4, 4]])
+    np.testing.assert_array_equal([s.nodes.spent.steps for s in states], [[2, 1, 2], [3, 2, 3], [4, 3, 4], [4, 4, 4]])
     used = [mj.privacy.spent(algorithm, problem, s, delta=DELTA) for s in states]
     assert 2.99 < used[-1].max() <= 3.0
     assert used[0].max() < used[1].max() < 3.0
@@ -265,7 +265,7 @@ def test_an_answer_makes_up_for_those_that_were_lost(key):
     told = np.stack([s.nodes.told[0] for s in mine])
     np.testing.assert_array_equal(there.inner.told, told)
     # What was sent was spent, and then a node is silent.
-    assert [int(s.nodes.spent[0]) for s in mine] == [3] * world.M
+    assert [int(s.nodes.spent.steps[0]) for s in mine] == [3] * world.M
     _, up = nodes[1].step(key, mine[1], server.down(there, 1))
     np.testing.assert_array_equal(up.arrays["told"], told[1])
     assert set(up.arrays) == {"told", "samples"}
@@ -284,7 +284,7 @@ def test_a_node_answers_weights_that_overflow(key):
     huge = np.sign(np.arange(world.D) - 1.5) * np.finfo(np.float64).max
     state, up = nodes[0].step(key, nodes[0].init(), asking(down, model=huge))
     assert np.isfinite(up.arrays["told"]).all()
-    assert int(state.nodes.spent[0]) == 1
+    assert int(state.nodes.spent.steps[0]) == 1
 
 
 def test_a_node_takes_its_own_privacy_and_no_other():

@@ -98,7 +98,7 @@ def test_it_goes_with_privacy(key):
     private = mj.FedAvg(problems.MODEL, SGD).replace(privacy=mj.privacy.ExampleLevel(0.5, 3))
     algorithm = R.combined(private, R.Median())
     state, history = mj.run(problem, algorithm, key, num_rounds=5)
-    assert (np.asarray(state.spent) == 3).all()
+    assert (np.asarray(state.spent.steps) == 3).all()
     assert np.isnan(history.loss[-1])
 
 
