@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="*", help=".npz files; default those in the folder MOCHA_JAX_DATA")
     parser.add_argument("--sets", nargs="+", choices=SOURCES, help="default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="METHOD", help="default all")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=150, help="of every run, in tens (default %(default)s)")
     parser.add_argument("--rates", type=int, default=3, help="learning rates of a method (default %(default)s)")
     parser.add_argument("--clients", type=int, help="of made federations (default: their own numbers)")
