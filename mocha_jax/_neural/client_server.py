@@ -23,7 +23,7 @@ from mocha_jax._neural.method import Answer, Beginning, Declared, ServerParts, S
 from mocha_jax._neural.prediction import Judge, Prediction
 from mocha_jax._neural.trainer import all_finite, failures, info, resumed
 from mocha_jax._neural.training_state import Heard, RoundInputs, Sent, TrainingState
-from mocha_jax._neural.trees import count_numbers, first_row, mapped, nans_like, zeros_like
+from mocha_jax._neural.trees import count_numbers, first_row, mapped, nans_like, told_if_nan, zeros_like
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Params
 from mocha_jax.systems._base import Info, Work
@@ -324,8 +324,8 @@ class ClientServer(BudgetedTrainer):
     def weights(self, state: TrainingState) -> Params:
         """The parameters that predict: those for all clients, or ``[m, ...]`` of each.
 
-        Of a method with `Method.ready` they are NaN after a round: ``resume`` makes the clients ready, and `solve` ends
-        with it.
+        Of a method with `Method.ready` they are NaN after a round, with a warning: ``settle`` makes the clients ready,
+        and `solve` ends with it.
         """
         method = self.declared().method
         if method.personal_model is not None:
@@ -334,7 +334,7 @@ class ClientServer(BudgetedTrainer):
 
     def _own(self, state: TrainingState) -> tuple[PyTree, PyTree]:
         """Rows and what stands for the clients' own trees, ``[m, ...]``."""
-        return state.rows, state.own if self.declared().method.ready is None else state.ready
+        return state.rows, state.own if self.declared().method.ready is None else told_if_nan(self.name, state.ready)
 
     def whose(self, problem: Prediction) -> Array | None:
         if self.declared().method.personal_model is None:

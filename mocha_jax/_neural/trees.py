@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mocha_jax._core import check
 from mocha_jax._core.pytree import PyTree, SameTree, Tree
+from mocha_jax._core.warnings import warn
 from mocha_jax.networks import Params
 
 
@@ -19,6 +21,17 @@ def nans_like(shapes: SameTree) -> SameTree:
     return jax.tree.map(
         lambda a: jnp.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else 0, a.dtype), shapes
     )
+
+
+def told_if_nan(owner: str, ready: SameTree) -> SameTree:
+    """Return the trees; warn where all their numbers are known to be NaN, as those of clients that are not ready."""
+    known = [check.concrete(leaf) for leaf in jax.tree.leaves(ready) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    if known and all(leaf is not None and np.isnan(leaf).all() for leaf in known):
+        warn(
+            f"{owner}: the weights are NaN: clients are made ready after the last round, by solve, or by "
+            f"algorithm.settle(state, problem)."
+        )
+    return ready
 
 
 def zeros_like(shapes: SameTree, *lead: int) -> SameTree:
