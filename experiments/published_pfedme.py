@@ -195,6 +195,7 @@ def theirs(folder: Path, parts: tuple[Tables, Tables], name: str, rounds: int, e
     os.chdir(folder)
     torch = importlib.import_module("torch")
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # for 600 numbers a second one only waits
     np.random.seed(0)  # noqa: NPY002, it is what they draw clients with
     module, kind, rate, beta, more = THEIRS[name]
     model = importlib.import_module("FLAlgorithms.trainmodel.models").Mclr_Logistic(FEATURES, CLASSES)
