@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._algorithms.base import Drawn
+from mocha_jax._algorithms.base import Algorithm, Drawn
 from mocha_jax._algorithms.mocha import SubproblemMethod
 from mocha_jax._core.pytree import Pytree, Relation, Tree, static, tree
 from mocha_jax._data.task_data import TaskData
@@ -35,7 +35,17 @@ from mocha_jax._problem.problem import Problem
 from mocha_jax.federated._absent_data import absent
 from mocha_jax.federated._partial_certificate import best_bound, certified, undenied, unknown_terms
 from mocha_jax.federated._plausible import implausible_vectors
-from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
+from mocha_jax.federated._sides import (
+    Header,
+    NodeSide,
+    ReceivedAnswers,
+    ServerSide,
+    Sides,
+    State,
+    UpRecord,
+    register,
+    where,
+)
 from mocha_jax.losses import Loss, Squared
 from mocha_jax.regularizers import Independent, Regularizer
 from mocha_jax.servers._base import NodeUpdate, ServerState
@@ -191,10 +201,10 @@ class DualServerState(Pytree):
     rule: ServerState = tree()  # of the server of the library
 
 
-class DualServerSide(ServerSide[DualServerState, DualUp]):
-    """The server of a method whose local work is on the subproblems (4)."""
+class LinearServerSide(ServerSide[State, UpRecord]):
+    """Base class of the servers of linear models, which know the problem but for its samples and its loss."""
 
-    algorithm: SubproblemMethod
+    algorithm: Algorithm
     regularizer: Regularizer
     num_tasks: int = static()
     num_features: int = static()
@@ -205,6 +215,12 @@ class DualServerSide(ServerSide[DualServerState, DualUp]):
         """The problem, as far as it is known here, of nodes with so many samples ``[m]``."""
         # The server never uses this loss: losses are the nodes'.
         return Problem(absent(counts, self.num_features, self.dtype, self.loss_scaling), Squared(), self.regularizer)
+
+
+class DualServerSide(LinearServerSide[DualServerState, DualUp]):
+    """The server of a method whose local work is on the subproblems (4)."""
+
+    algorithm: SubproblemMethod
 
     def init(self, counts: Array) -> DualServerState:
         problem, dtype = self.problem_of(counts), self.dtype

@@ -12,19 +12,17 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
-from mocha_jax._core.pytree import Pytree, Relation, Tree, static
+from mocha_jax._core.pytree import Pytree, Relation, Tree
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._problem.problem import Problem, Quality
-from mocha_jax.federated._absent_data import absent
-from mocha_jax.federated._dual_sides import UNKNOWN, invalid_message
+from mocha_jax.federated._dual_sides import UNKNOWN, LinearServerSide, invalid_message
 from mocha_jax.federated._network_sides import implausible_numbers, steps_of
-from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, ServerSide, Sides, register, where
-from mocha_jax.losses import Loss, Squared
+from mocha_jax.federated._sides import Header, NodeSide, ReceivedAnswers, Sides, register, where
+from mocha_jax.losses import Loss
 from mocha_jax.privacy import PrivateSdca
 from mocha_jax.privacy._sdca import NodeState, safe_curvature
-from mocha_jax.regularizers import Independent, Regularizer
+from mocha_jax.regularizers import Independent
 
 
 class PrivateSdcaDown(Pytree):
@@ -121,22 +119,12 @@ class Published(Quality):
         return jnp.asarray(self.fine)
 
 
-class PrivateSdcaServerSide(ServerSide[PrivateSdcaServerState, PrivateSdcaUp]):
+class PrivateSdcaServerSide(LinearServerSide[PrivateSdcaServerState, PrivateSdcaUp]):
     """The server, which adds up and computes weights and Omega of the sums."""
 
     judges = False
 
     algorithm: PrivateSdca
-    regularizer: Regularizer
-    num_tasks: int = static()
-    num_features: int = static()
-    dtype: DTypeLike = static()
-    loss_scaling: str = static()
-
-    def problem_of(self, counts: Array) -> Problem:
-        """The problem, as far as it is known here, of nodes with so many samples ``[m]``."""
-        # The server never uses this loss: losses are the nodes'.
-        return Problem(absent(counts, self.num_features, self.dtype, self.loss_scaling), Squared(), self.regularizer)
 
     def init(self, counts: Array) -> PrivateSdcaServerState:
         shape = self.num_tasks, self.num_features
