@@ -23,8 +23,12 @@ from mocha_jax.systems._base import Info, Request, Work
 # A step after which the objective is larger is tried again, so much shorter; the next one begins so much longer.
 _SHORTER = 0.25
 
-# By how many roundings of the objective it may seem larger.
+# How many roundings a sum may be off.
 _ROUNDINGS = 64.0
+
+# Where rounding hides how the objective has changed, a step is as long as it may be where the objective rises behind it
+# by that share of how it fell at the start: the approximate condition of Hager and Zhang 2005.
+_RISE = 0.8
 
 
 class Models(Pytree):
@@ -74,7 +78,7 @@ class Newton(PrimalMethod):
 
     by one small system per task and, for tasks near their mean, one for what they share. The squared loss takes one
     round, others a handful. Where the objective of the nodes that answer has increased, the server takes the step back
-    and tries a quarter of it.
+    and tries a quarter of it; where that is less than rounding, the slopes along the step tell.
 
     A node sends d (d + 3) / 2 + 1 numbers, receives d, and computes some n d^2 operations a round, so the method is for
     few features: on one machine it is faster than `Mocha` up to some tens of them. `costs` charges its messages.
@@ -175,20 +179,27 @@ class Newton(PrimalMethod):
 
 
 def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) -> tuple[Models, Array]:
-    """Return the models at w, and whether the objective at w is at most that at the base.
+    """Return the models at w, and whether the step from the base to w is to be kept.
 
     Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
-    value, slopes = old.after(state.z - state.base_z)
+    moved, unit = state.z - state.base_z, _ROUNDINGS * jnp.finfo(data.dtype).eps
+    value, slopes = old.after(moved)
     values = jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1)
     change = jnp.sum(jnp.where(answers & (old.answered > 0), values, value) - old.value)
-    penalty, before = (problem.regularizer.value(w) for w in (state.w, state.base))
-    lost = _ROUNDINGS * jnp.finfo(data.dtype).eps * (jnp.sum(jnp.abs(old.value)) + before)
+    penalty, before, of_step = map(problem.regularizer.value, (state.w, state.base, state.w - state.base))
+    lost = unit * (jnp.sum(jnp.abs(old.value)) + before)
     slopes = jnp.where(answers[:, None], data.weighted(state.beta), slopes)
     bend = jnp.where(sent[:, None], data.weighted(_second_derivatives(problem, state.z)), old.bend)
+    # R(w) - R(base) is its slope at either end and R(step), which is quadratic.
+    change = change + penalty - before
+    fell, rises = (penalty - before - sign * of_step - jnp.sum(moved * own)
+                   for sign, own in ((1.0, old.slopes), (-1.0, slopes)))  # fmt: skip
+    seen = unit * (jnp.sum(jnp.abs(moved * slopes)) + of_step)
+    kept = (change <= -lost) | ((change <= lost) & (rises <= _RISE * jnp.abs(fell) + seen))
     answered = answers.astype(jnp.int32)
-    return Models(answered, jnp.where(answers, values, value), slopes, bend), change + penalty - before <= lost
+    return Models(answered, jnp.where(answers, values, value), slopes, bend), kept
 
 
 def _slopes(problem: Problem, z: Array, left: Array) -> Array:

@@ -159,6 +159,19 @@ COUPLINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(("far", "strength"), [(1e4, 0.3), pytest.param(1e6, 3.0, marks=pytest.mark.extended)])
+def test_labels_far_away_do_not_hide_a_step_that_is_too_long(far, strength):
+    # Rounding of their losses is more than what steps change in the end, where undamped ones go to and fro.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 40, 8)).astype("f")
+    y = np.einsum("mnd,md->mn", x, rng.normal(size=(20, 8))) + 0.3 * rng.normal(size=(20, 40))
+    y[:, :4] += far * rng.normal(size=(20, 4))
+    data = mj.pack_tasks(list(x), list(y), dtype=np.float32)
+    problem = mj.Problem(data, mj.losses.Huber(0.1), mj.regularizers.MeanRegularized(strength, 0.1))
+    solution = mj.solve(problem, mj.Newton(), tol=1e-7, max_rounds=60)
+    assert solution.status == mj.Status.CONVERGED
+
+
 @pytest.mark.parametrize("rows", [2, 5], ids=["fewer samples than features", "more"])
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_the_step_of_a_coupling_is_that_of_its_matrix(name, rows):
