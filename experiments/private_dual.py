@@ -15,6 +15,11 @@ rows x have length 1, so that a limit C of a number is one of its vector. The su
   There are no duals: what the server does with sums is the same, so that this row shows what the duals are good for.
 - *DP-SGD* is `mocha_jax.privacy.with_budget` on `Local` and MR-MTL, with batches of all samples.
 
+Beside them weights that are published after a solve in the clear, where the samples of all tasks may be seen
+together: *output* is `mocha_jax.privacy.release`, *objective* is `objective_perturbation`. Their neighbours differ in a
+sample that is replaced, which is more than one that is missing. The loss of numbers is Huber's, its threshold is the
+limit.
+
 **The duals need no noise.** Let D have the sample j, let D' lack it, and let :math:`o_1, \dots, o_T` be the sums
 published. A sample's dual before round t is a function of that sample, of its own coins (whether it was in the batch)
 of earlier rounds, and of :math:`o_{<t}`, through v: of no other sample. (1) Show the adversary the coins of all other
@@ -64,6 +69,7 @@ from experiments.private_school import DELTA, EPSILONS
 from experiments.rows import append, parser_of, read, say
 from mocha_jax import plotting
 
+GAP, TOL = 1e-6, 1e-10  # of solves, absolute and relative
 SHARE, CAUTION = 0.3, 0.2  # of samples in a batch; of the safe curvature, but of sums anew, which need all of it
 REFERENCE = "DP-SGD, MR-MTL"
 STYLES = {"alone": ":", "mean": "-", "learned": "--"}
@@ -110,6 +116,8 @@ METHODS = {
     "increments, whole path, near the mean": Method("path", "mean"),
     "sums anew, near the mean": Method("anew", "mean"),
     "gradients, near the mean": Method("gradients", "mean"),
+    "output, near the mean": Method("output", "mean"),
+    "objective, near the mean": Method("objective", "mean"),
 }
 
 Grid = tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], tuple[float, ...]]
@@ -125,6 +133,8 @@ _NUMBERS: dict[Method, Grid] = {
     Method("path", "mean"): (_ROUNDS, (0.003, 0.012), (0.3, 1.0, 3.0), (0.03, 0.1)),
     Method("anew", "mean"): ((10, 40), (0.1, 0.2), (1.0, 10.0, 30.0), (0.1, 1.0)),
     Method("gradients", "mean"): (_ROUNDS, (0.03, 0.1), (0.3, 1.0, 3.0), (0.01, 0.03)),
+    Method("output", "mean"): ((1,), (0.03, 0.1), (1.0, 3.0, 10.0, 30.0), (0.01, 0.1, 1.0)),
+    Method("objective", "mean"): ((1,), (0.03, 0.1), (1.0, 3.0, 10.0, 30.0), (0.01, 0.1, 1.0)),
 }
 _CLASSES: dict[Method, Grid] = {
     Method("DP-SGD", "alone"): (_ROUNDS, (0.1, 0.3, 1.0), (2.0, 4.0, 16.0, 64.0), _NONE),
@@ -137,6 +147,8 @@ _CLASSES: dict[Method, Grid] = {
     Method("path", "mean"): (_ROUNDS, (0.03, 0.1), (0.1, 1.0, 10.0), (0.003, 0.01)),
     Method("anew", "mean"): ((10, 40), (0.3, 1.0), (0.1, 1.0, 10.0), (0.01, 0.1)),
     Method("gradients", "mean"): (_ROUNDS, (0.3, 1.0), (0.1, 1.0, 10.0), (0.003, 0.01)),
+    Method("output", "mean"): ((1,), _NONE, (1.0, 3.0, 10.0, 30.0, 100.0, 300.0), (0.01, 0.1, 1.0, 10.0)),
+    Method("objective", "mean"): ((1,), _NONE, (1.0, 3.0, 10.0, 30.0, 100.0, 300.0), (0.01, 0.1, 1.0, 10.0)),
 }
 
 
@@ -174,6 +186,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="school.npz landmine_full.npz")
     parser.add_argument("--seeds", type=int, default=3, help="splits (default %(default)s)")
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = study(options)
@@ -188,7 +201,7 @@ def study(options: argparse.Namespace) -> list[Row]:
     done = {row[:5] for row in rows}
     for file, seed in product(options.data, range(options.seeds)):
         tasks = load(file, seed)
-        for name in METHODS:
+        for name in options.methods:
             for settings in batches(METHODS[name], tasks.classes):
                 wanted = [
                     (setting, epsilon) for setting, epsilon in product(settings, options.epsilons)
@@ -232,6 +245,8 @@ def errors(tasks: Tasks, method: Method, wanted: list[tuple[Setting, float]], se
     """Train one split with settings that go together, all at once."""
     if not wanted:
         return []
+    if method.release in ("output", "objective"):
+        return [published(tasks, method.release, *one, seed) for one in wanted]
     noise = [multiple(method.release, setting.rounds, epsilon) for setting, epsilon in wanted]
     each = zip(*(setting[1:] for setting, _ in wanted), strict=True)
     numbers = Numbers(*(jnp.asarray(column, tasks.train.dtype) for column in (*each, noise)))
@@ -253,6 +268,28 @@ def multiple(release: str, rounds: int, epsilon: float) -> float:
         rounds = 1
     batch = round(1000 * SHARE) if release in ("DP-SCD", "increments", "gradients") else None
     return mj.privacy.noise(epsilon, 1000, batch, rounds, delta=DELTA)
+
+
+def published(tasks: Tasks, release: str, setting: Setting, epsilon: float, seed: int) -> float:
+    """Solve, publish and judge; NaN where the budget is too small for the penalties."""
+    given: Any = {"epsilon": epsilon, "delta": DELTA, "bound": 1.0, "gap": GAP, "key": jax.random.key(seed)}
+    with jax.enable_x64(True):  # for the gap of an objective that is large with its linear term
+        numbers = {name: np.asarray(getattr(tasks.train, name), float) for name in ("x", "y", "weight")}
+        train = tasks.train.replace(**numbers)
+        loss = mj.losses.Logistic() if tasks.classes else mj.losses.Huber(setting.clip)
+        problem = mj.Problem(train, loss, mj.regularizers.MeanRegularized(setting.first, setting.second))
+        if np.isinf(epsilon):
+            weights = np.asarray(mj.solve(problem, tol=TOL).weights)
+        elif release == "output":
+            weights = mj.privacy.release(mj.solve(problem, tol=TOL), **given).weights
+        else:
+            try:
+                weights = mj.privacy.objective_perturbation(problem, **given).weights
+            except ValueError as error:
+                if "curvatures" not in str(error):
+                    raise
+                return np.nan
+    return float(judged(jnp.asarray(weights, tasks.test.dtype), tasks.test, tasks.classes))
 
 
 def by_gradients(tasks: Tasks, model: str, rate: float, rounds: int, numbers: Numbers, keys: Array) -> Array:
@@ -394,7 +431,7 @@ def report(rows: list[Row]) -> str:
     columns = list(product(sets, epsilons))
     heads = [f"{tasks}, {_shown(epsilon)}" for tasks, epsilon in columns]
     lines = [f"| epsilon | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
-    for name in METHODS:
+    for name in (name for name in METHODS if name in {row.method for row in rows}):
         cells = []
         for tasks, epsilon in columns:
             own, other = (crossed(rows, tasks, method, epsilon) for method in (name, REFERENCE))
@@ -416,7 +453,7 @@ def draw(rows: list[Row]) -> Figure:
     releases = dict.fromkeys(method.release for method in METHODS.values())
     colours = dict(zip(releases, plotting.COLOURS, strict=False))
     for axes, tasks in zip(panels, sets, strict=True):
-        for name, method in METHODS.items():
+        for name, method in ((name, METHODS[name]) for name in METHODS if name in {row.method for row in rows}):
             curve = [crossed(rows, tasks, name, epsilon).mean() for epsilon in epsilons]
             axes.plot(curve, f"o{STYLES[method.model]}", color=colours[method.release], ms=4, label=name)
         axes.set_xticks(range(len(epsilons)), [_shown(epsilon) for epsilon in epsilons])

@@ -3,7 +3,7 @@ r"""Differential privacy: training whose messages hardly depend on any one sampl
 Each function and class states what it protects, against whom, and by which theorem. Accounting is by
 [dp-accounting](https://pypi.org/project/dp-accounting/): ``pip install 'mocha_jax[privacy]'``.
 
-It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling`, `regularizers`, `_problem`, `servers`,
+It may import `_core`, `_numerics`, `_data`, `losses`, `systems`, `coupling`, `_problem`, `servers`,
 `_algorithms`, `_driver` and `_neural`.
 """
 
@@ -17,6 +17,8 @@ from mocha_jax.privacy._budget import with_budget as with_budget
 from mocha_jax.privacy._client_budget import client_epsilon as client_epsilon
 from mocha_jax.privacy._client_budget import private_clients as private_clients
 from mocha_jax.privacy._client_budget import with_client_budget as with_client_budget
+from mocha_jax.privacy._perturbation import Perturbed as Perturbed
+from mocha_jax.privacy._perturbation import objective_perturbation as objective_perturbation
 from mocha_jax.privacy._release import Release as Release
 from mocha_jax.privacy._release import release as release
 from mocha_jax.privacy._release import release_to_nodes as release_to_nodes

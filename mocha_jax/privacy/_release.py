@@ -14,11 +14,7 @@ from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
-from mocha_jax.coupling import as_matrix
 from mocha_jax.privacy._accounting import accounting, check_delta
-from mocha_jax.regularizers import Graph, Independent, MeanRegularized
-
-_BOUNDED = Independent, MeanRegularized, Graph
 
 
 class Release(Pytree):
@@ -35,11 +31,12 @@ def release(
 ) -> Release:
     r"""Publish the weights of all tasks with $(\varepsilon, \delta)$-differential privacy of every sample.
 
-    With $R(W) = \tfrac12\mathrm{tr}(W^\top A W)$, a loss of Lipschitz constant L and samples no longer than B, the
-    objective is strongly convex in the norm $\lVert W\rVert_A^2 = \mathrm{tr}(W^\top A W)$. So another sample of
-    task t in place of one moves the minimiser by at most $2c_tLB\sqrt{(A^{-1})_{tt}}$, with $c_t$ the sample's weight
-    in the objective; and an answer whose certified duality gap is at most g is within $\sqrt{2g}$ of the minimiser
-    of its own data. Two answers to neighbouring data sets therefore differ by at most
+    With $R(W) = \tfrac12\mathrm{tr}(W^\top A W)$, or that and a convex term, a loss of Lipschitz constant L and
+    samples no longer than B, the objective is strongly convex in the norm
+    $\lVert W\rVert_A^2 = \mathrm{tr}(W^\top A W)$. So another sample of task t in place of one moves the minimiser by
+    at most $2c_tLB\sqrt{(A^{-1})_{tt}}$, with $c_t$ the sample's weight in the objective; and an answer whose certified
+    duality gap is at most g is within $\sqrt{2g}$ of the minimiser of its own data. Two answers to neighbouring data
+    sets therefore differ by at most
 
     $$
     \Delta = 2LB\max_t c_t\sqrt{(A^{-1})_{tt}} + 2\sqrt{2g},
@@ -54,13 +51,16 @@ def release(
     each candidate, and the data must be solved to g whatever they are.
 
     Args:
-      solution: of a problem with `Independent`, `MeanRegularized` or `Graph`, and a loss that is Lipschitz: `Hinge`,
+      solution: of a problem with a regularizer whose `strong_convexity` is known: any with a given relationship, where
+        A is its own; `Probabilistic` and `MeanCovariance` with a finite sigma2, `TraceNorm` and `JointSparse`, where A
+        is their ridge, for `MeanCovariance` with the mean's. And with a loss that is Lipschitz: `Hinge`,
         `SmoothedHinge`, `Logistic`, `Absolute`, `Huber`, `Quantile`, `EpsilonInsensitive`, `Ordinal`, or one of your
         own, whose `lipschitz` is believed: one that is too small voids the guarantee.
       epsilon: the budget.
       delta: the same.
       bound: B. A longer sample is an error: cut or scale samples first, without looking at others.
-      gap: g, absolute, chosen before seeing the data; ``float(solution.gap)`` must be at most that.
+      gap: g, absolute, chosen before seeing the data; ``float(solution.gap)``, or the joint gap where a relationship is
+        learned, must be at most that.
       key: of the noise, in tests. Default: one that only the operating system's generator knows.
 
     Examples:
@@ -85,9 +85,8 @@ def release(
     moved = float(np.max(pulls * np.sqrt(np.diag(inverse))))
     sensitivity = moved + 2.0 * math.sqrt(2.0 * gap)
     noise = sensitivity * _deviation(epsilon, delta)
-    values, vectors = np.linalg.eigh(inverse)
-    root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
-    return _released(solution, sensitivity, noise, noise * root, key)
+    weights = with_noise(solution, noise * root_of(inverse), drawing(key))
+    return Release(weights, sensitivity, noise)
 
 
 @on_purpose
@@ -140,11 +139,29 @@ def release_to_nodes(
     """
     owner = "release_to_nodes"
     pulls, inverse = _checked(owner, solution, epsilon, delta, bound, gap, key)
+    if solution.problem.regularizer.learned:
+        name = type(solution.problem.regularizer).__name__
+        raise ValueError(f"{owner}: {name} learns its relationship, for which no bound is known; `release` takes it.")
     others = pulls * _influence(owner, inverse)
     np.fill_diagonal(others, 0.0)
     sensitivity = others.max(axis=1) + 2.0 * np.sqrt(2.0 * gap * np.diag(inverse))
     noise = sensitivity * _deviation(epsilon, delta)
-    return _released(solution, sensitivity, noise, np.diag(noise), key)
+    return Release(with_noise(solution, np.diag(noise), drawing(key)), sensitivity, noise)
+
+
+def check_settings(owner: str, epsilon: float, delta: float, bound: float, gap: float, key: Array | None) -> None:
+    """Raise unless all of them are what a release takes."""
+    check.scalar(owner, epsilon=epsilon, delta=delta, bound=bound, gap=gap)
+    check.positive(owner, epsilon=epsilon, bound=bound, gap=gap)
+    check_delta(owner, delta)
+    if key is not None:
+        check.key(owner, key)
+
+
+def reached_gap(solution: Solution) -> float:
+    """The gap that is certified of the weights, whatever the relationship."""
+    joint = solution.joint_gap if solution.problem.regularizer.learned else None
+    return float(solution.gap if joint is None else joint)
 
 
 def _checked(
@@ -152,16 +169,12 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how much a sample of each task can pull, 2cLB ``[m]``, and the inverse of A ``[m, m]``."""
     check.instance(owner, "solution", solution, Solution, "solve(problem)")
-    check.scalar(owner, epsilon=epsilon, delta=delta, bound=bound, gap=gap)
-    check.positive(owner, epsilon=epsilon, bound=bound, gap=gap)
-    check_delta(owner, delta)
-    if key is not None:
-        check.key(owner, key)
+    check_settings(owner, epsilon, delta, bound, gap, key)
     problem = solution.problem
     if not isinstance(problem, Problem):
         raise ValueError(f"{owner}: weights of networks have no certificate; train them with privacy.with_budget.")
-    pulls, inverse = _pulls(owner, problem, float(bound))
-    reached = float(solution.gap)
+    pulls, inverse = pulls_and_inverse(owner, problem, float(bound))
+    reached = reached_gap(solution)
     if not reached <= gap:
         raise ValueError(
             f"{owner}: the certified gap is {reached:.3g}, more than {gap:g}: solve on with a smaller tol."
@@ -175,15 +188,24 @@ def _deviation(epsilon: float, delta: float) -> float:
     return float(accounting().get_sigma_gaussian(min(float(epsilon), 500.0), float(delta)))
 
 
-def _released(
-    solution: Solution, sensitivity: float | np.ndarray, noise: float | np.ndarray, root: np.ndarray,
-    key: Array | None,
-) -> Release:  # fmt: skip
-    """Add a root of the noise's covariance times standard normal numbers."""
-    seeds = secrets.randbits(256) if key is None else np.asarray(jax.random.key_data(key)).tolist()
-    drawn = np.random.default_rng(seeds).normal(size=np.shape(solution.weights))
-    weights = np.asarray(solution.weights, float) + root @ drawn
-    return Release(weights.astype(solution.weights.dtype), sensitivity, noise)
+def drawing(key: Array | None) -> np.random.Generator:
+    """Make the generator of noise: without a key, of a seed that only the operating system's generator knows."""
+    return np.random.default_rng(
+        secrets.randbits(256) if key is None else np.asarray(jax.random.key_data(key)).tolist()
+    )
+
+
+def root_of(matrix: np.ndarray) -> np.ndarray:
+    """The root of a symmetric matrix that is not negative."""
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+
+
+def with_noise(solution: Solution, root: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Add a root of the noise's covariance times standard normal numbers to the weights ``[m, d]``."""
+    drawn = generator.normal(size=np.shape(solution.weights))
+    noisy: np.ndarray = np.asarray(solution.weights, float) + root @ drawn
+    return noisy.astype(solution.weights.dtype)
 
 
 def _influence(owner: str, inverse: np.ndarray) -> np.ndarray:
@@ -197,14 +219,15 @@ def _influence(owner: str, inverse: np.ndarray) -> np.ndarray:
     return np.linalg.inv(comparison)
 
 
-def _pulls(owner: str, problem: Problem, bound: float) -> tuple[np.ndarray, np.ndarray]:
+def pulls_and_inverse(owner: str, problem: Problem, bound: float) -> tuple[np.ndarray, np.ndarray]:
     """Return how much a sample of each task can pull, 2cLB ``[m]``, and the inverse of A ``[m, m]``."""
     data, regularizer = problem.data, problem.regularizer
-    if not isinstance(regularizer, _BOUNDED):
-        names = ", ".join(kind.__name__ for kind in _BOUNDED)
+    inverse = regularizer.strong_convexity(data.num_tasks)
+    if inverse is None:
         raise ValueError(
-            f"{owner}: no bound is known for {type(regularizer).__name__}, whose relationship is learned or which is "
-            f"not the square of a norm; there is one for {names}."
+            f"{owner}: no bound is known for {type(regularizer).__name__} without a ridge, which is not strongly "
+            f"convex; there is one for relationships that are given, and for TraceNorm, JointSparse, and Probabilistic "
+            f"and MeanCovariance with a finite sigma2."
         )
     slope = problem.loss.lipschitz
     if slope is None:
@@ -214,7 +237,6 @@ def _pulls(owner: str, problem: Problem, bound: float) -> tuple[np.ndarray, np.n
     longest = float(np.max(np.where(weight > 0, lengths, 0.0), initial=0.0))
     if longest > bound * (1.0 + 1e-6):
         raise ValueError(f"{owner}: a sample has length {longest:.6g}, more than bound={bound:g}.")
-    inverse = np.asarray(as_matrix(regularizer.coupling(data.num_tasks)), float)
     heaviest = np.zeros(data.num_tasks)
     np.maximum.at(heaviest, np.asarray(data.task), weight.max(axis=1))
-    return 2.0 * float(np.max(slope)) * bound * heaviest, inverse
+    return 2.0 * float(np.max(slope)) * bound * heaviest, np.asarray(inverse, float)

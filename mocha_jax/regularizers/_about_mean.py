@@ -123,6 +123,12 @@ class DeviationsLearned(Learned):
         steep, flat = self.of_deviations.curvatures(num_tasks, relation)
         return jnp.maximum(steep, 2.0 * jnp.asarray(self.lam0)), jnp.maximum(flat, self._of_common)
 
+    def strong_convexity(self, num_tasks: int) -> Array | None:
+        of_deviations = self.of_deviations.strong_convexity(num_tasks)
+        if of_deviations is None:
+            return None
+        return _centred(of_deviations) + self._of_common / num_tasks  # a multiple of the identity, with the mean apart
+
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         return self.of_deviations.typical_curvature(num_tasks, num_features)
 

@@ -149,6 +149,14 @@ class Regularizer(Pytree):
         diagonal = coupling.diagonal()
         return 1.0 / jnp.min(diagonal), jnp.max(coupling.row_sums(jnp.ones_like(diagonal)))
 
+    def strong_convexity(self, num_tasks: int) -> Array | None:
+        r"""The inverse of a matrix A ``[m, m]`` with which $R(W) - \tfrac12\mathrm{tr}(W^\top A W)$ is convex.
+
+        R is the minimum over Omega where that is learned; then the default is None, no such matrix is known. An answer
+        with a gap of at most g is within $\sqrt{2g}$ of the optimum in the norm of A, on which `privacy` rests.
+        """
+        return None if self.learned else couplings.as_matrix(self.coupling(num_tasks))
+
     def conjugate(self, v: Array) -> Array:
         r"""The conjugate of ``value`` at V ``[m, d]``: $\max_\Omega R^*_\Omega(V)$ where Omega is learned."""
         return self.coupling(len(v)).conjugate(v)

@@ -95,6 +95,10 @@ class PerFeature(Regularizer):
     def conjugate_bound(self, norm: Array, num_tasks: int, num_features: int) -> Array:
         return self.regularizer.conjugate_bound(norm / jnp.min(self._root), num_tasks, num_features)
 
+    def strong_convexity(self, num_tasks: int) -> Array | None:
+        inverse = self.regularizer.strong_convexity(num_tasks)
+        return None if inverse is None else inverse / jnp.min(jnp.asarray(self.factor))
+
     def coupling(self, num_tasks: int, relation: None = None) -> Scaled:
         return Scaled(self.regularizer.coupling(num_tasks), 1.0 / self._root[0])
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax._core import check, domains
@@ -64,6 +65,10 @@ class Probabilistic(TraceLimited):
     def curvatures(self, num_tasks: int, relation: LowRank | None = None) -> tuple[Array, Array]:
         lam, sigma2 = jnp.asarray(self.lam), jnp.asarray(self.sigma2)
         return 2.0 * lam * (num_tasks + 1.0 / sigma2), self.curvature_of(jnp.ones_like(lam))
+
+    def strong_convexity(self, num_tasks: int) -> Array | None:
+        ridge = np.asarray(self._ridge)  # the rest is convex, and flat in some directions
+        return jnp.eye(num_tasks, dtype=ridge.dtype) / ridge if ridge > 0 else None
 
     def covariance(self, num_tasks: int, relation: LowRank | None = None) -> Array:
         return self.relationship(num_tasks, relation)

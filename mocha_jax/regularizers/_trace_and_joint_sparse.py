@@ -44,6 +44,9 @@ class SumOfSizes(Learned):
     def curvatures(self, num_tasks: int, relation: LowRank | Array | None = None) -> tuple[Array, Array]:
         return 1.0 / self.curvature_of(self.usual), 0.5 / jnp.asarray(self.lam2)
 
+    def strong_convexity(self, num_tasks: int) -> Array:
+        return jnp.eye(num_tasks, dtype=jnp.result_type(self.lam2)) * (0.5 / jnp.asarray(self.lam2))
+
     def typical_curvature(self, num_tasks: int, num_features: int) -> Array:
         return self.curvature_of(self.usual)
 

@@ -100,6 +100,12 @@ def calls():
             "state": Arg(state_of_clients(), instance(mj.personalized.TrainingState)),
             "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "accountant": accountant,
         }),
+        "privacy.objective_perturbation": Call(p.objective_perturbation, {
+            "problem": Arg(world.problem(), instance(mj.Problem)), "epsilon": Arg(8.0, number(5.5, shapes=[()])),
+            "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(10.0, number(longest(), 30.0, shapes=[()])),
+            "gap": Arg(1.0, number(1e-2, shapes=[()])), "algorithm": Arg(None, optional(instance(mj.Algorithm))),
+            "max_rounds": Arg(1000, count(1)), "key": Arg(jax.random.key(0), optional(key)),
+        }),
         "privacy.release": Call(p.release, {
             "solution": Arg(world.solution(), instance(mj.Solution)), "epsilon": Arg(1.0, POSITIVE),
             "delta": Arg(1e-3, number(above=0, below=1, shapes=[()])), "bound": Arg(100.0, number(longest(), shapes=[()])),
