@@ -212,6 +212,7 @@ def study(options: argparse.Namespace) -> list[Row]:
                     append(path, row)
                     rows.append(row)
             print(f"{file.stem} split {seed}: {name}", flush=True)
+            jax.clear_caches()  # a process may have so many programs in memory and no more
     return rows
 
 
