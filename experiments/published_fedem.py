@@ -1,0 +1,218 @@
+"""FedEM's synthetic study beside its authors' own code: ``python -m experiments.published_fedem``.
+
+Marfoq et al. 2021 (arXiv 2108.10252) draw clients whose samples are mixtures of three linear models, in shares of every
+client's own, and train linear models of 150 features by epochs of batches of 128: each client alone, federated
+averaging, the same with an epoch of fine-tuning (FedAvg+), and FedEM with three components. An accuracy is the mean
+over clients. The data are drawn as by their generator, number by number, with fewer clients and samples for testing.
+That labels the first samples of a client by each component in turn, the last one that reaches a sample holds, and the
+samples that none reaches are of class 0: *as generated*. *As described* in the paper every component has its own.
+
+``--code FOLDER`` runs theirs besides (github.com/omarfoq/FedEM, 996fadd; it needs torch, torchvision, tqdm, networkx
+and cvxpy): their clients and aggregators on these samples, written into their folder of data. Both begin with weights
+of torch's linear layer, and draw their own batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import pickle
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+import mocha_jax as mj
+from experiments.rows import append, parser_of, read, say
+
+FEATURES, COMPONENTS, BATCH = 150, 3, 128
+DATA = ("as described", "as generated")
+METHODS = ("Local", "FedAvg", "FedAvg+", "FedEM")
+
+
+class Row(NamedTuple):
+    """One model after the last round; the CSV's columns."""
+
+    data: str  # as described or as generated
+    code: str  # ours or theirs
+    method: str
+    rate: float
+    seed: int
+    accuracy: float  # in %
+    tenth: float  # of the worst tenth of the clients
+
+
+class Tasks(NamedTuple):
+    """Samples of all clients, for training and for testing."""
+
+    train: list[tuple[np.ndarray, np.ndarray]]
+    test: list[tuple[np.ndarray, np.ndarray]]
+
+
+def main() -> None:
+    """Parse the command line, train, print."""
+    parser = parser_of("published_fedem", __doc__)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--tests", type=int, default=1000, help="samples of a client for testing")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0], help="learning rates")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of ours (default %(default)s)")
+    parser.add_argument("--code", type=Path, help="folder of the authors' code, to run it besides")
+    options = parser.parse_args()
+    out = options.out.resolve()  # their code runs in a folder of its own
+    out.mkdir(parents=True, exist_ok=True)
+    say(table(study(options, out)), out)
+
+
+def drawn(data: str, clients: int, tests: int) -> Tasks:
+    """Draw as their ``data/synthetic/generate_data.py`` does with its default seed, and label."""
+    rng = np.random.RandomState(12345)
+    sizes = [min(size + 50, 1000) for size in rng.lognormal(4, 2, clients).astype(int)]
+    shares = [rng.dirichlet(np.full(COMPONENTS, 0.4)) for _ in range(clients)]
+    models = rng.uniform(-1.0, 1.0, (COMPONENTS, FEATURES))
+
+    def part(share: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        counts = rng.multinomial(size, share)
+        x, y = rng.uniform(-1.0, 1.0, (size, FEATURES)), np.zeros(size, int)
+        starts = np.cumsum(counts) - counts if data == "as described" else np.zeros(COMPONENTS, int)
+        for start, count, model in zip(starts, counts, models, strict=True):
+            rows = slice(start, start + count)
+            y[rows] = x[rows] @ model + rng.normal(scale=0.1, size=count) > 0.0
+        order = np.arange(size)
+        rng.shuffle(order)
+        return x[order].astype(np.float32), y[order]
+
+    parts = [(part(share, size), part(share, tests)) for share, size in zip(shares, sizes, strict=True)]
+    return Tasks(*map(list, zip(*parts, strict=True)))
+
+
+def study(options: argparse.Namespace, out: Path) -> list[Row]:
+    """All runs that the CSV lacks; then its rows."""
+    path = out / "runs.csv"
+    tasks = {data: drawn(data, options.clients, options.tests) for data in DATA}
+    rows = read(path, Row)
+    done = {row[:5] for row in rows}
+    runs = [
+        ("ours", method, rate, seed) for method in METHODS for rate in options.rates for seed in range(options.seeds)
+    ]
+    runs += [("theirs", method, rate, 0) for method in METHODS for rate in options.rates if options.code]
+    for run in (run for run in product(DATA, runs) if (run[0], *run[1]) not in done):
+        data, (code, method, rate, seed) = run
+        found = trained(tasks[data], method, rate, seed, options.rounds) if code == "ours" else theirs(
+            options.code.resolve(), tasks[data], method, rate, options.rounds)  # fmt: skip
+        mean, tenth = (100.0 * float(np.mean(some)) for some in (found, np.sort(found)[: len(found) // 10]))
+        rows.append(Row(data, code, method, rate, seed, mean, tenth))
+        append(path, rows[-1])
+        print(f"{data}, {code}, {method}, rate {rate:g}, seed {seed}: {rows[-1].accuracy:.2f}", flush=True)
+    return rows
+
+
+def first_weights(key: Array) -> dict[str, Array]:
+    """Draw the weights of torch's linear layer with one output."""
+    of_w, of_b = jax.random.split(key)
+    ends = {"minval": -(FEATURES**-0.5), "maxval": FEATURES**-0.5}
+    return {"w": jax.random.uniform(of_w, (FEATURES,), **ends), "b": jax.random.uniform(of_b, (), **ends)}
+
+
+def logits(weights: dict[str, Array], x: Array) -> Array:
+    """Predict the logits of both classes; that of the first is 0."""
+    z = x @ weights["w"] + weights["b"]
+    return jnp.stack([jnp.zeros_like(z), z], axis=-1)
+
+
+NETWORK = mj.networks.Model(first_weights, logits)
+
+
+def trained(tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
+    """Train, and return the accuracy of every client."""
+    train, test = (mj.pack_tasks([x for x, _ in part], [y for _, y in part]) for part in tasks)
+    problem, sgd = mj.Prediction(train, test=test), optax.sgd(rate)
+    make: dict[str, Any] = {
+        "Local": mj.Local, "FedAvg": mj.FedAvg, "FedEM": mj.personalized.fedem,
+        "FedAvg+": lambda *given, **how: mj.personalized.fine_tuned(*given, tuning_epochs=1, **how),
+    }  # fmt: skip
+    algorithm = make[method](NETWORK, sgd, batch_size=BATCH)
+    state, _ = mj.run(problem, algorithm, jax.random.key(seed), num_rounds=rounds, record_every=rounds)
+    return 1.0 - np.asarray(algorithm.scores(algorithm.settle(state, problem), problem).error)
+
+
+def theirs(folder: Path, tasks: Tasks, method: str, rate: float, rounds: int) -> np.ndarray:
+    """Run their code in its folder."""
+    root = folder / "data" / "synthetic" / "all_data" / "train"
+    for k, parts in enumerate(zip(*tasks, strict=True)):
+        (root / f"task_{k}").mkdir(parents=True, exist_ok=True)
+        for (x, y), name in zip(parts, ("train", "test"), strict=True):
+            (root / f"task_{k}" / f"{name}.pkl").write_bytes(pickle.dumps(list(zip(x, y, strict=True))))
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    torch, utils = importlib.import_module("torch"), importlib.import_module("utils.utils")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # for 150 numbers a second one only waits
+    name = method.removesuffix("+").replace("Local", "local")
+    learners = {
+        "n_learners": COMPONENTS if method == "FedEM" else 1, "name": "synthetic", "device": "cpu", "seed": 1234,
+        "optimizer_name": "sgd", "scheduler_name": "constant", "initial_lr": rate, "mu": 0.0, "n_rounds": rounds,
+        "input_dim": FEATURES, "output_dim": 2,
+    }  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        loaders = utils.get_loaders("tabular", str(root), BATCH, False)
+        clients = [
+            utils.get_client(
+                utils.CLIENT_TYPE[name],
+                utils.get_learners_ensemble(**learners),
+                1.0,
+                *own,
+                Silent(),
+                1,
+                method == "FedAvg+",
+            )
+            for own in zip(*loaders, strict=True)
+        ]
+        aggregator = utils.get_aggregator(
+            aggregator_type=utils.AGGREGATOR_TYPE[name], clients=clients, lr=rate, lr_lambda=0.0, mu=0.0, q=1.0,
+            global_learners_ensemble=utils.get_learners_ensemble(**learners), communication_probability=0.1,
+            sampling_rate=1.0, log_freq=10 * rounds, global_train_logger=Silent(), global_test_logger=Silent(),
+            test_clients=[], verbose=0, seed=1234,
+        )  # fmt: skip
+        for _ in range(rounds):
+            aggregator.mix()
+        return np.array([float(client.write_logs()[3]) for client in clients])
+
+
+class Silent:
+    """A log that keeps nothing."""
+
+    def add_scalar(self, *entry: object) -> None:
+        """Keep nothing."""
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown: accuracy, and that of the worst tenth, at each method's best rate, which is chosen by ours."""
+    lines = ["| data | method | rate | ours | their code |", "|---|---|---:|---:|---:|"]
+    for data, method in product(DATA, METHODS):
+        of = [row for row in rows if (row.data, row.method) == (data, method)]
+        rates = sorted({row.rate for row in of})
+        best = max(rates, key=lambda r: np.mean([row.accuracy for row in of if (row.code, row.rate) == ("ours", r)]))
+        cells = []
+        for code in ("ours", "theirs"):
+            own = [row for row in of if (row.code, row.rate) == (code, best)]
+            spread = f" ± {np.std([row.accuracy for row in own], ddof=1):.2f}" if len(own) > 1 else ""
+            cells.append(
+                f"{np.mean([row.accuracy for row in own]):.2f}{spread} ({np.mean([row.tenth for row in own]):.2f})"
+                if own else ""
+            )  # fmt: skip
+        lines.append(f"| {data} | {method} | {best:g} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
