@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +79,7 @@ class Source(NamedTuple):
     kind: str = "classes"
     clients: int = 0  # 0: those of the file
     file: str = ""
+    package: str = ""  # where its data are
 
     @property
     def natural(self) -> bool:
@@ -138,15 +140,20 @@ def _mnist(way: str) -> Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]
 
 
 def _file(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The tasks of a file; features standardised, classes from 0 on."""
+    """The tasks of a file; classes from 0 on."""
     file = np.load(path, allow_pickle=False)
-    x, y = file["X"].astype(float), file["y"]
-    spread = x.std(axis=0)
-    x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    y = file["y"]
     if len(classes := np.unique(y)) < 10:
         y = np.searchsorted(classes, y)
-    owner = file["subject" if "subject" in file.files else "task"]
-    return _dealt(x, y, mj.partition.by_group(owner))
+    return _rows(file["X"], y, file["subject" if "subject" in file.files else "task"])
+
+
+def _rows(x: Any, y: Any, owner: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Deal rows to their owners, with features standardised."""
+    x = np.asarray(x, float)
+    spread = x.std(axis=0)
+    x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    return _dealt(x, np.asarray(y), mj.partition.by_group(np.asarray(owner)))
 
 
 def _synthetic(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -182,6 +189,21 @@ def _mixture(seed: int, clients: int) -> tuple[list[np.ndarray], list[np.ndarray
     return xs, ys
 
 
+def _pupils() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The junior school project: marks in mathematics of 49 schools' pupils, in three years."""
+    table = importlib.import_module("faraway.datasets.jsp").load()
+    codes = [np.asarray(table[name]) for name in ("gender", "social", "year")]
+    columns = [code[:, None] == np.unique(code)[1:] for code in codes]
+    return _rows(np.concatenate([*columns, table[["raven", "english"]]], axis=1), table["math"], table["school"])
+
+
+def _wages() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Logarithms of the wages of 545 men in eight years (Vella and Verbeek 1998)."""
+    table = importlib.import_module("linearmodels.datasets.wage_panel").load()
+    names = ["educ", "black", "hisp", "exper", "expersq", "married", "union", "hours", "year"]
+    return _rows(np.asarray(table[names], float), table["lwage"], table["nr"])
+
+
 SOURCES = {
     "digits": Source(_digits, clients=20),
     "mixture": Source(_mixture, clients=24),
@@ -189,6 +211,8 @@ SOURCES = {
     "land mines": Source(_file, "rare", file="landmine_full"),
     "school": Source(_file, "numbers", file="school"),
     "vehicle": Source(_file, file="vehicle"),
+    "pupils": Source(_pupils, "numbers", package="faraway"),
+    "wages": Source(_wages, "numbers", package="linearmodels"),
     "HAR": Source(_file, file="har"),
     "MNIST shards": Source(_mnist("shards"), clients=50, file="mnist"),
     "MNIST Dirichlet": Source(_mnist("dirichlet"), clients=50, file="mnist"),
