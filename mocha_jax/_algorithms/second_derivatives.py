@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._numerics.cholesky import inverse_factor
+from mocha_jax._numerics.cholesky import inverse_factor, with_rounding
 from mocha_jax._numerics.linear_systems import twice
 from mocha_jax._numerics.math import EXACT
 from mocha_jax.coupling import Curvature, OwnSystems
@@ -54,7 +54,9 @@ class ByFeatures(_OfSamples):
 
     def own(self, scale: Array) -> FeatureSystems:
         unit = jnp.eye(self.hessian.shape[1], dtype=self.hessian.dtype)
-        return FeatureSystems(self, scale, inverse_factor(scale[:, None, None] * self.hessian + unit[None]))
+        return FeatureSystems(
+            self, scale, inverse_factor(with_rounding(scale[:, None, None] * self.hessian) + unit[None])
+        )
 
 
 class FeatureSystems(OwnSystems):
@@ -90,8 +92,8 @@ class BySamples(_OfSamples):
         unit = jnp.eye(self.bend.shape[1], dtype=self.bend.dtype)[None]
         root = jnp.sqrt(jnp.maximum(self.bend, jnp.finfo(self.bend.dtype).tiny))
         grams = data.map_samples(partial(_gram, dtype=root.dtype))  # not of this round: XLA computes them once
-        system = unit + root[:, :, None] * grams * (scale[:, None] * root)[:, None, :]
-        return SampleSystems(self, scale, root, inverse_factor(system))
+        system = root[:, :, None] * grams * (scale[:, None] * root)[:, None, :]
+        return SampleSystems(self, scale, root, inverse_factor(unit + with_rounding(system)))
 
 
 class SampleSystems(OwnSystems):

@@ -41,6 +41,13 @@ def inverse_factor(a: Array) -> Array:
     )
 
 
+def with_rounding(a: Array) -> Array:
+    """Add to the diagonals of nonnegative matrices ``[k, n, n]`` what keeps them so when they are factorised."""
+    n = a.shape[1]
+    largest = jnp.max(jnp.diagonal(a, axis1=1, axis2=2), axis=1, initial=0.0)
+    return a + (n * jnp.finfo(a.dtype).eps * largest)[:, None, None] * jnp.eye(n, dtype=a.dtype)[None]
+
+
 def _by_blocks(factorise: Callable[[Array], Array], block: int, a: Array) -> Array:
     count, n = a.shape[:2]
     if n <= block:

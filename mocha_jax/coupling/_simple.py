@@ -11,7 +11,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import static
-from mocha_jax._numerics.cholesky import inverse_factor
+from mocha_jax._numerics.cholesky import inverse_factor, with_rounding
 from mocha_jax._numerics.linear_systems import twice
 from mocha_jax._numerics.math import matmul, safe_ratio
 from mocha_jax.coupling._base import Coupling, Curvature, Parts, by_conjugate_gradients
@@ -134,7 +134,7 @@ class Exchangeable(Coupling):
         own = curvature.own(jnp.reshape(self.within, 1))
         bent, applied = own.bent()
         unit = jnp.eye(len(bent), dtype=bent.dtype)
-        factor = inverse_factor((unit + self._off * bent)[None])[0]
+        factor = inverse_factor(unit[None] + with_rounding(self._off * bent[None]))[0]
 
         def step(right: Array, slopes: Array) -> tuple[Array, Array]:
             # Rounding of the products makes the common system inexact; a second solution makes up for it.

@@ -159,6 +159,22 @@ COUPLINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("loss", ["huber", pytest.param("smoothed_hinge", marks=pytest.mark.extended)])
+def test_samples_of_very_different_lengths_leave_weights_finite(loss):
+    # A Hessian of a few long samples is singular up to its rounding, which is more than the regularizer.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 40, 6))
+    y = np.einsum("mnd,md->mn", x, rng.normal(size=(12, 6))) + 0.3 * rng.normal(size=(12, 40))
+    x *= np.exp(2 * rng.normal(size=(12, 40, 1)))
+    hinge = loss == "smoothed_hinge"
+    data = mj.pack_tasks(list(x), list(np.sign(y) if hinge else y), dtype=np.float32)
+    of_samples = mj.losses.SmoothedHinge(0.5) if hinge else mj.losses.Huber(0.3)
+    problem = mj.Problem(data, of_samples, mj.regularizers.MeanRegularized(1e-5, 1e-6))
+    solution = mj.solve(problem, mj.Newton(), tol=None, max_rounds=40)
+    assert np.isfinite(solution.weights).all()
+    assert hinge or mj.solve(problem, mj.Newton(), tol=1e-4, max_rounds=300).status == mj.Status.CONVERGED
+
+
 @pytest.mark.parametrize(("far", "strength"), [(1e4, 0.3), pytest.param(1e6, 3.0, marks=pytest.mark.extended)])
 def test_labels_far_away_do_not_hide_a_step_that_is_too_long(far, strength):
     # Rounding of their losses is more than what steps change in the end, where undamped ones go to and fro.
