@@ -339,7 +339,7 @@ def _is_for(name: str, group: Group) -> bool:
     """Tell whether an algorithm solves such problems."""
     loss = LOSSES[group.loss]
     if name in ("newton", "interior point"):
-        fits = loss.smoothness is not None if name == "newton" else loss.linear_conjugate
+        fits = loss.smoothness is not None if name == "newton" else loss.piecewise_linear
         return fits and group.regularizer in REGULARIZERS[:3]
     return name in ("adaptive", "safe") or group.regularizer != "sparse"
 

@@ -66,7 +66,7 @@ def compared(shape: str, loss: str, name: str, turns: int) -> dict[str, Any] | N
     problem = drawn(m, n, d, loss, REGULARIZERS[name](m))
     default = type(mj.default_algorithm(problem)).__name__
     row: dict[str, Any] = {"shape": shape, "loss": loss, "regularizer": name, "default": default}
-    second: mj.Algorithm[mj.Problem] = mj.InteriorPoint() if problem.loss.linear_conjugate else mj.Newton()
+    second: mj.Algorithm[mj.Problem] = mj.InteriorPoint() if problem.loss.piecewise_linear else mj.Newton()
     algorithms = {"second": second, "mocha": mj.Mocha()}
     times: dict[str, list[float]] = {who: [] for who in algorithms}
     for turn in range(turns + 1):

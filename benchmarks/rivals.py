@@ -223,7 +223,7 @@ def rivals_of(problem: mj.Problem) -> dict[str, Callable[..., Rival]]:
     """The plain solvers that are for a problem."""
     if problem.regularizer.learned:
         return {"FISTA": fista}
-    if problem.loss.linear_conjugate:
+    if problem.loss.piecewise_linear:
         return {"liblinear": liblinear}
     return {"L-BFGS": lbfgs} | ({"Schur": schur} if isinstance(problem.loss, mj.losses.Squared) else {})
 
@@ -232,7 +232,7 @@ def ours_for(problem: mj.Problem) -> dict[str, mj.Algorithm[Any]]:
     """The library's methods that are for a problem."""
     if problem.regularizer.learned:
         return {"Mocha": mj.Mocha()}
-    second = mj.InteriorPoint() if problem.loss.linear_conjugate else mj.Newton()
+    second = mj.InteriorPoint() if problem.loss.piecewise_linear else mj.Newton()
     return {"Mocha": mj.Mocha(), type(second).__name__: second}
 
 

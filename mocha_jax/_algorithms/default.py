@@ -21,11 +21,11 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
     """Choose the algorithm of `solve` if none is given.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
-    `Absolute` and `Quantile`. Few are up to 128, or 64 with a smooth loss that is not quadratic. With `Independent` few
-    samples of the largest node will do, and for losses with kinks few are up to 512. With other regularizers, a smooth
-    loss that is not quadratic and more features than rows of the largest node it is `Newton` only where all second
-    derivatives are less than a million numbers. It is `Mocha` for all other losses, for relationships that are learned,
-    for more features, for data that are sharded over devices, and for a federation.
+    `Absolute`, `Quantile` and `EpsilonInsensitive`. Few are up to 128, or 64 with a smooth loss that is not quadratic.
+    With `Independent` few samples of the largest node will do, and for losses with kinks few are up to 512. With other
+    regularizers, a smooth loss that is not quadratic and more features than rows of the largest node it is `Newton`
+    only where all second derivatives are less than a million numbers. It is `Mocha` for all other losses, for
+    relationships that are learned, for more features, for data that are sharded over devices, and for a federation.
 
     Args:
       problem: what to solve.
@@ -64,4 +64,4 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
     ascent = smooth and not loss.quadratic and size > rows and data.num_nodes * d**2 > _SMALL
     if regularizer.learned or ascent or not few:
         return Mocha()
-    return Newton() if smooth else InteriorPoint() if loss.linear_conjugate else Mocha()
+    return Newton() if smooth else InteriorPoint() if loss.piecewise_linear else Mocha()

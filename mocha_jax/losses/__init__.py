@@ -22,6 +22,7 @@ It may import `_core` and `_numerics`.
 
 from mocha_jax.losses._base import Loss as Loss
 from mocha_jax.losses._base import MarginLoss as MarginLoss
+from mocha_jax.losses._base import Piece as Piece
 from mocha_jax.losses._base import ResidualLoss as ResidualLoss
 from mocha_jax.losses._margin import Hinge as Hinge
 from mocha_jax.losses._margin import Logistic as Logistic

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,14 @@ from jax import Array
 
 from mocha_jax._core import domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree
+
+
+class Piece(NamedTuple):
+    r"""A function of predictions with one kink: $-\beta(z - k)$ with the larger one of two slopes $-\beta$."""
+
+    low: Array  # of two numbers beta the smaller one: the slope beyond the kink is -low
+    high: Array  # minus the slope before it
+    kink: Array  # k
 
 
 class Loss(Pytree):
@@ -25,7 +33,7 @@ class Loss(Pytree):
     binary: ClassVar[bool] = False  # True: labels must be -1 or +1
     scored_by: ClassVar[str] = "mean_loss"  # the function of `metrics` by which `cross_validate` compares its models
     quadratic: ClassVar[bool] = False  # True: the second derivative is constant
-    linear_conjugate: ClassVar[bool] = False  # True: between its bounds the conjugate is linear, see `InteriorPoint`
+    piecewise_linear: ClassVar[bool] = False  # True: it is the sum of its `pieces`
     log_odds: ClassVar[bool] = False  # True: a prediction is the logarithm of the odds of label 1
     in_kernel: ClassVar[bool] = False  # True: a kernel may hold `dual_step`, see `__init_subclass__`
     domains: ClassVar[Mapping[str, domains.Domain]] = {}  # where its numbers must lie
@@ -78,6 +86,13 @@ class Loss(Pytree):
     @abstractmethod
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
         r"""The interval of dual feasible $\beta$ (ends may be infinite)."""
+
+    def pieces(self, y: Array) -> Sequence[Piece]:
+        """Divide a loss that is `piecewise_linear` into functions with one kink, for `InteriorPoint`.
+
+        Default: one, with its kink at z = y.
+        """
+        return [Piece(*self.dual_bounds(y), y)]
 
     @abstractmethod
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:

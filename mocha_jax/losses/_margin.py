@@ -29,7 +29,7 @@ class Hinge(MarginLoss, in_kernel=True):
       Cortes and Vapnik, Support-Vector Networks, 1995.
     """
 
-    linear_conjugate: ClassVar[bool] = True
+    piecewise_linear: ClassVar[bool] = True
 
     @property
     def lipschitz(self) -> float:

@@ -11,7 +11,7 @@ from jax import Array
 from mocha_jax._core import domains
 from mocha_jax._core.pytree import Hyperparameter
 from mocha_jax._numerics.math import saturating_ratio
-from mocha_jax.losses._base import ResidualLoss
+from mocha_jax.losses._base import Piece, ResidualLoss
 
 
 class Squared(ResidualLoss, in_kernel=True):
@@ -57,7 +57,7 @@ class Absolute(ResidualLoss, in_kernel=True):
     $\ell^*(-\beta) = -\beta y$ on [-1, 1]. Not smooth; 1-Lipschitz.
     """
 
-    linear_conjugate: ClassVar[bool] = True
+    piecewise_linear: ClassVar[bool] = True
 
     @property
     def lipschitz(self) -> float:
@@ -97,6 +97,7 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
       Drucker et al., Support Vector Regression Machines, 1997.
     """
 
+    piecewise_linear: ClassVar[bool] = True
     domains: ClassVar[Mapping[str, domains.Domain]] = {"epsilon": domains.NONNEGATIVE}
 
     epsilon: Hyperparameter = 0.1
@@ -107,6 +108,10 @@ class EpsilonInsensitive(ResidualLoss, in_kernel=True):
 
     def phi_bounds(self) -> tuple[float, float]:
         return -1.0, 1.0
+
+    def pieces(self, y: Array) -> list[Piece]:
+        zero, one = jnp.zeros_like(y), jnp.ones_like(y)
+        return [Piece(zero, one, y - self.epsilon), Piece(-one, zero, y + self.epsilon)]
 
     def phi(self, e: Array) -> Array:
         return jnp.maximum(jnp.abs(e) - self.epsilon, 0.0)
@@ -205,7 +210,7 @@ class Quantile(ResidualLoss, in_kernel=True):
       Koenker and Bassett, Regression Quantiles, 1978.
     """
 
-    linear_conjugate: ClassVar[bool] = True
+    piecewise_linear: ClassVar[bool] = True
     domains: ClassVar[Mapping[str, domains.Domain]] = {"tau": domains.OPEN_UNIT_INTERVAL}
 
     tau: Hyperparameter = 0.5

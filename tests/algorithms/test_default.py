@@ -24,7 +24,7 @@ def chosen(*args, **kwargs):
 @pytest.mark.parametrize("name", zoo.LOSSES)
 def test_the_loss_decides_and_a_learned_relationship_does(name):
     loss = zoo.LOSSES[name]
-    second = mj.Newton if loss.smoothness is not None else mj.InteriorPoint if loss.linear_conjugate else mj.Mocha
+    second = mj.Newton if loss.smoothness is not None else mj.InteriorPoint if loss.piecewise_linear else mj.Mocha
     assert chosen(loss) is second
     assert chosen(loss, R.Graph(np.eye(3), 0.1, 0.1)) is second
     assert chosen(loss, R.Probabilistic(0.1)) is mj.Mocha

@@ -10,7 +10,7 @@ import mocha_jax as mj
 from tests import oracles, zoo
 
 M, D = 5, 4
-KINKED = {name: loss for name, loss in zoo.LOSSES.items() if loss.linear_conjugate}
+KINKED = {name: loss for name, loss in zoo.LOSSES.items() if loss.piecewise_linear}
 REGULARIZERS = {
     "independent": (mj.regularizers.Independent(0.1), oracles.independent(0.1)),
     "mean": (mj.regularizers.MeanRegularized(0.2, 0.05), oracles.mean_regularized(0.2, 0.05)),
@@ -23,15 +23,30 @@ def problem(loss, regularizer="mean", **kwargs):
     return mj.Problem(data, loss, REGULARIZERS[regularizer][0])
 
 
-def test_the_losses_that_say_so_have_a_linear_conjugate():
-    assert set(KINKED) == {"hinge", "absolute", "quantile"}
+def test_the_losses_that_say_so_are_sums_of_their_pieces():
+    assert set(KINKED) == {"hinge", "absolute", "quantile", "epsilon_insensitive"}
+    z, y = jnp.linspace(-4.0, 4.0, 81)[:, None], jnp.array([[1.0, -1.0]])
     for loss in KINKED.values():
-        y = jnp.array([1.0, -1.0])
-        low, high = loss.dual_bounds(y)
-        found = [loss.conjugate((1 - share) * low + share * high, y) for share in (0.0, 0.3, 0.5, 1.0)]
-        inside = [np.asarray(one) for one in found]
-        np.testing.assert_allclose(inside[1], 0.7 * inside[0] + 0.3 * inside[3], atol=1e-12)
-        np.testing.assert_allclose(inside[2], 0.5 * inside[0] + 0.5 * inside[3], atol=1e-12)
+        pieces = loss.pieces(y)
+        total = sum(jnp.maximum(-piece.low * (z - piece.kink), -piece.high * (z - piece.kink)) for piece in pieces)
+        np.testing.assert_allclose(loss.value(z, y), total, atol=1e-12)
+        low, high = (sum(ends) for ends in zip(*((piece.low, piece.high) for piece in pieces), strict=True))
+        np.testing.assert_allclose(low, np.broadcast_to(loss.dual_bounds(y)[0], y.shape), atol=1e-12)
+        np.testing.assert_allclose(high, np.broadcast_to(loss.dual_bounds(y)[1], y.shape), atol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, pytest.param(0.1, marks=pytest.mark.extended), 1.0])
+def test_support_vector_regression_takes_no_more_rounds_than_other_losses(epsilon):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 60, 12))
+    y = np.einsum("mnd,md->mn", x, rng.normal(size=(20, 12))) + rng.normal(size=(20, 60))
+    data = mj.pack_tasks(list(x), list(y), loss_scaling="task_mean", dtype=np.float32)
+    for lam in (1.0, 1e-2):
+        loss = mj.losses.EpsilonInsensitive(epsilon)
+        p = mj.Problem(data, loss, mj.regularizers.MeanRegularized(lam, 0.1 * lam))
+        solution = mj.solve(p, max_rounds=25)  # where coordinate ascent takes hundreds
+        assert solution.status == mj.Status.CONVERGED, (lam, solution)
+        assert type(mj.default_algorithm(p)) is mj.InteriorPoint
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
@@ -146,7 +161,7 @@ def test_a_derivative_through_it_is_that_of_coordinate_ascent():
 
 
 def test_what_it_is_not_for_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match=r"conjugate of Logistic is not linear .* use Newton\(\)"):
+    with pytest.raises(ValueError, match=r"Logistic is not divided into pieces .* use Newton\(\)"):
         mj.solve(problem(mj.losses.Logistic()), mj.InteriorPoint())
     learned = problem(mj.losses.Hinge()).replace(regularizer=mj.regularizers.Probabilistic(0.1))
     with pytest.raises(ValueError, match="Probabilistic learns the relationship"):

@@ -25,7 +25,7 @@ RESULTS = {
     "datasets.Users", "datasets.Table", "flower.Served", "networks.LSTMLayer",
     "Evaluation", "NodeUpdate", "State", "Certificate", "Path", "Solution", "Status", "Tuned", "datasets.Federation", "networks.Layer",
     "federated.ChannelState", "federated.Down", "federated.Header", "federated.FederationState", "federated.Message", "federated.ReceivedAnswers", "federated.Refused", "federated.Report", "federated.Sides", "federated.Training", "federated.Up", "systems.Fate",
-    "networks.SplitParameters", "privacy.PrivateSdcaState", "privacy.Release", "privacy.Perturbed", "networks.MixtureParameters", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
+    "networks.SplitParameters", "privacy.PrivateSdcaState", "losses.Piece", "privacy.Release", "privacy.Perturbed", "networks.MixtureParameters", "networks.LateralLayer", "coupling.Parts", "coupling.Parts.together", "systems.Request", "theory.Assumption2", "theory.Corollary8", "theory.Lemma5",
 }  # fmt: skip
 
 # What such results and data compute with inside compiled programs, layers of networks; and constructors once more.
