@@ -452,7 +452,7 @@ def draw(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(4.8 * len(sets), 4.2), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(sets)))
     releases = dict.fromkeys(method.release for method in METHODS.values())
-    colours = dict(zip(releases, plotting.COLOURS, strict=False))
+    colours = dict(zip(releases, (*plotting.COLOURS, "black", "gray"), strict=False))
     for axes, tasks in zip(panels, sets, strict=True):
         for name, method in ((name, METHODS[name]) for name in METHODS if name in {row.method for row in rows}):
             curve = [crossed(rows, tasks, name, epsilon).mean() for epsilon in epsilons]
