@@ -41,7 +41,7 @@ TRAINED = {"Local": "local", "FedAvg": "fedavg", "Ditto": "ditto", "MR-MTL": "mr
 PULLED = ("Ditto", "MR-MTL")
 MOCHA, MEAN, COVARIANCE = "MOCHA by primal SGD", "near their mean (11), certified", "learned covariance (14), certified"
 METHODS = (*TRAINED, MOCHA, MEAN, COVARIANCE)
-PENALTIES = tuple(10.0 ** np.arange(-4.0, 1.1, 0.5))
+PENALTIES = tuple(10.0 ** np.arange(-3.0, 3.1, 0.5))
 
 
 class Row(NamedTuple):
