@@ -158,7 +158,11 @@ SLOPES = {
 
 @pytest.mark.parametrize(
     ("name", "ridge", "near"),
-    [pytest.param("logistic", 0.05, 1.0, marks=pytest.mark.extended), ("huber", 0.3, 0.0), ("huber", 3.0, 30.0)],
+    [
+        pytest.param("logistic", 0.05, 1.0, marks=pytest.mark.extended),
+        pytest.param("huber", 0.3, 0.0, marks=pytest.mark.extended),
+        ("huber", 3.0, 30.0),
+    ],
 )
 def test_no_neighbour_tells_more_than_is_claimed_by_exact_densities(name, ridge, near):
     # Of the exact minimiser: the noise on the weights is left out.
@@ -246,7 +250,9 @@ def test_no_convexity_is_known_without_a_ridge():
         assert regularizer.strong_convexity(3) is None
 
 
-@pytest.mark.parametrize("regularizer", [R.MeanCovariance(0.2, 0.05, 0.5), R.TraceNorm(0.02, 0.2)])
+@pytest.mark.parametrize(
+    "regularizer", [R.MeanCovariance(0.2, 0.05, 0.5), pytest.param(R.TraceNorm(0.02, 0.2), marks=pytest.mark.extended)]
+)
 def test_weights_with_a_learned_relation_are_as_near_as_a_release_claims(regularizer):
     shares = []
     for seed in range(4):
