@@ -156,7 +156,7 @@ FAULTS = (
     ),
     Fault(
         "Newton keeps weights that are worse", "_algorithms/newton.py",
-        "bend), change + penalty - before <= lost", "bend), change + penalty - before <= jnp.inf", ("algorithms",),
+        "slopes, bend), kept\n", "slopes, bend), jnp.ones_like(kept)\n", ("algorithms",),
     ),
     Fault(
         "a system of the size of the samples forgets its right side", "_algorithms/second_derivatives.py",
