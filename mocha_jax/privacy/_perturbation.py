@@ -19,6 +19,7 @@ from mocha_jax.losses import Loss
 from mocha_jax.privacy._release import (
     check_settings,
     drawing,
+    heaviest,
     pulls_and_inverse,
     reached_gap,
     root_of,
@@ -215,12 +216,10 @@ def _divergence(epsilon: float, ratio: float) -> float:
 def with_linear_term(problem: Problem, b: np.ndarray) -> Problem:
     r"""Add $\langle B, W\rangle$ to the objective: a sample -b / c for every task, whose loss is -z, with weight c."""
     data = problem.data
-    x, y, weight, task = (np.asarray(a) for a in (data.x, data.y, data.weight, data.task))
+    x, y, weight = (np.asarray(a) for a in (data.x, data.y, data.weight))
     marker = 2.0 * np.max(np.abs(y), initial=0.0) + 3.0
-    tasks, nodes = np.unique(task, return_index=True)
-    heaviest = np.zeros(data.num_tasks)
-    np.maximum.at(heaviest, task, weight.max(axis=1))
-    share = heaviest[tasks]
+    tasks, nodes = np.unique(np.asarray(data.task), return_index=True)
+    share = heaviest(data)[tasks]
     rows, labels, weights = np.zeros_like(x[:, :1]), np.zeros_like(y[:, :1]), np.zeros_like(weight[:, :1])
     rows[nodes, 0] = -b[tasks] / np.where(share > 0, share, 1.0)[:, None]
     labels[nodes, 0], weights[nodes, 0] = marker, share

@@ -12,6 +12,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.solution import Solution
 from mocha_jax._problem.problem import Problem
 from mocha_jax.privacy._accounting import accounting, check_delta
@@ -237,6 +238,11 @@ def pulls_and_inverse(owner: str, problem: Problem, bound: float) -> tuple[np.nd
     longest = float(np.max(np.where(weight > 0, lengths, 0.0), initial=0.0))
     if longest > bound * (1.0 + 1e-6):
         raise ValueError(f"{owner}: a sample has length {longest:.6g}, more than bound={bound:g}.")
-    heaviest = np.zeros(data.num_tasks)
-    np.maximum.at(heaviest, np.asarray(data.task), weight.max(axis=1))
-    return 2.0 * float(np.max(slope)) * bound * heaviest, np.asarray(inverse, float)
+    return 2.0 * float(np.max(slope)) * bound * heaviest(data), np.asarray(inverse, float)
+
+
+def heaviest(data: TaskData) -> np.ndarray:
+    """The largest weight of a sample of each task ``[m]``."""
+    largest = np.zeros(data.num_tasks)
+    np.maximum.at(largest, np.asarray(data.task), np.asarray(data.weight, float).max(axis=1))
+    return largest
