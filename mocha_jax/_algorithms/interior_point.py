@@ -254,8 +254,8 @@ def _bounds(problem: Problem) -> tuple[Array, Array, Array]:
     data = problem.data
     pieces = problem.node_loss.pieces(data.y)
     low, high, kink = (
-        jnp.stack([jnp.broadcast_to(a, data.y.shape).astype(data.dtype) for a in column])
-        for column in zip(*pieces, strict=True)
+        jnp.stack([jnp.broadcast_to(getattr(piece, name), data.y.shape).astype(data.dtype) for piece in pieces])
+        for name in ("low", "high", "kink")
     )
     return low, jnp.where((data.weight > 0)[None], high - low, 1.0), _real(problem, -kink)
 

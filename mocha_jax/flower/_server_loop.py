@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import secrets
 import time
 
 import jax
@@ -162,8 +163,7 @@ class Rounds:
 
     def _first(self) -> FederationState:
         path = self.options.checkpoint
-        # The time tells nodes another incarnation of the server.
-        fresh = self.server.init(int(time.time()) % 2**31)
+        fresh = self.server.init(_incarnation())
         if not path or not os.path.exists(path):
             return fresh
         try:
@@ -223,7 +223,7 @@ class Rounds:
             elif late:
                 if self.resumed and not ups:
                     # Presumably an older checkpoint was restored, and nodes do not answer a round twice.
-                    self.state = server.restarted(self.state, int(time.time()) % 2**31)
+                    self.state = server.restarted(self.state, _incarnation())
                     _log.warning("No node answers; the rounds go on as another incarnation of the server.")
                 self.resumed = False
                 sent = set()  # too few answers: ask all free nodes again
@@ -306,3 +306,8 @@ def _but(missing: list[int]) -> str:
         return ""
     shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
     return f", all but those of tasks {shown}"
+
+
+def _incarnation() -> int:
+    """Draw the number by which nodes know a server that has been started anew: clocks repeat themselves."""
+    return secrets.randbelow(2**31)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from mocha_jax._core import domains
 from mocha_jax._core.pytree import Hyperparameter, Pytree
 
 
-class Piece(NamedTuple):
+class Piece(Pytree):
     r"""A function of predictions with one kink: $-\beta(z - k)$ with the larger one of two slopes $-\beta$."""
 
     low: Array  # of two numbers beta the smaller one: the slope beyond the kink is -low
