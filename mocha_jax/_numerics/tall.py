@@ -141,7 +141,7 @@ class _ByLibrary:
     def __call__(self, gram: Array, basis: Basis, params: Tree) -> Contraction:
         s, vt, _ = _right(gram, basis)
         empty = nothing(s, basis.usual)[0]
-        after = Basis(vt.T, _power_of_two(jnp.where(empty, basis.usual, s)), basis.usual)
+        after = Basis(_orthogonal(vt.T), _power_of_two(jnp.where(empty, basis.usual, s)), basis.usual)
         return _contraction(self.fn, s, after, params)
 
 
