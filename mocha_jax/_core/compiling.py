@@ -7,9 +7,11 @@ little work the compiler leaves them out. Programs for accelerators and parts of
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Generic, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 import jax
@@ -38,6 +40,7 @@ class JitOptions(TypedDict, total=False):
 
     static_argnames: str | tuple[str, ...]
     donate_argnames: str | tuple[str, ...]
+    keep_unused: bool
 
 
 class Program(Generic[Result]):
@@ -48,6 +51,9 @@ class Program(Generic[Result]):
       numbers: maps the same arguments to the size of the work. Calls that must agree bit for bit agree in it.
       often: whether the work is repeated many times, so that it is worth more than the lowest level.
       options: of `jax.jit`.
+
+    Attributes:
+      traces: how often the function was traced: a call that traces it is one that compiles.
     """
 
     def __init__(
@@ -58,9 +64,16 @@ class Program(Generic[Result]):
         often: bool = False,
         **options: Unpack[JitOptions],
     ) -> None:
-        self._numbers, self._often = numbers, often
-        self._function, self._options = function, options
-        self._by_most: dict[float, jax.stages.Wrapped] = {math.inf: jax.jit(function, **options)}
+        self._numbers, self._often, self._options, self.traces = numbers, often, options, 0
+        self._compiling: list[threading.Thread] = []
+
+        @wraps(function)
+        def counted(*args: object, **kwargs: object) -> Result:
+            self.traces += 1
+            return function(*args, **kwargs)
+
+        self._function = counted
+        self._by_most: dict[float, jax.stages.Wrapped] = {math.inf: jax.jit(counted, **options)}
 
     def _for(self, numbers: float) -> jax.stages.Wrapped:
         """The function compiled for this many numbers."""
@@ -70,21 +83,37 @@ class Program(Generic[Result]):
             self._by_most[most] = jax.jit(self._function, compiler_options=compiler_options, **self._options)
         return self._by_most[most]
 
-    def __call__(self, *args: object, **kwargs: object) -> Result:
-        thorough = self._by_most[math.inf]
+    def _chosen(self, *args: object, **kwargs: object) -> jax.stages.Wrapped:
+        """The function compiled for the work of these arguments."""
         if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
-            return thorough(*args, **kwargs)
+            return self._by_most[math.inf]
         numbers = self._numbers(*args, **kwargs)
         # A tracer may be mapped over any number of problems.
         if self._often or any(is_traced(a) for a in jax.tree.leaves(args)):
             numbers = max(numbers, min(_HURRIES) + 1)
+        return self._for(numbers)
+
+    def __call__(self, *args: object, **kwargs: object) -> Result:
+        while self._compiling:
+            self._compiling.pop().join()
         try:
-            return self._for(numbers)(*args, **kwargs)
+            return self._chosen(*args, **kwargs)(*args, **kwargs)
         except ValueError as refused:
             # Part of a program that is compiled as a whole or differentiated, which JAX gives no options of their own.
             if "compiler_options" not in str(refused):
                 raise
-            return thorough(*args, **kwargs)
+            return self._by_most[math.inf](*args, **kwargs)
+
+    def begin_compiling(self, *args: object, **kwargs: object) -> None:
+        """Compile for such arguments beside whatever else is done. A call waits for it, and raises what it raises."""
+        lowered = self._chosen(*args, **kwargs).lower(*args, **kwargs)
+
+        def compile() -> None:
+            with contextlib.suppress(Exception), jax.transfer_guard("allow"):
+                lowered.compile()  # JAX keeps it with what it has lowered, and finds it at the call
+
+        self._compiling.append(threading.Thread(target=compile))
+        self._compiling[-1].start()
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Lower for a compiler that takes its time."""

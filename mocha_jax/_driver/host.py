@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, Kind, State
-from mocha_jax._core.devices import beside, fetched
+from mocha_jax._core.devices import fetched
 from mocha_jax._driver.config import RunConfig, or_by_loops, run_by
 from mocha_jax._driver.history import History, Progress
 from mocha_jax._driver.progress import Bar
 from mocha_jax._driver.read_history import name_of
-from mocha_jax._driver.rounds import allocate, finalize_in_place, run_chunk_in_place
+from mocha_jax._driver.rounds import allocate, begin_compiling, finalize_in_place, run_chunk_in_place
 from mocha_jax._driver.solution import Solution, Status
 from mocha_jax._files.checkpoint import Saver
 from mocha_jax._problem.problem import Federated, Quality
@@ -38,10 +38,13 @@ def solve_from_host(
 ) -> Solution[Kind]:
     """Run rounds until the tolerance, see `solve`; `problem` is the one of the config with its names."""
     user_config, config = config, config.laid_out()
-    current, buffer = beside(config.problem.data.x, allocate(key, config, state, records=chunk // record_every))
+    (_, aim), stopped = aims(problem, tol), False
+    traces = allocate.traces
+    current, buffer = allocate(key, config, state, records=chunk // record_every)
+    if allocate.traces > traces and max_rounds >= record_every and jax.process_count() == 1:
+        begin_compiling(key, config, current, buffer, aim, record_every)
     first = int(current.state.round)
     last = first + int(max_rounds)
-    (_, aim), stopped = aims(problem, tol), False
     with Saver(checkpoint, user_config.parts(key, record_every, state)) as save:
         current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
         if not _ended(problem, history, current, aim, last, stopped):

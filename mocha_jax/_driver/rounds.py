@@ -230,7 +230,7 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Rel
 
 
 # A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.
-allocate = program(_allocate, static_argnames="records")
+allocate = program(_allocate, static_argnames="records", keep_unused=True)
 run_chunk = program(_run_chunk, static_argnames="rounds")
 run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnames="progress")
 settled, proven = program(_settled), program(_proven)
@@ -247,3 +247,12 @@ def finalize(
 
 
 finalize_in_place = partial(finalize, settled=_settled_in_place)
+
+
+def begin_compiling(
+    key: Array, config: RunConfig, progress: Progress, buffer: History, tol: Array | np.ndarray, rounds: int
+) -> None:
+    """Compile the programs of a solve side by side, not each when it is called."""
+    run_chunk_in_place.begin_compiling(key, config, progress, buffer, 1, tol, rounds=rounds)
+    proven.begin_compiling(config, progress.state, progress.bound)
+    _settled_in_place.begin_compiling(config, progress.state)

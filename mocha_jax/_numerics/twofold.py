@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +86,7 @@ class Inner(Pytree):
 @jax.custom_jvp
 def times_with_error(x: Array, weights: Array) -> Pair:
     """Samples ``[m, n, d]`` times their nodes' weights ``[m, d]`` with a bound on the error, each ``[m, n]``."""
-    return _by_machine(_times_in_pairs, partial(_in_doubles, 2), x, weights)
+    return _by_machine(_times_in_pairs, _times_in_doubles, x, weights)
 
 
 def _times_in_pairs(x: Array, weights: Array) -> Pair:
@@ -102,12 +101,16 @@ def _times_in_pairs(x: Array, weights: Array) -> Pair:
 
 
 @jax.custom_jvp
-def combine_with_error(x: Array, factors: Array) -> Pair:
-    """Samples ``[m, n, d]`` combined by ``[m, n]`` with a bound on the error, each ``[m, d]``."""
-    return _by_machine(_combine_in_pairs, partial(_in_doubles, 1), x, factors)
+def combine_with_error(x: Array, factors: Array, rests: Array) -> Pair:
+    """Samples ``[m, n, d]`` combined by factors ``[m, n]`` and by what their rounding left out, each ``[m, d]``.
+
+    Returns:
+      The sums, and a bound on their error.
+    """
+    return _by_machine(_combine_in_pairs, _combine_in_doubles, x, factors, rests)
 
 
-def _combine_in_pairs(x: Array, factors: Array) -> Pair:
+def _combine_in_pairs(x: Array, factors: Array, rests: Array) -> Pair:
     m, n, d = x.shape
     like = jnp.zeros((m, d), factors.dtype)
 
@@ -118,29 +121,55 @@ def _combine_in_pairs(x: Array, factors: Array) -> Pair:
 
         return lax.fori_loop(0, count, add, Inner(like, like, like))
 
-    return _in_blocks(some, Inner(like, like, like), n)
+    sums, error = _in_blocks(some, Inner(like, like, like), n)
+    sums, rest = two_sum(sums, combine(x, rests))
+    return sums, error + jnp.abs(rest)
 
 
-def _by_machine(in_pairs: Callable[..., Pair], in_doubles: Callable[..., Pair], x: Array, factors: Array) -> Pair:
-    if factors.dtype != jnp.float32:
-        return in_pairs(x, factors)
-    return platform_dependent(x, factors, default=in_pairs, cpu=in_doubles)
+def _by_machine(in_pairs: Callable[..., Pair], in_doubles: Callable[..., Pair], x: Array, *factors: Array) -> Pair:
+    if factors[0].dtype != jnp.float32:
+        return in_pairs(x, *factors)
+    return platform_dependent(x, *factors, default=in_pairs, cpu=in_doubles)
 
 
-def _in_doubles(axis: int, x: Array, factors: Array) -> Pair:
-    """Sums over an axis of products of float32, which are exact in float64, and a bound on the rounding of both."""
-    info, factors = jnp.finfo(factors.dtype), jnp.expand_dims(factors, 3 - axis)
-    of_x, of_factors = (2.0 * jnp.sum(jnp.abs(a.astype(factors.dtype)), axis=axis) for a in (x, factors))
-    size = of_x * jnp.max(jnp.abs(factors), axis=axis)  # at least the sum of the products' sizes
+def _times_in_doubles(x: Array, weights: Array) -> Pair:
     with jax.enable_x64(True):
-        a, b = (lax.convert_element_type(each, np.float64) for each in (x, factors))
-        exact = jnp.sum(a * b, axis=axis)  # as a product of matrices it would be a copy of the samples, too
-        total = lax.convert_element_type(exact, factors.dtype)
-        lost = jnp.abs(exact - lax.convert_element_type(total, np.float64))
-        lost = lax.convert_element_type(lost, factors.dtype)
-    # A number too small to be kept is missing as often as it is multiplied.
-    missing = info.tiny * (of_x + of_factors + 8.0)
-    return total, (1.0 + 4.0 * info.eps) * lost + x.shape[axis] * float(np.finfo(np.float64).eps) * size + missing
+        a, b, lengths = _in_doubles(x, weights)
+        # Of the sizes of a sum's products, Cauchy and Schwarz: the products themselves would be a second pass.
+        size = lengths * jnp.sqrt(jnp.sum(b * b, axis=1, keepdims=True))
+        factors = math.sqrt(x.shape[2]) * lengths + jnp.sum(jnp.abs(b), axis=1, keepdims=True)
+        return _rounded(jnp.einsum("mnd,md->mn", a, b), x.shape[2], size, factors)
+
+
+def _combine_in_doubles(x: Array, factors: Array, rests: Array) -> Pair:
+    with jax.enable_x64(True):
+        a, b, lengths = _in_doubles(x, factors)
+        b = b + lax.convert_element_type(rests, np.float64)
+        size, both = (jnp.sum(each, axis=1, keepdims=True) for each in (lengths * jnp.abs(b), lengths + jnp.abs(b)))
+        return _rounded(jnp.einsum("mnd,mn->md", a, b), x.shape[1], size, both)
+
+
+def _in_doubles(x: Array, factors: Array) -> tuple[Array, Array, Array]:
+    """Samples and factors in float64, where products of float32 are exact; and the samples' lengths ``[m, n]``."""
+    a, b = (lax.convert_element_type(each, np.float64) for each in (x, factors))
+    return a, b, jnp.sqrt(jnp.einsum("mnd,mnd->mn", a, a))
+
+
+def _rounded(exact: Array, count: int, size: Array, factors: Array) -> Pair:
+    """Sums of so many products in float64 as float32, and a bound on the rounding of both.
+
+    Args:
+      exact: the sums.
+      count: the products of each, of which none is rounded by more than one in float64.
+      size: at least the sum of their sizes.
+      factors: at least the sum of their factors' sizes: one too small to be kept is missing as often as it is
+        multiplied.
+    """
+    info = np.finfo(np.float32)
+    total = lax.convert_element_type(exact, np.float32)
+    lost = jnp.abs(exact - lax.convert_element_type(total, np.float64))
+    bound = lost + (count + 2.0) * float(np.finfo(np.float64).eps) * size + float(info.tiny) * (2.0 * factors + 8.0)
+    return total, (1.0 + 4.0 * float(info.eps)) * lax.convert_element_type(bound, np.float32)
 
 
 def _in_blocks(some: Callable[[Array | int, int], Inner], nothing: Inner, count: int) -> Pair:
@@ -185,7 +214,7 @@ def _times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> t
 
 
 @combine_with_error.defjvp
-def _combine_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Pair, Pair]:
+def _combine_jvp(primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]) -> tuple[Pair, Pair]:
     return _as_rounded(combine_with_error, combine, primals, tangents)
 
 
@@ -195,14 +224,14 @@ def _product_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) ->
 
 
 def _as_rounded(
-    exact: Callable[[Array, Array], Pair],
+    exact: Callable[..., Pair],
     plain: Callable[[Array, Array], Array],
-    primals: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    primals: tuple[Array, ...],
+    tangents: tuple[Array, ...],
 ) -> tuple[Pair, Pair]:
     """Halves of digits have no derivative; the product has that of the same one in floats, its error none."""
     rounded = exact(*primals)
-    return rounded, (jax.jvp(plain, primals, tangents)[1], jnp.zeros_like(rounded[1]))
+    return rounded, (jax.jvp(plain, primals[:2], tangents[:2])[1], jnp.zeros_like(rounded[1]))
 
 
 def total_by_halves(a: Array) -> Array:

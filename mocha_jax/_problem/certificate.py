@@ -128,10 +128,9 @@ def _dual_vectors(problem: Problem, beta: Array) -> Pair:
     data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
     limits = jnp.finfo(beta.dtype)
     factors, lost = twofold.product(data.weight, beta)
-    v, error = data.map_samples(twofold.combine_with_error, factors)
-    v, rest = twofold.two_sum(v, data.weighted_sums(lost))
+    v, error = data.map_samples(twofold.combine_with_error, factors, lost)
     # What is lost of a factor may itself be lost, being too small.
-    error = error + jnp.abs(rest) + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
+    error = error + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
     v, added = _sums(problem, v)
     # Errors are squared in what follows, and the squares must be numbers.
     return v, data.to_tasks(error) * (1.0 + 4.0 * unit * data.num_nodes) + added + 2.0 * limits.tiny**0.5

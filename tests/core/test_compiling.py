@@ -102,19 +102,30 @@ def small(regularizer):
     return mj.Problem(mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs]), mj.losses.Hinge(), regularizer)
 
 
+@pytest.fixture
+def compiles_logged():
+    """Log them of every thread."""
+    jax.config.update("jax_log_compiles", True)
+    yield
+    jax.config.update("jax_log_compiles", False)
+
+
 @pytest.mark.parametrize("regularizer", [mj.regularizers.Independent(0.1), mj.regularizers.Probabilistic(0.1)])
 @pytest.mark.thin(1)
-def test_a_first_solve_compiles_few_programs(caplog, regularizer):
+def test_a_first_solve_compiles_few_programs(caplog, compiles_logged, regularizer):
     """From raw samples to a solution: the key's two, sizes, layout, start, rounds, and three that end it.
 
-    The first of a process also asks which options the compiler knows, by a program each.
+    The first of a process also asks which options the compiler knows, by a program each. Those that follow the start
+    are compiled at the same time, each once.
     """
     jax.clear_caches()
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING):
         problem = small(regularizer)
         str(mj.solve(problem))
         compiled = [m for m in caplog.messages if m.startswith("Finished XLA compilation") and "_unchanged" not in m]
         assert 5 < len(compiled) <= 9, "\n".join(compiled)
+        names = [m.split("jit(")[1].split(")")[0] for m in compiled]
+        assert all(names.count(name) == 1 for name in ("_allocate", "_run_chunk", "_proven", "_settled")), names
         caplog.clear()
         mj.solve(problem.replace(regularizer=jax.tree.map(lambda leaf: 0.5 * leaf, regularizer)))
         assert not [m for m in caplog.messages if m.startswith("Finished XLA compilation")]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +62,10 @@ def test_products_in_two_floats_hold_to_the_last_digit(dtype, d):
     x[0, :2], w[0] = 1.5 + 4 * np.finfo(dtype).eps ** 0.5, 1.5 + 4 * np.finfo(dtype).eps ** 0.5
     found, bound = jax.jit(twofold.times_with_error)(x, w)
     assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
-    found, bound = jax.jit(twofold.combine_with_error)(x.transpose(0, 2, 1), w)
-    assert far_off(found, bound, [(x[k, i], w[k]) for k in range(8) for i in range(12)]) == 0
+    for rests in (np.zeros_like(w), (w * np.finfo(dtype).eps * rng.uniform(-0.5, 0.5, w.shape)).astype(dtype)):
+        found, bound = jax.jit(twofold.combine_with_error)(x.transpose(0, 2, 1), w, rests)
+        pairs = [(np.tile(x[k, i], 2), np.concatenate([w[k], rests[k]])) for k in range(8) for i in range(12)]
+        assert far_off(found, bound, pairs) == 0
     found, rest = jax.jit(twofold.product)(x[..., 0], x[..., 0])
     exact = [Fraction(float(f)) + Fraction(float(r)) for f, r in zip(np.ravel(found), np.ravel(rest), strict=True)]
     for value, a in zip(exact, np.ravel(x[..., 0]), strict=True):
@@ -96,8 +99,8 @@ def test_products_in_two_floats_hold_as_users_compile_them():
     left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     environment = {k: v for k, v in os.environ.items() if k not in left_out} | {"MOCHA_JAX_TESTS_OPTIMIZED": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__, "-k",
-         "last_digit or tiny_numbers or nodes_of_a_task"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", __file__,
+         "-k", "last_digit or tiny_numbers or nodes_of_a_task"],
         capture_output=True, text=True, check=False, env=environment, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
@@ -109,9 +112,11 @@ def test_products_in_two_floats_are_as_exact_as_they_say(axis):
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(4, 37, 50)) * 10.0 ** rng.uniform(-3, 3, (4, 37, 50))).astype(np.float32)
     other = rng.normal(size=(4, 50 if axis == "features" else 37)).astype(np.float32)
-    product, formula = {
-        "features": (twofold.times_with_error, "mnd,md->mn"), "rows": (twofold.combine_with_error, "mnd,mn->md")
-    }[axis]  # fmt: skip
+    products: dict[str, tuple[Any, str]] = {
+        "features": (twofold.times_with_error, "mnd,md->mn"),
+        "rows": (lambda x, factors: twofold.combine_with_error(x, factors, jnp.zeros_like(factors)), "mnd,mn->md"),
+    }
+    product, formula = products[axis]
     found, bound = (np.asarray(a, np.float64) for a in jax.jit(product)(x, other))
     true = np.einsum(formula, x.astype(np.longdouble), other.astype(np.longdouble))
     assert (np.abs(found - true) <= bound).all()
