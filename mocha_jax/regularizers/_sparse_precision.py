@@ -182,9 +182,11 @@ class SparsePrecision(Learned):
             )
 
     def update_relation(self, relation: Array | None, weights: Array, smoothing: Array | float = 0.0) -> Array:
-        d = weights.shape[1]
+        m, d = weights.shape
         penalty = jnp.asarray(self.lam2) / (jnp.asarray(self.lam) * d)
-        return graphical_lasso(matmul(weights, weights.T) / d, penalty, start=relation).precision
+        omega = graphical_lasso(matmul(weights, weights.T) / d, penalty, start=relation).precision
+        # Of one that is nearly singular rounding would make one that is not positive definite.
+        return jnp.where(jnp.eye(m, dtype=bool), (1.0 + m * jnp.finfo(omega.dtype).eps) * omega, omega)
 
     def extend_relation(self, relation: Array, num_tasks: int, num_features: int) -> Array:
         # Among precisions, unrelated is the neutral choice: it keeps the matrix positive definite.
