@@ -197,7 +197,8 @@ def test_ugly_weights(name, shape, dtype):
 def test_a_precision_that_is_nearly_singular_stays_positive_definite():
     """Of one feature of the size of a million the best one has a least eigenvalue of 1e-13; one rounding is 6e-8."""
     regularizer = jax.tree.map(lambda leaf: jnp.asarray(leaf, np.float32), LEARNED["sparse"])
-    omega = jax.jit(regularizer.update_relation)(None, jnp.asarray(1e6 * np.asarray(weights((4, 1))), np.float32))
+    w = jnp.asarray(1e6 * np.asarray(weights((4, 1))), np.float32)
+    omega = jax.jit(regularizer.update_relation)(regularizer.initial_relation(4, 1), w)
     assert np.linalg.eigvalsh(np.asarray(omega, float))[0] > 0.0
     assert np.isfinite(regularizer.covariance(4, omega)).all()
     assert np.isfinite(regularizer.offset(omega, 1))
