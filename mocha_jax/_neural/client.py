@@ -17,7 +17,7 @@ from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order,
 from mocha_jax._neural.prediction import ROWS
 from mocha_jax._neural.private_gradients import OfClient, private_losses, private_mean_loss
 from mocha_jax._neural.trainer import mean_loss
-from mocha_jax._numerics.math import safe_ratio
+from mocha_jax._numerics.math import EXACT, safe_ratio
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
@@ -188,10 +188,16 @@ def by_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTrans
     return optax.GradientTransformation(optimizer.init, update)
 
 
+def inner_product(a: Tree, b: Tree) -> Array:
+    """Sum the products of the numbers of two trees."""
+    products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=EXACT), a, b)
+    return jnp.asarray(sum(jax.tree.leaves(products)))
+
+
 def squared_distance(a: Tree, b: Tree) -> Array:
     """Sum the squares of the differences of two trees."""
-    squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), a, b)
-    return jnp.asarray(sum(jax.tree.leaves(squares)))
+    off = difference(a, b)
+    return inner_product(off, off)
 
 
 def pulled(objective: Objective, strength: Array, target: Tree) -> Objective:

@@ -258,12 +258,15 @@ def over_clients(
 
             def one(live: Array, place: Array) -> tuple[Own, Part]:
                 steps = jnp.where(live, budget[place], 0)
-                return work(inputs, data, place, nodes[place], steps, jax.tree.map(lambda a: a[place], own))
+                # Behind a barrier: read once more later, from where it is replaced, it would be a copy of everyone's.
+                before = lax.optimization_barrier(jax.tree.map(lambda a: a[place], own))
+                return work(inputs, data, place, nodes[place], steps, before)
 
-            if size == 1:
-                new, more = jax.tree.map(lambda a: a[None], one(live[0], place[0]))
-            else:
-                new, more = jax.vmap(one)(live, place)
+            if size == 1:  # of those that are live
+                new, more = one(live[0], place[0])
+                own = jax.tree.map(lambda a, b: lax.dynamic_update_index_in_dim(a, b, place[0], 0), own, new)
+                return own, jax.tree.map(jnp.add, total, more)
+            new, more = jax.vmap(one)(live, place)
             to = jnp.where(live, place, m)
             own = jax.tree.map(lambda a, b: a.at[to].set(b, mode="drop"), own, new)
             return own, jax.tree.map(lambda t, c: t + _sum(live, c), total, more)

@@ -11,7 +11,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, difference, pulled, scaled
+from mocha_jax._neural.client import Client, difference, inner_product, pulled, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
@@ -165,8 +165,7 @@ def _dynamic(c: Client, own: Params) -> tuple[Params, Answer]:
     near = pulled(c.mean_loss, c.numbers["strength"], c.shared)
 
     def objective(params: Params, batch: Batch, key: Array) -> Array:
-        products = jax.tree.map(lambda a, b: jnp.sum(a * b), own, params)
-        return near(params, batch, key) - sum(jax.tree.leaves(products))
+        return near(params, batch, key) - inner_product(own, params)
 
     done = c.train(c.shared, objective)
     change = difference(c.shared, done.params)

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, Phase, difference, scaled
+from mocha_jax._neural.client import Client, Phase, difference, inner_product, scaled
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model
@@ -86,7 +86,8 @@ def _interpolated(share: Array, own: Params, shared: Params) -> Params:
 def _apfl_client(c: Client, kept: MixedModel) -> tuple[MixedModel, Answer]:
     share = jnp.asarray(kept.share)
     if "mixing_rate" in c.numbers:
-        slope = jax.grad(lambda a: c.loss(_interpolated(a, kept.own, c.shared)))(share)
+        uphill = jax.grad(c.loss)(_interpolated(share, kept.own, c.shared))
+        slope = inner_product(uphill, difference(kept.own, c.shared))
         share = jnp.clip(share - c.numbers["mixing_rate"] * slope, 0.0, 1.0)
 
     def objective(both: MixedModel, batch: Batch, key: Array) -> Array:

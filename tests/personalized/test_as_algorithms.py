@@ -1,6 +1,7 @@
 """Personalized methods are algorithms like others: mapped over, spread, padded, resumed, pickled, and made models."""
 
 import pickle
+import re
 from typing import Any
 
 import chex
@@ -173,3 +174,16 @@ def test_clients_without_a_rate_stay_where_they_are(key):
     algorithm, problem = P.per_fedavg(MODEL, SGD, rate=0.0, **OPTIONS), make_problem()
     state = algorithm.init(problem)
     chex.assert_trees_all_equal(models(algorithm, state, problem)[0], algorithm.begin(np.float64))
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA drops barriers before it decides what to copy")
+def test_the_turn_of_a_client_copies_no_others_parameters():
+    """They would be as many copies of all clients' parameters as there are clients."""
+    rng = np.random.default_rng(0)
+    data = mj.pack_tasks([rng.normal(size=(6, 13)) for _ in range(17)], [rng.integers(0, 3, 6) for _ in range(17)])
+    algorithm = mj.personalized.scaffold(mj.networks.MLP(13, 3, (7,)), optax.sgd(0.1), batch_size=3)
+    run = jax.jit(lambda key: mj.run(mj.Prediction(data), algorithm, key, num_rounds=3, record_every=3)[0])
+    text = str(run.lower(jax.random.key(0)).compile().as_text())
+    inside = [part for part in re.split(r"\n(?=%?\w)", text) if not part.startswith("ENTRY")]
+    assert len(inside) > 10
+    assert not [part[:60] for part in inside if re.search(r"= f64\[17,13,7\]\S* copy\(", part)]
