@@ -94,8 +94,10 @@ class Program(Generic[Result]):
         return self._for(numbers)
 
     def __call__(self, *args: object, **kwargs: object) -> Result:
-        while self._compiling:
-            self._compiling.pop().join()
+        for thread in tuple(self._compiling):  # other threads may call, too
+            thread.join()
+            with contextlib.suppress(ValueError):
+                self._compiling.remove(thread)
         try:
             return self._chosen(*args, **kwargs)(*args, **kwargs)
         except ValueError as refused:
@@ -105,19 +107,22 @@ class Program(Generic[Result]):
             return self._by_most[math.inf](*args, **kwargs)
 
     def begin_compiling(self, *args: object, **kwargs: object) -> None:
-        """Compile for such arguments beside whatever else is done. A call waits for it, and raises what it raises."""
-        lowered = self._chosen(*args, **kwargs).lower(*args, **kwargs)
-
-        def compile() -> None:
-            with contextlib.suppress(Exception), jax.transfer_guard("allow"):
-                lowered.compile()  # JAX keeps it with what it has lowered, and finds it at the call
-
-        self._compiling.append(threading.Thread(target=compile))
-        self._compiling[-1].start()
+        """Compile for such arguments in a thread. A call waits for it; what fails here is raised there."""
+        with contextlib.suppress(Exception):
+            lowered = self._chosen(*args, **kwargs).lower(*args, **kwargs)
+            thread = threading.Thread(target=_compile, args=(lowered,))
+            thread.start()
+            self._compiling.append(thread)
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Lower for a compiler that takes its time."""
         return self._by_most[math.inf].lower(*args, **kwargs)
+
+
+def _compile(lowered: jax.stages.Lowered) -> None:
+    """Compile it. JAX keeps the outcome with what it has lowered, and finds it at the call."""
+    with contextlib.suppress(Exception), jax.transfer_guard("allow"):
+        lowered.compile()
 
 
 @lru_cache

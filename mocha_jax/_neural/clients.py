@@ -258,7 +258,7 @@ def over_clients(
 
             def one(live: Array, place: Array) -> tuple[Own, Part]:
                 steps = jnp.where(live, budget[place], 0)
-                # Behind a barrier: read once more later, from where it is replaced, it would be a copy of everyone's.
+                # Without the barrier XLA reads the row again after it is replaced, from a copy of those of all clients.
                 before = lax.optimization_barrier(jax.tree.map(lambda a: a[place], own))
                 return work(inputs, data, place, nodes[place], steps, before)
 

@@ -88,6 +88,16 @@ def test_errors_are_those_of_the_function():
         Program(refuses, lambda x: x.size)(jnp.ones(3))
 
 
+def test_what_does_not_compile_ahead_fails_at_the_call_alone():
+    def refuses(x):
+        raise NotImplementedError(f"{x.shape} will not do")
+
+    program = Program(refuses, lambda x: x.size)
+    program.begin_compiling(jnp.ones(3))
+    with pytest.raises(NotImplementedError, match="will not do"):
+        program(jnp.ones(3))
+
+
 def test_options_are_those_of_jit():
     x = jnp.ones(4)
     assert float(program(static_argnames="y")(x, y=1.0)) == 3.0
