@@ -132,13 +132,18 @@ def _by_machine(in_pairs: Callable[..., Pair], in_doubles: Callable[..., Pair], 
     return platform_dependent(x, *factors, default=in_pairs, cpu=in_doubles)
 
 
+# The nodes of two arrays, in a product of matrices for each. `jnp.einsum` would ask for its dtype by name, which JAX
+# takes for float32 where such a product is mapped and the wider types are off.
+_NODES = (0,), (0,)
+
+
 def _times_in_doubles(x: Array, weights: Array) -> Pair:
     with jax.enable_x64(True):
         a, b, lengths = _in_doubles(x, weights)
         # Of the sizes of a sum's products, Cauchy and Schwarz: the products themselves would be a second pass.
         size = lengths * jnp.sqrt(jnp.sum(b * b, axis=1, keepdims=True))
         factors = math.sqrt(x.shape[2]) * lengths + jnp.sum(jnp.abs(b), axis=1, keepdims=True)
-        return _rounded(jnp.einsum("mnd,md->mn", a, b), x.shape[2], size, factors)
+        return _rounded(lax.dot_general(a, b, (((2,), (1,)), _NODES)), x.shape[2], size, factors)
 
 
 def _combine_in_doubles(x: Array, factors: Array, rests: Array) -> Pair:
@@ -146,13 +151,13 @@ def _combine_in_doubles(x: Array, factors: Array, rests: Array) -> Pair:
         a, b, lengths = _in_doubles(x, factors)
         b = b + lax.convert_element_type(rests, np.float64)
         size, both = (jnp.sum(each, axis=1, keepdims=True) for each in (lengths * jnp.abs(b), lengths + jnp.abs(b)))
-        return _rounded(jnp.einsum("mnd,mn->md", a, b), x.shape[1], size, both)
+        return _rounded(lax.dot_general(a, b, (((1,), (1,)), _NODES)), x.shape[1], size, both)
 
 
 def _in_doubles(x: Array, factors: Array) -> tuple[Array, Array, Array]:
     """Samples and factors in float64, where products of float32 are exact; and the samples' lengths ``[m, n]``."""
     a, b = (lax.convert_element_type(each, np.float64) for each in (x, factors))
-    return a, b, jnp.sqrt(jnp.einsum("mnd,mnd->mn", a, a))
+    return a, b, jnp.sqrt(lax.dot_general(a, a, (((2,), (2,)), ((0, 1), (0, 1)))))
 
 
 def _rounded(exact: Array, count: int, size: Array, factors: Array) -> Pair:

@@ -126,6 +126,20 @@ def test_products_in_two_floats_are_as_exact_as_they_say(axis):
     assert np.median(bound / np.abs(true)) < 2.0**-24
 
 
+def test_products_in_doubles_are_mapped_where_wider_types_are_off():
+    rng = np.random.default_rng(0)
+    x, w, c = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 3, 4, 5), (2, 3, 5), (2, 3, 4)))
+    with jax.enable_x64(False):
+        each = [
+            (jax.jit(jax.vmap(twofold.times_with_error))(x, w), "kmnd,kmd->kmn", w),
+            (jax.jit(jax.vmap(twofold.combine_with_error))(x, c, np.zeros_like(c)), "kmnd,kmn->kmd", c),
+        ]
+    for (found, bound), formula, factors in each:
+        assert found.dtype == bound.dtype == np.float32
+        true = np.einsum(formula, x.astype(float), factors.astype(float))
+        assert (np.abs(np.asarray(found, float) - true) <= np.asarray(bound, float)).all()
+
+
 @pytest.mark.parametrize("loss", zoo.LOSSES)
 @pytest.mark.thin(4)
 def test_a_bound_on_a_term_holds_all_over_its_interval(loss):
