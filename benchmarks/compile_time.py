@@ -5,7 +5,7 @@
 For each model, in a process of its own whose caches are empty: seconds of a first solve to a gap of 1e-3, of a second
 one on other data of the same shape, and of a first ``jax.grad`` through a solve with respect to lambda; the programs
 that JAX compiled for each, and the seconds that its compiler took of the first. Then once more in a new process that
-has JAX's cache of compiled programs from the first. Medians of the repeats; importing JAX and the library is apart.
+has what `mocha_jax.keep_programs` kept of the first. Medians of the repeats; importing JAX and the library is apart.
 """
 
 from __future__ import annotations
@@ -100,11 +100,7 @@ def alone(
 
     It prints what it has found so far after every measurement.
     """
-    keep = {
-        "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    keep = {name: cache for name in ("XDG_CACHE_HOME", "HOME", "LOCALAPPDATA")} | {"JAX_COMPILATION_CACHE_DIR": ""}
     sizes = {"tasks": tasks, "samples": samples, "features": features}
     given = [f"--{size}={count}" for size, count in sizes.items()] + ([] if gradient else ["--no-gradient"])
     return ["-m", "benchmarks.compile_time", "--alone", "--models", name, *given], keep
@@ -113,6 +109,7 @@ def alone(
 def measured(name: str, *shape: int, gradient: bool = True) -> Iterator[dict[str, float]]:
     """Measure in this process: a first solve, a second one, a gradient. All that is known after each."""
     heard: dict[str, float] = {}
+    mj.keep_programs()
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.endswith("backend_compile_duration"):

@@ -36,6 +36,7 @@ from mocha_jax._algorithms.mocha import Mocha as Mocha
 from mocha_jax._algorithms.mocha import SubproblemMethod as SubproblemMethod
 from mocha_jax._algorithms.mocha import algorithm1 as algorithm1
 from mocha_jax._algorithms.newton import Newton as Newton
+from mocha_jax._core.program_cache import keep_programs as keep_programs
 from mocha_jax._core.pytree import Hyperparameter as Hyperparameter
 from mocha_jax._core.pytree import Pytree as Pytree
 from mocha_jax._core.pytree import static as static

@@ -11,12 +11,13 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Generic, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 import jax
 from jax import lax
 
+from mocha_jax._core.kept_programs import KeptPrograms
 from mocha_jax._core.values import is_traced
 
 # The keys limit for how many numbers to leave optimisations out. Measured with JAX 0.10 on two cores, rounds of `Mocha`
@@ -66,6 +67,9 @@ class Program(Generic[Result]):
     ) -> None:
         self._numbers, self._often, self._options, self.traces = numbers, often, options, 0
         self._compiling: list[threading.Thread] = []
+        self._kept = KeptPrograms(
+            f"{function.__module__}.{function.__qualname__} {options}", options.get("static_argnames", ())
+        )
 
         @wraps(function)
         def counted(*args: object, **kwargs: object) -> Result:
@@ -98,6 +102,9 @@ class Program(Generic[Result]):
             thread.join()
             with contextlib.suppress(ValueError):
                 self._compiling.remove(thread)
+        if place := self._kept.place(args, kwargs):
+            program = place.program or place.compile(self._chosen(*args, **kwargs).lower(*args, **kwargs))
+            return program(*args, **self._kept.dynamic(kwargs))
         try:
             return self._chosen(*args, **kwargs)(*args, **kwargs)
         except ValueError as refused:
@@ -109,8 +116,12 @@ class Program(Generic[Result]):
     def begin_compiling(self, *args: object, **kwargs: object) -> None:
         """Compile for such arguments in a thread. A call waits for it; what fails here is raised there."""
         with contextlib.suppress(Exception):
+            place = self._kept.place(args, kwargs)
+            if place and place.program:
+                return
             lowered = self._chosen(*args, **kwargs).lower(*args, **kwargs)
-            thread = threading.Thread(target=_compile, args=(lowered,))
+            compile = partial(place.compile, lowered) if place else lowered.compile
+            thread = threading.Thread(target=_quietly, args=(compile,))
             thread.start()
             self._compiling.append(thread)
 
@@ -119,10 +130,10 @@ class Program(Generic[Result]):
         return self._by_most[math.inf].lower(*args, **kwargs)
 
 
-def _compile(lowered: jax.stages.Lowered) -> None:
-    """Compile it. JAX keeps the outcome with what it has lowered, and finds it at the call."""
+def _quietly(compile: Callable[[], object]) -> None:
+    """Compile. JAX keeps the outcome with what it has lowered, and finds it at the call."""
     with contextlib.suppress(Exception), jax.transfer_guard("allow"):
-        lowered.compile()
+        compile()
 
 
 @lru_cache

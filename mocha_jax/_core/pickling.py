@@ -26,7 +26,7 @@ def portable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if inspect.isfunction(value) and _INNER in value.__code__.co_qualname:
         if id(value) in inside:
             raise pickle.PicklingError(f"{value.__qualname__} refers to itself; write it at the top of a module.")
-        return _Written(value, (*inside, id(value)))
+        return Written(value, (*inside, id(value)))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(portable(part, inside) for part in value))
     if type(value) in (tuple, list):
@@ -39,17 +39,17 @@ def portable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     return value
 
 
-class _Written:
+class Written:
     """A stand-in for a function until it is unpickled."""
 
     def __init__(self, function: types.FunctionType, inside: tuple[int, ...]) -> None:
-        self._function, self._inside = function, inside
+        self.function, self._inside = function, inside
 
     def __call__(self) -> None:
         """Look like a function to `functools.partial`."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        function, code = self._function, self._function.__code__
+        function, code = self.function, self.function.__code__
         module, outer = function.__globals__["__name__"], code.co_qualname.partition(_INNER)[0]
         ways = [way for way, inner in _within(_code_of(module, outer)) if inner is code]
         if not ways:

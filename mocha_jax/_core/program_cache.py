@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from mocha_jax._core import kept_programs
+
 # Bytes that the folder may hold when a process begins: some hundred kinds of problems.
 _MOST = 500_000_000
 
@@ -18,14 +20,23 @@ _MOST = 500_000_000
 def keep_programs() -> None:
     """Keep what this process compiles, in the user's cache folder, and take from there what an earlier one compiled.
 
-    A choice of the user's goes first: with a cache of JAX's own (``JAX_COMPILATION_CACHE_DIR``), or without any
-    (``JAX_ENABLE_COMPILATION_CACHE=false``), nothing is done. Nor is it where the folder cannot be written to.
+    On a CPU a next process neither traces nor compiles the programs of a solve of the same kind and shape. Where a loss
+    or another part is written outside of this library and of optax they are traced again, as they are on accelerators,
+    but not compiled.
+
+    The command line and the estimators call this. A choice of the user's goes first: with a cache of JAX's own
+    (``JAX_COMPILATION_CACHE_DIR``), or without any (``JAX_ENABLE_COMPILATION_CACHE=false``), nothing is done. Nor is it
+    where the folder cannot be written to.
+
+    Examples:
+      >>> import mocha_jax as mj
+      >>> mj.keep_programs()  # doctest: +SKIP
     """
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return
     with contextlib.suppress(OSError, RuntimeError):  # the latter of a user without a home
         folder = _caches() / "mocha_jax"
-        own = folder / f"jax-{jax.__version__}-{_machine()}"
+        own = folder / f"jax-{jax.__version__}-{kept_programs.source()}-{_machine()}"
         own.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code here
         if not os.access(own, os.W_OK | os.X_OK):
             return
@@ -33,6 +44,7 @@ def keep_programs() -> None:
         # Each of the programs is small and quick to compile; together they are what a first solve waits for.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        kept_programs.keep_in(own)
         _trim(folder)  # where another process does so too, files vanish
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mocha_jax._core import program_cache
+from mocha_jax._core import kept_programs, program_cache
 
 NAMES = [
     "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
@@ -24,6 +24,7 @@ def caches(tmp_path, monkeypatch):
     jax.config.update("jax_enable_compilation_cache", True)
     monkeypatch.setattr(program_cache, "_caches", lambda: tmp_path)
     yield tmp_path
+    kept_programs.keep_in(None)
     for name, value in before.items():
         jax.config.update(name, value)
 

@@ -28,6 +28,7 @@ EXPECTED = {
     },
     "jax.experimental.pallas.tpu": {"_node/kernel_tpu.py"},
     "jax.experimental.pallas.triton": {"_node/kernel_triton.py", "servers/_quadratic_programs_triton.py"},
+    "jax.experimental.serialize_executable": {"_core/kept_programs.py"},
     "jax.extend.backend.get_default_device": {"_core/mosaic.py"},
 }  # fmt: skip
 
