@@ -115,6 +115,8 @@ class Program(Generic[Result]):
 
     def begin_compiling(self, *args: object, **kwargs: object) -> None:
         """Compile for such arguments in a thread. A call waits for it; what fails here is raised there."""
+        if jax.config.read("jax_disable_most_optimizations"):  # threads cost more than such a compiler
+            return
         with contextlib.suppress(Exception):
             place = self._kept.place(args, kwargs)
             if place and place.program:
