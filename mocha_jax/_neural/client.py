@@ -13,11 +13,11 @@ from jax import Array, lax
 
 from mocha_jax._core.pytree import PyTree, SameTree, Tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.clients import Batch, Schedule, Trained, in_random_order, train
+from mocha_jax._neural.clients import Batch, Pull, Schedule, Trained, in_random_order, train
 from mocha_jax._neural.prediction import ROWS
 from mocha_jax._neural.private_gradients import OfClient, private_losses, private_mean_loss
 from mocha_jax._neural.trainer import mean_loss
-from mocha_jax._numerics.math import EXACT, safe_ratio
+from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.likelihoods import Likelihood
 from mocha_jax.networks import Network, Params
 from mocha_jax.networks._base import outputs
@@ -90,7 +90,8 @@ class Client(NamedTuple):
 
     def train(
         self, params: SameTree, objective: Objective | None = None, *, gradient: Gradient | None = None,
-        phase: str = LOCAL, optimizer: optax.OptState | None = None, weight: Array | None = None,
+        pull: Pull | None = None, phase: str = LOCAL, optimizer: optax.OptState | None = None,
+        weight: Array | None = None,
     ) -> Trained[SameTree]:  # fmt: skip
         """Train for the steps of a phase.
 
@@ -98,6 +99,7 @@ class Client(NamedTuple):
           params: where to begin.
           objective: ``objective(params, batch, key)``, differentiated. Default `mean_loss`.
           gradient: in place of its gradient, ``gradient(params, batch, key)``: a loss and a direction of ascent.
+          pull: a term of the objective beside it, of which the loss that is reported says nothing.
           phase: by name; its budget, optimizer and batches.
           optimizer: state of the optimizer. Default: it begins anew.
           weight: ``[n]`` of the samples, positive where they are real. Default the data's.
@@ -111,7 +113,7 @@ class Client(NamedTuple):
             gradient = jax.value_and_grad(self.mean_loss if objective is None else objective)
         weight = self.data.weight[self.place] if weight is None else weight
         return train(key, self.data, self.place, weight, self.steps[phase], how.schedule, step, gradient,
-                     params, begin, self.rate)  # fmt: skip
+                     params, begin, self.rate, pull)  # fmt: skip
 
     def losses(self, params: Params) -> Array:
         """Compute the loss of each of its samples, ``[n]``; 0 for padding."""
@@ -186,33 +188,6 @@ def by_gradients(optimizer: optax.GradientTransformation) -> optax.GradientTrans
         return optimizer.update(updates, state, params)
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-def inner_product(a: Tree, b: Tree) -> Array:
-    """Sum the products of the numbers of two trees."""
-    products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=EXACT), a, b)
-    return jnp.asarray(sum(jax.tree.leaves(products)))
-
-
-def squared_distance(a: Tree, b: Tree) -> Array:
-    """Sum the squares of the differences of two trees."""
-    off = difference(a, b)
-    return inner_product(off, off)
-
-
-def pulled(objective: Objective, strength: Array, target: Tree) -> Objective:
-    r"""Add $\tfrac\lambda2\|\theta-\theta_0\|^2$ to an objective."""
-    return lambda params, batch, key: objective(params, batch, key) + 0.5 * strength * squared_distance(params, target)
-
-
-def scaled(factor: Array, tree: SameTree) -> SameTree:
-    """Multiply all arrays of a tree by a number."""
-    return jax.tree.map(lambda a: factor * a, tree)
-
-
-def difference(a: SameTree, b: SameTree) -> SameTree:
-    """Subtract a tree from another one."""
-    return jax.tree.map(lambda a, b: a - b, a, b)
 
 
 def divided(budget: Array, phases: Mapping[str, PhaseTraining], data: TaskData, place: Array) -> dict[str, Array]:

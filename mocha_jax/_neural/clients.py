@@ -14,7 +14,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from mocha_jax._core.devices import each_device
+from mocha_jax._core.pytree import PyTree, SameTree
 from mocha_jax._data.task_data import TaskData
+from mocha_jax._neural.trees import difference, inner_product
 from mocha_jax._numerics.math import safe_ratio, uniform_bits
 
 
@@ -85,6 +87,29 @@ class Schedule:
 Params = TypeVar("Params")  # a tree of arrays
 
 
+class Pull(NamedTuple):
+    r"""The term $\tfrac\lambda2\|\theta-\theta_0\|^2$ of a client's objective: its parameters stay near others.
+
+    Its gradient is computed in every step, its value only for an optimizer that asks for it.
+
+    Attributes:
+      strength: [] $\lambda$.
+      target: the parameters $\theta_0$.
+    """
+
+    strength: Array
+    target: PyTree
+
+    def value(self, params: PyTree) -> Array:
+        """Compute the term, []."""
+        off = difference(params, self.target)
+        return 0.5 * self.strength * inner_product(off, off)
+
+    def added(self, params: SameTree, gradient: SameTree) -> SameTree:
+        """Add the gradient of the term to one."""
+        return jax.tree.map(lambda g, p, t: g + self.strength * (p - t), gradient, params, self.target)
+
+
 class Trained(NamedTuple, Generic[Params]):
     """The outcome of a client's training."""
 
@@ -97,7 +122,7 @@ class Trained(NamedTuple, Generic[Params]):
 def train(
     key: Array, data: TaskData, client: Array, weight: Array, budget: Array, schedule: Schedule,
     optimizer: optax.GradientTransformation, gradient: Callable[[Params, Batch, Array], tuple[Array, Params]],
-    params: Params, state: optax.OptState, rate: Array,
+    params: Params, state: optax.OptState, rate: Array, pull: Pull | None = None,
 ) -> Trained[Params]:  # fmt: skip
     """Train on one client's samples, in batches of a schedule.
 
@@ -114,6 +139,7 @@ def train(
       params: where to begin.
       state: of the optimizer; it draws anew, by this key.
       rate: [] factor of every update.
+      pull: a term of the objective beside the loss.
     """
     count = jnp.sum(weight > 0, dtype=jnp.int32)
     per_epoch = jnp.maximum(-(-count // schedule.size(data.y.shape[1])), 1)
@@ -131,13 +157,19 @@ def train(
                 data.x[client, rows].astype(data.dtype), data.y[client, rows], jnp.where(real, weight[rows], 0.0)
             )
             fold = jax.random.fold_in(epoch_key, i)
-            value, ascent = gradient(params, batch, fold)
+            loss, ascent = gradient(params, batch, fold)
+            value = loss
+            if pull is not None:
+                value, ascent = loss + pull.value(params), pull.added(params, ascent)
+
+            def value_of(params: Params) -> Array:
+                loss = gradient(params, batch, fold)[0]
+                return loss if pull is None else loss + pull.value(params)
+
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
-                updates, state = optimizer.update(
-                    ascent, state, params, value=value, grad=ascent, value_fn=lambda p: gradient(p, batch, fold)[0]
-                )
+                updates, state = optimizer.update(ascent, state, params, value=value, grad=ascent, value_fn=value_of)
                 params = jax.tree.map(lambda p, u: p + (rate * u).astype(p.dtype), params, updates)
-            return params, state, total + value
+            return params, state, total + loss
 
         return lax.fori_loop(0, jnp.clip(budget - e * per_epoch, 0, per_epoch), step, carry)
 

@@ -6,9 +6,11 @@ import dataclasses
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, difference, pulled, scaled
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.clients import Pull
 from mocha_jax._neural.composed import Sampling
 from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
+from mocha_jax._neural.trees import difference, scaled
 
 
 def first_model(b: Beginning) -> ServerParts:
@@ -19,8 +21,8 @@ def first_model(b: Beginning) -> ServerParts:
 
 def send_change(c: Client, own: Tree) -> tuple[Tree, Answer]:
     """Train the server's network and send how it changed; a `proximal` term keeps it near where it began."""
-    objective = pulled(c.mean_loss, c.numbers["proximal"], c.shared) if "proximal" in c.numbers else c.mean_loss
-    done = c.train(c.shared, objective)
+    pull = Pull(c.numbers["proximal"], c.shared) if "proximal" in c.numbers else None
+    done = c.train(c.shared, pull=pull)
     return own, Answer(scaled(c.weight, difference(c.shared, done.params)), loss=done.loss)
 
 

@@ -16,11 +16,12 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, PyTree, Pytree, Tree, static
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.client import Client, scaled
+from mocha_jax._neural.client import Client
 from mocha_jax._neural.composed import Composed, Sampling
 from mocha_jax._neural.method import Answer, Beginning, Declared, Method, ServerParts, ServerRound
 from mocha_jax._neural.prediction import Prediction
 from mocha_jax._neural.training_state import Heard, Sent, TrainingState
+from mocha_jax._neural.trees import scaled
 from mocha_jax._numerics.math import safe_ratio, uniform_bits
 from mocha_jax.networks import Params
 from mocha_jax.systems import System

@@ -1,4 +1,4 @@
-"""Trees of arrays: shapes, rows, and models mapped over clients."""
+"""Trees of arrays: shapes, rows, arithmetic, and models mapped over clients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax import Array
 from mocha_jax._core import check
 from mocha_jax._core.pytree import PyTree, SameTree, Tree
 from mocha_jax._core.warnings import warn
+from mocha_jax._numerics.math import EXACT
 from mocha_jax.networks import Params
 
 
@@ -78,3 +79,19 @@ def as_tree(vector: Array, like: SameTree) -> SameTree:
     return jax.tree.unflatten(
         form, [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(vector, cuts), leaves, strict=True)]
     )
+
+
+def scaled(factor: Array, tree: SameTree) -> SameTree:
+    """Multiply all arrays of a tree by a number."""
+    return jax.tree.map(lambda a: factor * a, tree)
+
+
+def difference(a: SameTree, b: SameTree) -> SameTree:
+    """Subtract a tree from another one."""
+    return jax.tree.map(lambda a, b: a - b, a, b)
+
+
+def inner_product(a: Tree, b: Tree) -> Array:
+    """Sum the products of the numbers of two trees."""
+    products = jax.tree.map(lambda a, b: jnp.vdot(a, b, precision=EXACT), a, b)
+    return jnp.asarray(sum(jax.tree.leaves(products)))

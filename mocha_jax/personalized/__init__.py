@@ -13,9 +13,7 @@ It may import `_core`, `_data`, `_numerics`, `networks` and `_neural`.
 
 from mocha_jax._neural.client import Client as Client
 from mocha_jax._neural.client import Phase as Phase
-from mocha_jax._neural.client import difference as difference
-from mocha_jax._neural.client import pulled as pulled
-from mocha_jax._neural.client import scaled as scaled
+from mocha_jax._neural.clients import Pull as Pull
 from mocha_jax._neural.composed import Composed as Composed
 from mocha_jax._neural.fedavg import averaged as averaged
 from mocha_jax._neural.fedavg import first_model as first_model
@@ -26,6 +24,8 @@ from mocha_jax._neural.method import Method as Method
 from mocha_jax._neural.method import ServerParts as ServerParts
 from mocha_jax._neural.method import ServerRound as ServerRound
 from mocha_jax._neural.training_state import TrainingState as TrainingState
+from mocha_jax._neural.trees import difference as difference
+from mocha_jax._neural.trees import scaled as scaled
 from mocha_jax.personalized._corrected import feddyn as feddyn
 from mocha_jax.personalized._corrected import scaffold as scaffold
 from mocha_jax.personalized._fair import afl as afl
@@ -74,7 +74,7 @@ __all__ = [
     "per_fedavg",
     "pfedme",
     "Phase",
-    "pulled",
+    "Pull",
     "q_ffl",
     "same_model",
     "scaffold",

@@ -11,10 +11,11 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, difference, inner_product, pulled, scaled
-from mocha_jax._neural.clients import Batch
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.clients import Batch, Pull
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
+from mocha_jax._neural.trees import difference, scaled
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import (
@@ -162,14 +163,11 @@ def _no_gradient(b: Beginning) -> ServerParts:
 
 
 def _dynamic(c: Client, own: Params) -> tuple[Params, Answer]:
-    near = pulled(c.mean_loss, c.numbers["strength"], c.shared)
-
-    def objective(params: Params, batch: Batch, key: Array) -> Array:
-        return near(params, batch, key) - inner_product(own, params)
-
-    done = c.train(c.shared, objective)
+    # The gradient g_k that it keeps and the pull together: <-g_k, v> + lambda / 2 |v - w|^2 pulls to w + g_k / lambda.
+    strength = c.numbers["strength"]
+    done = c.train(c.shared, pull=Pull(strength, jax.tree.map(lambda w, g: w + g / strength, c.shared, own)))
     change = difference(c.shared, done.params)
-    new = jax.tree.map(lambda g, a: g + c.numbers["strength"] * a, own, change)
+    new = jax.tree.map(lambda g, a: g + strength * a, own, change)
     return new, Answer(scaled(c.weight, change), loss=done.loss)
 
 

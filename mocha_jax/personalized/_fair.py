@@ -11,9 +11,10 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, difference, scaled
+from mocha_jax._neural.client import Client
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
+from mocha_jax._neural.trees import difference, scaled
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import ClientOptions, composed, without_server_optimizer

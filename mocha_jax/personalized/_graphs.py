@@ -15,7 +15,8 @@ from jax.typing import ArrayLike
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, SameTree, Tree
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._neural.client import Client, pulled
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.clients import Pull
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
 from mocha_jax._numerics.math import matmul, safe_ratio
@@ -174,7 +175,7 @@ def _clouds_of_all(b: Beginning) -> ServerParts:
 
 def _toward_cloud(c: Client, own: Params) -> tuple[Params, Answer]:
     strength = c.numbers["strength"] / c.numbers["attention"]
-    done = c.train(own, pulled(c.mean_loss, strength, c.row))
+    done = c.train(own, pull=Pull(strength, c.row))
     return done.params, Answer(row=done.params, loss=done.loss)
 
 

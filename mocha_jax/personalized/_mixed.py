@@ -11,11 +11,12 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, Phase, difference, inner_product, scaled
+from mocha_jax._neural.client import Client, Phase
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts, ServerRound
+from mocha_jax._neural.trees import difference, inner_product, scaled
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Mixture, MixtureParameters, Network, Params
 from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed

@@ -11,11 +11,12 @@ from jax import Array, lax
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter
-from mocha_jax._neural.client import Client, difference, pulled, scaled
-from mocha_jax._neural.clients import Batch
+from mocha_jax._neural.client import Client
+from mocha_jax._neural.clients import Batch, Pull
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model, send_change
 from mocha_jax._neural.method import Answer, Method
+from mocha_jax._neural.trees import difference, scaled
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import (
     TrainingOptions,
@@ -71,8 +72,7 @@ def ditto(
 
 def _ditto_client(c: Client, own: Params) -> tuple[Params, Answer]:
     _, answer = send_change(c, ())
-    toward = pulled(c.mean_loss, c.numbers["strength"], c.shared)
-    return c.train(own, toward, phase="personal").params, answer
+    return c.train(own, pull=Pull(c.numbers["strength"], c.shared), phase="personal").params, answer
 
 
 DITTO = Method(first_model, _ditto_client, averaged, own=same_model, personal_model=own_model, joins=from_shared)
@@ -118,7 +118,7 @@ def mr_mtl(
 
 
 def _mean_regularized(c: Client, own: Params) -> tuple[Params, Answer]:
-    done = c.train(own, pulled(c.mean_loss, c.numbers["strength"], c.shared))
+    done = c.train(own, pull=Pull(c.numbers["strength"], c.shared))
     # The average of these changes takes the mean to that of the models sent.
     return done.params, Answer(scaled(c.weight, difference(c.shared, done.params)), loss=done.loss)
 
@@ -195,15 +195,15 @@ def _pfedme_client(c: Client, own: Params) -> tuple[Params, Answer]:
     steps = c.numbers["inner_steps"].astype(jnp.int32)
 
     def envelope(params: _WithPoint, batch: Batch, key: Array) -> tuple[Array, _WithPoint]:
-        near = pulled(c.mean_loss, strength, params.model)
+        near = Pull(strength, params.model)
 
         def step(_: Array, point: Params) -> Params:
-            return difference(point, scaled(rate, jax.grad(near)(point, batch, key)))
+            return difference(point, scaled(rate, near.added(point, jax.grad(c.mean_loss)(point, batch, key))))
 
         point = lax.fori_loop(0, steps, step, params.point)
         ascent = scaled(strength, difference(params.model, point))
         # Updates are multiplied by the client's rate: the point moves all the way.
-        return near(point, batch, key), _WithPoint(ascent, scaled(1.0 / c.rate, difference(params.point, point)))
+        return c.mean_loss(point, batch, key), _WithPoint(ascent, scaled(1.0 / c.rate, difference(params.point, point)))
 
     done = c.train(_WithPoint(c.shared, c.shared), gradient=envelope)
     return done.params.point, Answer(scaled(c.weight, difference(c.shared, done.params.model)), loss=done.loss)

@@ -9,11 +9,12 @@ import optax
 from jax import Array
 
 from mocha_jax._core.pytree import PyTree, Tree
-from mocha_jax._neural.client import Client, difference, scaled
+from mocha_jax._neural.client import Client
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged
 from mocha_jax._neural.method import Answer, Beginning, Method, ServerParts
+from mocha_jax._neural.trees import difference, scaled
 from mocha_jax.networks import Network, Params, Parted, SplitParameters
 from mocha_jax.networks._wrapped import paths
 from mocha_jax.personalized._parts import TrainingOptions, check_made_of, composed, phase

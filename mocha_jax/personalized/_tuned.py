@@ -10,11 +10,12 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Tree
-from mocha_jax._neural.client import Client, Phase, difference, scaled
+from mocha_jax._neural.client import Client, Phase
 from mocha_jax._neural.clients import Batch
 from mocha_jax._neural.composed import Composed
 from mocha_jax._neural.fedavg import averaged, first_model, send_change
 from mocha_jax._neural.method import Answer, Method
+from mocha_jax._neural.trees import difference, scaled
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax.networks import Network, Params
 from mocha_jax.personalized._parts import TrainingOptions, composed, own_model, phase

@@ -1,5 +1,6 @@
 """FedAvg and its settings against loops written here, on any number of devices and in any order."""
 
+from functools import partial
 from typing import Any
 
 import chex
@@ -56,6 +57,47 @@ def test_epochs_of_fedprox_are_a_loop(mu, key):
         lambda *p: sum(float(n) * a for n, a in zip(sizes, p, strict=True)) / float(sizes.sum()), *ends
     )
     chex.assert_trees_all_close(state.shared, expected, rtol=1e-10, atol=1e-13)
+
+
+def asking():
+    """An optimizer that descends by as much as the objective is here and one unit further along every parameter."""
+
+    def update(updates, state, params, *, value, value_fn, **_):
+        ahead = value_fn(jax.tree.map(lambda p: p + 1.0, params))
+        return jax.tree.map(lambda g: -1e-3 * (value + ahead) * g, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: (), update)
+
+
+def test_an_optimizer_that_asks_for_the_objective_gets_it_with_the_proximal_term(key):
+    problem, mu, epochs = make_problem(), 0.7, 3
+    algorithm = mj.FedAvg(MODEL, asking(), local_epochs=epochs, batch_size=None, proximal=mu)
+    state, history = one_round(algorithm, problem, key)
+    start, sizes = algorithm.init(problem).shared, np.asarray(problem.data.sizes, float)
+    losses: list[list[Any]] = []
+
+    def objective(params, x, y):
+        distance = sum(jnp.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (params, start)), strict=True))
+        return mean_loss(params, x, y) + 0.5 * mu * distance
+
+    def client(k):
+        params, of = start, rows(problem.data, k)
+        losses.append([])
+        for _ in range(epochs):
+            losses[k].append(mean_loss(params, *of))
+            ahead = objective(jax.tree.map(lambda p: p + 1.0, params), *of)
+            factor = -1e-3 * (objective(params, *of) + ahead)
+            step = jax.tree.map(partial(jnp.multiply, factor), jax.grad(objective)(params, *of))
+            params = jax.tree.map(jnp.add, params, step)
+        return params
+
+    ends = [client(k) for k in range(5)]
+    expected = jax.tree.map(
+        lambda *p: sum(float(n) * a for n, a in zip(sizes, p, strict=True)) / float(sizes.sum()), *ends
+    )
+    chex.assert_trees_all_close(state.shared, expected, rtol=1e-10, atol=1e-13)
+    # What is reported is the loss of the samples.
+    np.testing.assert_allclose(history.loss[-1], np.average(np.mean(np.array(losses), axis=1), weights=sizes), rtol=1e-10)
 
 
 @pytest.mark.slow
