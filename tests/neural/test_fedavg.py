@@ -97,7 +97,9 @@ def test_an_optimizer_that_asks_for_the_objective_gets_it_with_the_proximal_term
     )
     chex.assert_trees_all_close(state.shared, expected, rtol=1e-10, atol=1e-13)
     # What is reported is the loss of the samples.
-    np.testing.assert_allclose(history.loss[-1], np.average(np.mean(np.array(losses), axis=1), weights=sizes), rtol=1e-10)
+    np.testing.assert_allclose(
+        history.loss[-1], np.average(np.mean(np.array(losses), axis=1), weights=sizes), rtol=1e-10
+    )
 
 
 @pytest.mark.slow
