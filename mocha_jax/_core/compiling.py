@@ -67,9 +67,8 @@ class Program(Generic[Result]):
     ) -> None:
         self._numbers, self._often, self._options, self.traces = numbers, often, options, 0
         self._compiling: list[threading.Thread] = []
-        self._kept = KeptPrograms(
-            f"{function.__module__}.{function.__qualname__} {options}", options.get("static_argnames", ())
-        )
+        name = f"{function.__module__}.{function.__qualname__} {options} {often}"
+        self._kept = KeptPrograms(name, options.get("static_argnames", ()))
 
         @wraps(function)
         def counted(*args: object, **kwargs: object) -> Result:

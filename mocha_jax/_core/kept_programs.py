@@ -180,7 +180,10 @@ def _versions() -> tuple[str, ...]:
 def source() -> str:
     """Return a digest that changes whenever a file of this package does."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    files = sorted(root.rglob("*.py"))
+    if not files:
+        raise OSError(f"{root} is no folder.")
+    for path in files:
         about = path.stat()
         found.update(f"{path.relative_to(root)} {about.st_size} {about.st_mtime_ns}\n".encode())
     return found.hexdigest()[:8]
@@ -209,8 +212,10 @@ def _write(program: jax.stages.Compiled, path: Path, *, lapack: bool) -> None:
     from jax.experimental import serialize_executable  # noqa: PLC0415
 
     content, _, result = serialize_executable.serialize(program)
-    like = jax.tree.unflatten(result, [0] * result.num_leaves)
-    whole = zlib.compress(pickle.dumps((content, portable(like), lapack), protocol=5), 1)
+    like = portable(jax.tree.unflatten(result, [0] * result.num_leaves))
+    if jax.tree.structure(pickle.loads(pickle.dumps(like))) != result:
+        raise pickle.PicklingError("what it returns holds functions, which another process has for others.")
+    whole = zlib.compress(pickle.dumps((content, like, lapack), protocol=5), 1)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

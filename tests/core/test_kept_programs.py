@@ -5,11 +5,13 @@ import subprocess
 import sys
 import zlib
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mocha_jax as mj
@@ -106,6 +108,12 @@ def of_the_user(x):
     return x + 1
 
 
+class Holder(mj.Pytree):
+    """A record with a function in its structure."""
+
+    function: Any = mj.static()
+
+
 class Mine(mj.losses.Loss):
     """A loss that is not this library's."""
 
@@ -116,6 +124,14 @@ def test_code_of_the_users_is_never_kept(folder, of):
         one = Program(lambda x, *, of: 2 * x, lambda x, **_: 10, static_argnames="of")
         np.testing.assert_array_equal(one(X, of=of), 2 * X)
         assert one.traces == 1
+    assert not list(folder.iterdir())
+
+
+def test_results_that_hold_functions_are_never_kept(folder):
+    # What a next process reads would be another function, and a tree with it another structure.
+    optimizer = Holder(optax.adam(0.1).update)
+    one = Program(lambda x: (2 * x, optimizer), lambda x: 10)
+    assert one(X)[1].function is optimizer.function
     assert not list(folder.iterdir())
 
 
