@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import mocha_jax as mj
 from mocha_jax._core import kept_programs
@@ -22,9 +23,15 @@ from mocha_jax._driver import rounds
 
 @pytest.fixture
 def folder(tmp_path):
+    """Where programs are kept, without JAX's cache: what that has is not written again."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
     kept_programs.keep_in(tmp_path)
     yield tmp_path
     kept_programs.keep_in(None)
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation_cache.reset_cache()
 
 
 def scaled(x, y, *, times=1):
@@ -194,22 +201,20 @@ def problem():
     return mj.Problem(data, mj.losses.Hinge(), mj.regularizers.MeanRegularized(0.1, 0.1))
 
 
-def test_a_solve_is_the_same(tmp_path, monkeypatch):
+def test_a_solve_is_the_same(folder, monkeypatch):
     def forget():
         for one in (rounds.allocate, rounds.run_chunk_in_place, rounds.proven, rounds._settled_in_place):
             monkeypatch.setattr(one, "_kept", kept_programs.KeptPrograms(one._kept._name, one._kept._static))
 
+    kept_programs.keep_in(None)
     wanted = mj.solve(problem(), tol=1e-3)
-    kept_programs.keep_in(tmp_path)
-    try:
-        for _ in range(2):
-            forget()
-            found = mj.solve(problem(), tol=1e-3)
-            np.testing.assert_array_equal(found.weights, wanted.weights)
-            assert found.relative_gap == wanted.relative_gap
-    finally:
-        kept_programs.keep_in(None)
-    assert len(list(tmp_path.glob("*-program"))) >= 4
+    kept_programs.keep_in(folder)
+    for _ in range(2):
+        forget()
+        found = mj.solve(problem(), tol=1e-3)
+        np.testing.assert_array_equal(found.weights, wanted.weights)
+        assert found.relative_gap == wanted.relative_gap
+    assert len(list(folder.glob("*-program"))) >= 4
 
 
 NEXT = """
