@@ -1,10 +1,9 @@
 """Compiled programs of an earlier process, found by what they are called with.
 
-JAX finds what its cache on disk has by the code that tracing and lowering make of a function, which takes as long as
-all else that a next process has to do. That code follows from the function, the structure of its arguments, their
-shapes and dtypes, JAX's settings and the versions of the packages. A program that was kept is found by these, and is
-neither traced nor lowered. What does not stand in the fixed code of installed packages, such as a loss of the user's,
-is never kept: the next process may have changed it.
+JAX's cache on disk is keyed by lowered code, so that every process traces and lowers a function before it finds the
+program. That code depends on the function, the structure, shapes and dtypes of its arguments, JAX's settings and the
+versions of the packages. Programs are kept here by these, and a process that finds one neither traces nor lowers. A
+call that involves code from outside of installed packages, such as a user's loss, is not kept: that code may change.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def keep_in(folder: Path | None) -> None:
 
 
 class Call(NamedTuple):
-    """All that the code of a compiled function follows from, beside the function."""
+    """A call of a function, as far as the code that JAX compiles for it depends on the call."""
 
     structure: jax.tree_util.PyTreeDef  # of the arguments that are not static
     static: tuple[tuple[str, object], ...]
@@ -98,7 +97,7 @@ class KeptPrograms:
         self._places: dict[Call, Place | None] = {}
 
     def dynamic(self, kwargs: Mapping[str, object]) -> dict[str, object]:
-        """Those that are not static."""
+        """Return the keyword arguments that are not static."""
         return {name: value for name, value in kwargs.items() if name not in self._static}
 
     def place(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Place | None:
@@ -122,7 +121,7 @@ class KeptPrograms:
 
 
 def _described(leaf: object, device: jax.Device) -> object:
-    """Return what the code for a leaf follows from; None of what is traced, lies elsewhere or is no number."""
+    """Describe an argument as far as compiled code depends on it; None if it is traced, elsewhere or no number."""
     if isinstance(leaf, jax.Array):
         if is_traced(leaf) or not isinstance(leaf.sharding, jax.sharding.SingleDeviceSharding):
             return None

@@ -158,16 +158,17 @@ def train(
             )
             fold = jax.random.fold_in(epoch_key, i)
             loss, ascent = gradient(params, batch, fold)
-            value = loss
             if pull is not None:
-                value, ascent = loss + pull.value(params), pull.added(params, ascent)
+                ascent = pull.added(params, ascent)
 
-            def value_of(params: Params) -> Array:
-                loss = gradient(params, batch, fold)[0]
+            def objective(loss: Array, params: Params) -> Array:
                 return loss if pull is None else loss + pull.value(params)
 
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optimizers assume it
-                updates, state = optimizer.update(ascent, state, params, value=value, grad=ascent, value_fn=value_of)
+                updates, state = optimizer.update(
+                    ascent, state, params, value=objective(loss, params), grad=ascent,
+                    value_fn=lambda p: objective(gradient(p, batch, fold)[0], p),
+                )  # fmt: skip
                 params = jax.tree.map(lambda p, u: p + (rate * u).astype(p.dtype), params, updates)
             return params, state, total + loss
 
