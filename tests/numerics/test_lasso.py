@@ -189,3 +189,31 @@ def test_what_is_no_covariance_is_refused():
         with pytest.raises(ValueError, match=message):
             mj.graphical_lasso(np.asarray(bad), 0.1)
     np.testing.assert_allclose(mj.graphical_lasso(np.eye(2, dtype=int), 0.1).precision, np.eye(2) / 1.1)
+
+
+def test_an_ill_conditioned_precision_is_found_in_few_steps():
+    # Fewer samples than variables and a small penalty: proximal gradient steps alone need more than 10,000.
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 1)) + 0.3 * rng.normal(size=(12, 20))
+    s = x @ x.T / 20
+    found = mj.graphical_lasso(s, 0.01 * (1 - np.eye(12)))
+    assert found.solved
+    assert found.iterations < 1000
+    _, precision = reference(s, 0.01, tol=1e-10, enet_tol=1e-10, max_iter=5000)
+    np.testing.assert_allclose(found.precision, precision, rtol=1e-5, atol=1e-5)
+    assert 0 < (np.asarray(found.precision) == 0).mean() < 1
+
+
+def test_an_ill_conditioned_lasso_reaches_its_optimum():
+    # Coordinate descent alone would need about as many sweeps as the condition number.
+    rng = np.random.default_rng(0)
+    m, d, lam1 = 12, 5, 0.1
+    basis, _ = np.linalg.qr(rng.normal(size=(m, m)))
+    a = (basis * np.geomspace(1e-6, 1.0, m)) @ basis.T
+    v = rng.normal(size=(m, d))
+    w = np.asarray(jax.jit(lasso)(a, v, jnp.asarray(lam1), np.linalg.solve(a, v)))
+    r = v - a @ w
+    # The optimality conditions: the gradient is lam1 times the sign where w differs from 0, no longer elsewhere.
+    np.testing.assert_allclose(r[w != 0], lam1 * np.sign(w[w != 0]), atol=1e-8)
+    assert np.abs(r[w == 0]).max() <= lam1 + 1e-8
+    assert 0 < (w == 0).sum() < w.size
