@@ -8,9 +8,10 @@ That labels the first samples of a client by each component in turn, the last on
 samples that none reaches are of class 0: *as generated*. *As described* in the paper every component has its own.
 
 ``--code FOLDER`` runs theirs besides (github.com/omarfoq/FedEM, 996fadd; it needs torch, torchvision, tqdm, networkx
-and cvxpy): their clients and aggregators on these samples, written into their folder of data. Both begin with weights
-of torch's linear layer, decay weights by 5e-4, and draw their own batches. The momentum of theirs, which goes on at a
-client while the server replaces its model, is switched off: here optimizers begin anew in every round.
+and cvxpy): their clients and aggregators on these samples, written into their folder of data. Both begin with the same
+weights, drawn as those of torch's linear layer (for Local theirs draws its own), decay weights by 5e-4, and draw their
+own batches. The momentum of theirs, which goes on at a client while the server replaces its model, is switched off:
+here optimizers begin anew in every round.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Row(NamedTuple):
     code: str  # ours or theirs
     method: str
     rate: float
-    seed: int
+    seed: int  # of the first weights and of the batches
     accuracy: float  # in %
     tenth: float  # of the worst tenth of the clients
 
@@ -66,7 +67,9 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=1000, help="samples of a client for testing")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0], help="learning rates")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, default=3, help="runs of ours (default %(default)s)")
+    parser.add_argument("--their-seeds", type=int, nargs="+", default=[0], help="runs of theirs (default %(default)s)")
     parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
     parser.add_argument("--code", type=Path, help="folder of the authors' code, to run it besides")
     options = parser.parse_args()
@@ -103,14 +106,12 @@ def study(options: argparse.Namespace, out: Path) -> list[Row]:
     tasks = {data: drawn(data, options.clients, options.tests) for data in options.data}
     rows = read(path, Row)
     done = {row[:5] for row in rows}
-    runs = [
-        ("ours", method, rate, seed) for method in METHODS for rate in options.rates for seed in range(options.seeds)
-    ]
-    runs += [("theirs", method, rate, 0) for method in METHODS for rate in options.rates if options.code]
+    runs = [("ours", *run) for run in product(options.methods, options.rates, range(options.seeds))]
+    runs += [("theirs", *run) for run in product(options.methods, options.rates, options.their_seeds) if options.code]
     for run in (run for run in product(options.data, runs) if (run[0], *run[1]) not in done):
         data, (code, method, rate, seed) = run
         found = trained(tasks[data], method, rate, seed, options.rounds) if code == "ours" else theirs(
-            options.code.resolve(), tasks[data], method, rate, options.rounds)  # fmt: skip
+            options.code.resolve(), tasks[data], method, rate, seed, options.rounds)  # fmt: skip
         mean, tenth = (100.0 * float(np.mean(some)) for some in (found, np.sort(found)[: len(found) // 10]))
         rows.append(Row(data, code, method, rate, seed, mean, tenth))
         append(path, rows[-1])
@@ -134,20 +135,32 @@ def logits(weights: dict[str, Array], x: Array) -> Array:
 NETWORK = mj.networks.Model(first_weights, logits)
 
 
-def trained(tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
-    """Train, and return the accuracy of every client."""
+def made(tasks: Tasks, method: str, rate: float, seed: int) -> tuple[mj.Prediction, Any]:
+    """The problem and the algorithm."""
     train, test = (mj.pack_tasks([x for x, _ in part], [y for _, y in part]) for part in tasks)
     problem, sgd = mj.Prediction(train, test=test), optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
     make: dict[str, Any] = {
         "Local": mj.Local, "FedAvg": mj.FedAvg, "FedEM": mj.personalized.fedem,
         "FedAvg+": lambda *given, **how: mj.personalized.fine_tuned(*given, tuning_epochs=1, **how),
     }  # fmt: skip
-    algorithm = make[method](NETWORK, sgd, batch_size=BATCH)
+    return problem, make[method](NETWORK, sgd, batch_size=BATCH, seed=seed)
+
+
+def trained(tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
+    """Train, and return the accuracy of every client."""
+    problem, algorithm = made(tasks, method, rate, seed)
     state, _ = mj.run(problem, algorithm, jax.random.key(seed), num_rounds=rounds, record_every=rounds)
     return 1.0 - np.asarray(algorithm.scores(algorithm.settle(state, problem), problem).error)
 
 
-def theirs(folder: Path, tasks: Tasks, method: str, rate: float, rounds: int) -> np.ndarray:
+def first_models(tasks: Tasks, method: str, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Weights and intercept of every component with which all clients begin."""
+    problem, algorithm = made(tasks, method, 1.0, seed)
+    each = algorithm.init(problem).shared
+    return list(zip(np.reshape(each["w"], (-1, FEATURES)), np.reshape(each["b"], -1), strict=True))
+
+
+def theirs(folder: Path, tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
     """Run their code in its folder."""
     root = folder / "data" / "synthetic" / "all_data" / "train"
     for k, parts in enumerate(zip(*tasks, strict=True)):
@@ -157,7 +170,6 @@ def theirs(folder: Path, tasks: Tasks, method: str, rate: float, rounds: int) ->
     sys.path.insert(0, str(folder))
     os.chdir(folder)
     torch, utils = importlib.import_module("torch"), importlib.import_module("utils.utils")
-    torch.manual_seed(0)
     torch.set_num_threads(1)  # for 150 numbers a second one only waits
     name = method.removesuffix("+").replace("Local", "local")
     learners = {
@@ -185,8 +197,12 @@ def theirs(folder: Path, tasks: Tasks, method: str, rate: float, rounds: int) ->
             sampling_rate=1.0, log_freq=10 * rounds, global_train_logger=Silent(), global_test_logger=Silent(),
             test_clients=[], verbose=0, seed=1234,
         )  # fmt: skip
-        for learner in (learner for client in clients for learner in client.learners_ensemble):
+        firsts = [] if method == "Local" else first_models(tasks, method, seed)
+        for j, learner in (pair for client in clients for pair in enumerate(client.learners_ensemble)):
             learner.optimizer.param_groups[0]["momentum"] = 0.0
+            if firsts:
+                learner.model.fc.weight.data[0], learner.model.fc.bias.data[0] = map(torch.tensor, firsts[j])
+        torch.manual_seed(seed)  # of the batches
         for _ in range(rounds):
             aggregator.mix()
         return np.array([float(client.write_logs()[3]) for client in clients])
@@ -202,7 +218,8 @@ class Silent:
 def table(rows: list[Row]) -> str:
     """Markdown: accuracy, and that of the worst tenth, at each method's best rate, which is chosen by ours."""
     lines = ["| data | method | rate | ours | their code |", "|---|---|---:|---:|---:|"]
-    for data, method in product([data for data in DATA if data in {row.data for row in rows}], METHODS):
+    ran = {(row.data, row.method) for row in rows}
+    for data, method in (each for each in product(DATA, METHODS) if each in ran):
         of = [row for row in rows if (row.data, row.method) == (data, method)]
         rates = sorted({row.rate for row in of})
         best = max(rates, key=lambda r: np.mean([row.accuracy for row in of if (row.code, row.rate) == ("ours", r)]))
