@@ -75,6 +75,7 @@ REGULARIZERS = {
 
 METHODS: dict[str, mj.Algorithm[mj.Problem]] = {
     "proximal": mj.Mocha(server="proximal"), "dual": mj.Mocha(server="dual"), "newton": mj.Newton(),
+    "interior point": mj.InteriorPoint(),
 }  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def methods_for(problem: mj.Problem) -> list[str]:
     """Name the methods that are for a problem."""
     if problem.regularizer.learned:
         return ["proximal", "dual"] if problem.regularizer.jointly_convex else ["dual"]
-    return ["dual", "newton"] if problem.loss.smoothness is not None else ["dual"]
+    return ["dual", "newton" if problem.loss.smoothness is not None else "interior point"]
 
 
 def audit(
@@ -243,7 +244,7 @@ def report(cases: list[Case]) -> None:
     """One regularizer: a line for each method and precision."""
     for method, precision in sorted({(case.method, case.precision) for case in cases}):
         rows = [case for case in cases if (case.method, case.precision) == (method, precision)]
-        print(f"{rows[0].regularizer:<24} {method:<9} {precision:<8} {summary(rows)}", flush=True)
+        print(f"{rows[0].regularizer:<24} {method:<14} {precision:<8} {summary(rows)}", flush=True)
 
 
 def summary(cases: list[Case]) -> str:
