@@ -146,7 +146,20 @@ def study(options: argparse.Namespace) -> list[Row]:
                 print(f"  {method:>31}: {np.nanmean(found.scores):.4f} after {row.rounds:3d} rounds, {row.chosen} "
                       f"({row.seconds:.0f} s)", flush=True)  # fmt: skip
         jax.clear_caches()  # a process holds only so many programs
-    return rows
+    return whole(rows)
+
+
+def whole(rows: list[Row]) -> list[Row]:
+    """Leave out the seeds of a data set that are under way: that lack a method that all its other seeds have."""
+    of: dict[str, dict[int, set[str]]] = {}
+    for row in rows:
+        of.setdefault(row.tasks, {}).setdefault(row.seed, set()).add(row.method)
+
+    def is_whole(row: Row) -> bool:
+        others = [methods for seed, methods in of[row.tasks].items() if seed != row.seed]
+        return not others or set.intersection(*others) <= of[row.tasks][row.seed]
+
+    return [row for row in rows if is_whole(row)]
 
 
 def trained(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:

@@ -21,11 +21,12 @@ def default_algorithm(problem: Federated, state: object = None, *, federation: b
     """Choose the algorithm of `solve` if none is given.
 
     For a given relationship and few features it is `Newton` with smooth losses and `InteriorPoint` with `Hinge`,
-    `Absolute`, `Quantile` and `EpsilonInsensitive`. Few are up to 128, or 64 with a smooth loss that is not quadratic.
-    With `Independent` few samples of the largest node will do, and for losses with kinks few are up to 512. With other
-    regularizers, a smooth loss that is not quadratic and more features than rows of the largest node it is `Newton`
-    only where all second derivatives are less than a million numbers. It is `Mocha` for all other losses, for
-    relationships that are learned, for more features, for data that are sharded over devices, and for a federation.
+    `Absolute`, `Quantile`, `EpsilonInsensitive`, `Ordinal`, and with `PerTask` where all tasks have the same one of
+    these. Few are up to 128, or 64 with a smooth loss that is not quadratic. With `Independent` few samples of the
+    largest node will do, and for losses with kinks few are up to 512. With other regularizers, a smooth loss that is
+    not quadratic and more features than rows of the largest node it is `Newton` only where all second derivatives are
+    less than a million numbers. It is `Mocha` for all other losses, for relationships that are learned, for more
+    features, for data that are sharded over devices, and for a federation.
 
     Args:
       problem: what to solve.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, tree
 from mocha_jax._numerics.math import saturating_ratio, total
-from mocha_jax.losses._base import Loss
+from mocha_jax.losses._base import Loss, Piece
 
 
 class Ordinal(Loss, in_kernel=True):
@@ -58,6 +59,8 @@ class Ordinal(Loss, in_kernel=True):
       - Chu and Keerthi, Support Vector Ordinal Regression, 2007.
       - Rennie and Srebro, Loss Functions for Preference Levels, 2005.
     """
+
+    piecewise_linear: ClassVar[bool] = True
 
     thresholds: tuple[Hyperparameter, ...] = tree()
 
@@ -118,23 +121,20 @@ class Ordinal(Loss, in_kernel=True):
         ]
 
     def _ranks(self, y: Array) -> list[Array]:
-        """Tell how many kinks are before each: of those of a kind in their order, of the others by comparison."""
+        """Tell how many kinks are before each.
+
+        A kink theta + 1 comes after those of lower thresholds and after those theta - 1 that are not higher; one
+        theta - 1 after those of lower thresholds of its kind and after those theta + 1 that are lower. As thresholds
+        rise, either are the first ones of their kind.
+        """
+
+        def count(kinks: Iterable[ArrayLike]) -> Array:
+            return total(jnp.asarray(is_before).astype(y.dtype) for is_before in kinks)
+
         theta, ranks = self.thresholds, []
-        for k, threshold in enumerate(theta):
-            others = (j for j in range(len(theta)) if j != k)
-            # A kink at theta + 1 comes after those of lower thresholds of its kind, and of the other kind's those
-            # theta - 1 that are lower; ties count as lower for the first kind alone.
-            before = [
-                jnp.where(
-                    (y > j) == (y > k),
-                    jnp.full_like(y, j < k),
-                    jnp.where(y > k, theta[j] - 1.0 <= threshold + 1.0, theta[j] + 1.0 < threshold - 1.0).astype(
-                        y.dtype
-                    ),
-                )
-                for j in others
-            ]
-            ranks.append(total(before) if before else jnp.zeros_like(y))
+        for k, own in enumerate(theta):
+            down, up = count(t - 1.0 <= own + 1.0 for t in theta), count(t + 1.0 < own - 1.0 for t in theta)
+            ranks.append(jnp.where(y > k, k + jnp.maximum(down - y, 0.0), k - y + jnp.minimum(up, y)))
         return ranks
 
     def _passed(self, beta: Array, y: Array) -> list[Array]:
@@ -162,6 +162,13 @@ class Ordinal(Loss, in_kernel=True):
 
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
         return y - (self.levels - 1), y
+
+    def pieces(self, y: Array) -> list[Piece]:
+        zero, one = jnp.zeros_like(y), jnp.ones_like(y)
+        return [
+            Piece(jnp.where(y > k, zero, -one), jnp.where(y > k, one, zero), kink)
+            for k, kink in enumerate(self._kinks(y))
+        ]
 
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
         # The new prediction is g + kappa (b - beta) with b = y - sum h; it passes the kinks from the left, each by as

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, tree
-from mocha_jax.losses._base import Loss
+from mocha_jax.losses._base import Loss, Piece
 
 Found = TypeVar("Found")  # an array, or a tuple of some
 Duals = Callable[[Array], Array]  # duals as one of the losses takes them
@@ -103,6 +103,10 @@ class PerTask(Loss):
         return all(kind.in_kernel for kind in self.kinds)
 
     @property
+    def piecewise_linear(self) -> bool:  # type: ignore[override]
+        return len(self.kinds) == 1 and self.kinds[0].piecewise_linear  # others may have more pieces
+
+    @property
     def admissible(self) -> Array:
         return jnp.all(jnp.stack([kind.admissible for kind in self.kinds]))
 
@@ -166,6 +170,9 @@ class PerTask(Loss):
 
     def dual_bounds(self, y: Array) -> tuple[Array, Array]:
         return self._own(lambda loss, _, y: loss.dual_bounds(y), y)
+
+    def pieces(self, y: Array) -> Sequence[Piece]:
+        return self.kinds[0].pieces(y)
 
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
         return self._own(lambda loss, duals, y: loss.dual_step(duals(beta), g, y, kappa), y)

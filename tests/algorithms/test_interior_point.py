@@ -1,5 +1,6 @@
 """The interior point method, against a convex solver, scikit-learn and coordinate ascent."""
 
+import cvxpy as cp
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,14 +26,50 @@ def problem(loss, regularizer="mean", **kwargs):
 
 def test_the_losses_that_say_so_are_sums_of_their_pieces():
     assert set(KINKED) == {"hinge", "absolute", "quantile", "epsilon_insensitive"}
-    z, y = jnp.linspace(-4.0, 4.0, 81)[:, None], jnp.array([[1.0, -1.0]])
-    for loss in KINKED.values():
+    z, signs = jnp.linspace(-4.0, 4.0, 81)[:, None], jnp.array([[1.0, -1.0]])
+    ordinal = mj.losses.Ordinal([-1.2, 0.3, 0.4])
+    for loss, y in (*((loss, signs) for loss in KINKED.values()), (ordinal, signs + 1.0), (ordinal, signs + 2.0)):
         pieces = loss.pieces(y)
         total = sum(jnp.maximum(-piece.low * (z - piece.kink), -piece.high * (z - piece.kink)) for piece in pieces)
         np.testing.assert_allclose(loss.value(z, y), total, atol=1e-12)
         low, high = (sum(ends) for ends in zip(*((piece.low, piece.high) for piece in pieces), strict=True))
         np.testing.assert_allclose(low, np.broadcast_to(loss.dual_bounds(y)[0], y.shape), atol=1e-12)
         np.testing.assert_allclose(high, np.broadcast_to(loss.dual_bounds(y)[1], y.shape), atol=1e-12)
+
+
+@pytest.mark.parametrize("levels", [3, 10])
+def test_losses_of_several_pieces_divide_the_products_among_them(levels):
+    """The mean product is that of all pieces: an aim as many times too large as there are pieces leads nowhere."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(M, 50, D))
+    z = np.einsum("mnd,d->mn", x, rng.normal(size=D)) + 0.3 * rng.normal(size=(M, 50))
+    thresholds = np.quantile(z, np.arange(1, levels) / levels)
+    data = mj.pack_tasks(list(x), list(np.digitize(z, thresholds).astype(float)), loss_scaling="task_mean")
+    p = mj.Problem(data, mj.losses.Ordinal(list(thresholds)), mj.regularizers.MeanRegularized(1e-3, 1e-3))
+    assert type(mj.default_algorithm(p)) is mj.InteriorPoint
+    solution = mj.solve(p, tol=1e-7, max_rounds=25)
+    assert solution.status == mj.Status.CONVERGED
+    best, weights = oracles.optimum(data, oracles.all_thresholds(thresholds), oracles.mean_regularized(1e-3, 1e-3))
+    assert abs(solution.primal - best) <= 2e-7 * best
+    assert solution.dual <= best * (1 + 1e-9)
+    np.testing.assert_allclose(solution.weights, weights, atol=1e-2)
+
+
+def test_every_task_may_have_a_loss_with_kinks_of_its_own():
+    quantiles = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+    data = zoo.data(m=M, d=D, regression=True, loss_scaling="task_mean")
+    p = mj.Problem(data, mj.losses.PerTask(mj.losses.Quantile(quantiles)), REGULARIZERS["mean"][0])
+    assert type(mj.default_algorithm(p)) is mj.InteriorPoint
+    solution = mj.solve(p, tol=1e-9, max_rounds=40)
+    assert solution.status == mj.Status.CONVERGED
+    # The slopes of the loss of quantile q are -q and 1 - q.
+    own = [lambda z, y, q=q: cp.maximum(q * (y - z), (q - 1.0) * (y - z)) for q in quantiles]
+    best, weights = oracles.optimum(data, own, REGULARIZERS["mean"][1])
+    assert abs(solution.primal - best) <= 1e-8 * best
+    np.testing.assert_allclose(solution.weights, weights, atol=1e-3)
+    # Of different losses each may have other pieces.
+    mixed = mj.losses.PerTask([mj.losses.Absolute(), mj.losses.EpsilonInsensitive(0.1)], which=[0, 0, 0, 1, 1])
+    assert type(mj.default_algorithm(mj.Problem(data, mixed, REGULARIZERS["mean"][0]))) is mj.Mocha
 
 
 @pytest.mark.parametrize("epsilon", [0.0, pytest.param(0.1, marks=pytest.mark.extended), 1.0])
