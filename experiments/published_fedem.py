@@ -36,7 +36,7 @@ from jax import Array
 import mocha_jax as mj
 from experiments.rows import append, parser_of, read, say
 
-FEATURES, COMPONENTS, BATCH, DECAY = 150, 3, 128, 5e-4
+FEATURES, COMPONENTS, DECAY = 150, 3, 5e-4
 DATA = ("as described", "as generated")
 METHODS = ("Local", "FedAvg", "FedAvg+", "FedEM")
 
@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--tests", type=int, default=1000, help="samples of a client for testing")
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=128, help="samples of a step; 1000 are all of any client")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0], help="learning rates")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, default=3, help="runs of ours (default %(default)s)")
@@ -110,8 +111,8 @@ def study(options: argparse.Namespace, out: Path) -> list[Row]:
     runs += [("theirs", *run) for run in product(options.methods, options.rates, options.their_seeds) if options.code]
     for run in (run for run in product(options.data, runs) if (run[0], *run[1]) not in done):
         data, (code, method, rate, seed) = run
-        found = trained(tasks[data], method, rate, seed, options.rounds) if code == "ours" else theirs(
-            options.code.resolve(), tasks[data], method, rate, seed, options.rounds)  # fmt: skip
+        found = trained(tasks[data], method, rate, seed, options) if code == "ours" else theirs(
+            tasks[data], method, rate, seed, options)  # fmt: skip
         mean, tenth = (100.0 * float(np.mean(some)) for some in (found, np.sort(found)[: len(found) // 10]))
         rows.append(Row(data, code, method, rate, seed, mean, tenth))
         append(path, rows[-1])
@@ -135,7 +136,7 @@ def logits(weights: dict[str, Array], x: Array) -> Array:
 NETWORK = mj.networks.Model(first_weights, logits)
 
 
-def made(tasks: Tasks, method: str, rate: float, seed: int) -> tuple[mj.Prediction, Any]:
+def made(tasks: Tasks, method: str, rate: float, seed: int, batch: int) -> tuple[mj.Prediction, Any]:
     """The problem and the algorithm."""
     train, test = (mj.pack_tasks([x for x, _ in part], [y for _, y in part]) for part in tasks)
     problem, sgd = mj.Prediction(train, test=test), optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
@@ -143,25 +144,27 @@ def made(tasks: Tasks, method: str, rate: float, seed: int) -> tuple[mj.Predicti
         "Local": mj.Local, "FedAvg": mj.FedAvg, "FedEM": mj.personalized.fedem,
         "FedAvg+": lambda *given, **how: mj.personalized.fine_tuned(*given, tuning_epochs=1, **how),
     }  # fmt: skip
-    return problem, make[method](NETWORK, sgd, batch_size=BATCH, seed=seed)
+    return problem, make[method](NETWORK, sgd, batch_size=batch, seed=seed)
 
 
-def trained(tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
+def trained(tasks: Tasks, method: str, rate: float, seed: int, options: argparse.Namespace) -> np.ndarray:
     """Train, and return the accuracy of every client."""
-    problem, algorithm = made(tasks, method, rate, seed)
+    problem, algorithm = made(tasks, method, rate, seed, options.batch)
+    rounds = options.rounds
     state, _ = mj.run(problem, algorithm, jax.random.key(seed), num_rounds=rounds, record_every=rounds)
     return 1.0 - np.asarray(algorithm.scores(algorithm.settle(state, problem), problem).error)
 
 
 def first_models(tasks: Tasks, method: str, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Weights and intercept of every component with which all clients begin."""
-    problem, algorithm = made(tasks, method, 1.0, seed)
+    problem, algorithm = made(tasks, method, 1.0, seed, 1)
     each = algorithm.init(problem).shared
     return list(zip(np.reshape(each["w"], (-1, FEATURES)), np.reshape(each["b"], -1), strict=True))
 
 
-def theirs(folder: Path, tasks: Tasks, method: str, rate: float, seed: int, rounds: int) -> np.ndarray:
+def theirs(tasks: Tasks, method: str, rate: float, seed: int, options: argparse.Namespace) -> np.ndarray:
     """Run their code in its folder."""
+    folder, rounds = options.code.resolve(), options.rounds
     root = folder / "data" / "synthetic" / "all_data" / "train"
     for k, parts in enumerate(zip(*tasks, strict=True)):
         (root / f"task_{k}").mkdir(parents=True, exist_ok=True)
@@ -178,7 +181,7 @@ def theirs(folder: Path, tasks: Tasks, method: str, rate: float, seed: int, roun
         "input_dim": FEATURES, "output_dim": 2,
     }  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        loaders = utils.get_loaders("tabular", str(root), BATCH, False)
+        loaders = utils.get_loaders("tabular", str(root), options.batch, False)
         clients = [
             utils.get_client(
                 utils.CLIENT_TYPE[name],
