@@ -95,8 +95,7 @@ def _newton(a: Array, w: Array, residual: Array) -> Array:
 
     change = jax.vmap(direction, in_axes=1, out_axes=1)(w != 0, residual)
     change = jnp.where(jnp.all(jnp.isfinite(change), axis=0, keepdims=True), change, 0.0)
-    crosses = jnp.sign(w) * (w + change) < 0
-    until = jnp.where(crosses, jnp.abs(w) / jnp.where(crosses, jnp.abs(change), 1.0), 1.0)
+    crosses, until = _crossings(w, change)
     share = jnp.min(until, axis=0, keepdims=True)
     allowed = jnp.where(crosses & (until <= share), -w, share * change)
     whole = jnp.where(crosses, -w, change)
@@ -105,6 +104,12 @@ def _newton(a: Array, w: Array, residual: Array) -> Array:
         return jnp.sum(step * (residual - 0.5 * matmul(a, step)), axis=0, keepdims=True)
 
     return w + jnp.where(gain(whole) > gain(allowed), whole, allowed)
+
+
+def _crossings(x: Array, change: Array) -> tuple[Array, Array]:
+    """Tell which entries a change takes across 0, and after which share of it each is there; 1 for the others."""
+    crosses = jnp.sign(x) * (x + change) < 0
+    return crosses, jnp.where(crosses, jnp.abs(x) / jnp.where(crosses, jnp.abs(change), 1.0), 1.0)
 
 
 _MAX_HALVINGS = 40
@@ -265,8 +270,7 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         # Where -log det is quadratic up to this decrement, a step of that share lowers it (self-concordance).
         decrement = jnp.sqrt(jnp.maximum(jnp.sum(change * curved(change)), 0.0))
         damped = jnp.where(decrement > 0.25, 1.0 / (1.0 + decrement), 1.0)
-        crosses = signs * (theta + change) < 0
-        until = jnp.where(crosses, jnp.abs(theta) / jnp.where(crosses, jnp.abs(change), 1.0), 1.0)
+        crosses, until = _crossings(theta, change)
         share = jnp.minimum(damped, jnp.min(until))
         near = jnp.where(crosses & (until <= share), 0.0, theta + share * change)
         far = jnp.where(crosses, 0.0, theta + change)

@@ -345,6 +345,20 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
     assert (tmp_path / "personalized.png").stat().st_size > 5_000
 
 
+def test_a_draw_of_personalized_methods_that_is_under_way_is_left_out(experiments):
+    study = experiments.personalized
+    blank = study.Row(*("" for _ in study.Row._fields))
+    # Of digits all seeds have A and B, and one has C too; of letters the last one lacks B.
+    ran = {("digits", 0): "ABC", ("digits", 1): "AB", ("letters", 0): "AB", ("letters", 1): "AB", ("letters", 2): "A"}
+    rows = [
+        blank._replace(tasks=tasks, seed=seed, method=method)
+        for (tasks, seed), methods in ran.items()
+        for method in methods
+    ] + [blank._replace(tasks="digits", seed=2, method=method) for method in "AB"]
+    left_out = {(row.tasks, row.seed) for row in set(rows) - set(study.whole(rows))}
+    assert left_out == {("letters", 2)}
+
+
 def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     parts, rng = experiments.personalized_parts, np.random.default_rng(0)
     x, y, task = rng.normal(size=(90, 3)), rng.normal(3.0, 12.0, 90), np.repeat([0, 1, 2], 30)
