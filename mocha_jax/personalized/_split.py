@@ -60,6 +60,9 @@ def lg_fedavg(
 ) -> Composed:  # fmt: skip
     r"""Compose LG-FedAvg: representations of every client's own, and federated averaging of the last layer.
 
+    For a device that took no part the paper averages what all clients' models predict: ``solution.model`` does with
+    ``unseen="mean"``.
+
     Args:
       model: from `mocha_jax.networks`.
       client_optimizer: of the clients; it begins anew in every round.

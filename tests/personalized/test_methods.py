@@ -12,7 +12,7 @@ import pytest
 import mocha_jax as mj
 from mocha_jax.systems._base import Work
 from tests.personalized import oracles
-from tests.personalized.problems import MODEL, K, Oracle, make_problem
+from tests.personalized.problems import MODEL, K, Oracle, make_problem, predict
 
 P: Any = mj.personalized
 ROUNDS = ([0, 1, 3], [1, 2, 3])  # the clients that answer
@@ -117,6 +117,19 @@ def test_parts_that_stay_at_the_client(name):
     # The shared part once, the others with a row for each client.
     assert weights.shared[shared].ndim == 2
     assert len(weights.private[private]) == K
+
+
+@pytest.mark.extended
+def test_a_device_that_lg_fedavg_has_not_seen_gets_the_mean_of_all_models():
+    algorithm = P.lg_fedavg(MODEL, SGD, **LOCAL)
+    model = mj.solve(make_problem("sum"), algorithm, tol=None, max_rounds=1).model
+    state = oracles.round_of_lg_fedavg(
+        start_of_partial("head"), range(K), F.grad, steps=STEPS, lr=LR, weights=F.weights
+    )
+    x = np.concatenate(F.xs)
+    each = [jax.nn.softmax(predict(w, x)) for w in oracles.new_client_of_lg_fedavg(state)]
+    found = model.predict_proba(x, [K] * len(x), unseen="mean")
+    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-9)
 
 
 def start_of_partial(shared):
