@@ -36,6 +36,10 @@ class Wrapper(Algorithm[Problem]):
         return None if other is None else self.replace(algorithm=other)
 
     @property
+    def bucket_saving(self) -> float | None:
+        return self.algorithm.bucket_saving
+
+    @property
     def lays_out(self) -> bool:
         return self.algorithm.lays_out
 

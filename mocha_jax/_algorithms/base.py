@@ -80,8 +80,13 @@ class Algorithm(Pytree, Generic[Kind]):
         return None
 
     @property
+    def bucket_saving(self) -> float | None:
+        """See `bucket_sizes`, for which `prepare` lays out the data. Default: None, no buckets."""
+        return None
+
+    @property
     def lays_out(self) -> bool:
-        """True if `prepare` changes anything. Default: False."""
+        """True if `prepare` changes anything where sizes are alike, too. Default: False."""
         return False
 
     def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:

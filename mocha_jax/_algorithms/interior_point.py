@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState
+from mocha_jax._algorithms.primal_method import PrimalState, SecondOrderMethod
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
@@ -79,7 +79,7 @@ class InteriorState(PrimalState):
         return self.idle >= _IDLE
 
 
-class InteriorPoint(PrimalMethod):
+class InteriorPoint(SecondOrderMethod):
     r"""An interior point method for losses with kinks and a given relationship.
 
     For `Hinge`, `Absolute`, `Quantile`, `EpsilonInsensitive` and `Ordinal`, which are piecewise linear, and `PerTask`

@@ -110,6 +110,10 @@ class SubproblemMethod(DualMethod):
         """
 
     @property
+    def bucket_saving(self) -> float | None:
+        return 1.0
+
+    @property
     def lays_out(self) -> bool:
         return True
 

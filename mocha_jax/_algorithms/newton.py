@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import PrimalMethod, PrimalState, slopes_at
+from mocha_jax._algorithms.primal_method import PrimalState, SecondOrderMethod, slopes_at
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._numerics.math import safe_ratio
@@ -60,7 +60,7 @@ class NewtonState(PrimalState):
         return self.beta
 
 
-class Newton(PrimalMethod):
+class Newton(SecondOrderMethod):
     r"""Newton's method on all weights at once, for smooth losses and a given relationship.
 
     In a round every node k sends the gradient and the Hessian of its losses at the weights p that it received. The

@@ -10,6 +10,7 @@ from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, OwnState, State
 from mocha_jax._core.pytree import Relation
+from mocha_jax._node.buckets import BucketSizes, time_major
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
@@ -72,6 +73,17 @@ class PrimalMethod(Algorithm[Problem]):
 
     def relation(self, state: PrimalState, problem: Problem) -> Relation:
         return state.relation
+
+
+class SecondOrderMethod(PrimalMethod):
+    """A primal method whose nodes work through their samples at once, so that it reads them as they are stored."""
+
+    @property
+    def bucket_saving(self) -> float | None:
+        return 8.0  # few rounds have to be worth what a bucket compiles for
+
+    def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
+        return problem.replace(data=time_major(problem.data, bucketing)) if bucketing else problem
 
 
 def slopes_at(problem: Problem, z: Array) -> Array:

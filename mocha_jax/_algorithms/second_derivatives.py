@@ -21,7 +21,7 @@ def curvature(data: TaskData, bend: Array) -> Curvature:
     """Put together the samples and the curvatures ``[m, n]`` of their losses, times c."""
     if data.y.shape[1] < data.num_features and not data.shared:
         return BySamples(data, bend)
-    return ByFeatures(data, bend, data.to_tasks(data.map_samples(_hessians, bend)))
+    return ByFeatures(data, bend, data.to_tasks(data.map_samples(_hessians, (), bend)))
 
 
 class _OfSamples(Curvature):
@@ -37,7 +37,7 @@ class _OfSamples(Curvature):
         return slopes - self.bend * self.data.predictions(w)
 
     def scaled(self, scale: Array) -> Self:
-        return self.replace(data=self.data.replace(x=self.data.x * scale[None, None, :].astype(self.data.x.dtype)))
+        return self.replace(data=self.data.with_features_scaled(scale))
 
 
 class ByFeatures(_OfSamples):
@@ -91,7 +91,7 @@ class BySamples(_OfSamples):
         scale = data.to_nodes(jnp.broadcast_to(scale, (data.num_tasks,)))
         unit = jnp.eye(self.bend.shape[1], dtype=self.bend.dtype)[None]
         root = jnp.sqrt(jnp.maximum(self.bend, jnp.finfo(self.bend.dtype).tiny))
-        grams = data.map_samples(partial(_gram, dtype=root.dtype))  # not of this round: XLA computes them once
+        grams = data.map_samples(partial(_gram, dtype=root.dtype), ())  # not of this round: XLA computes them once
         system = root[:, :, None] * grams * (scale[:, None] * root)[:, None, :]
         return SampleSystems(self, scale, root, inverse_factor(unit + with_rounding(system)))
 
@@ -124,7 +124,8 @@ class SampleSystems(OwnSystems):
 
     def bent(self) -> tuple[Array, Callable[[Array], Array]]:
         data = self.of.data
-        roots = data.map_samples(_rooted, self.root, self.factor)  # [m, n, d], whose products with themselves they are
+        # [m, n, d], whose products with themselves they are
+        roots = data.map_samples(_rooted, (), self.root, self.factor)
 
         def applied(w: Array) -> Array:
             along = jnp.einsum("mnd,md->mn", roots, data.to_nodes(w), precision=EXACT)
@@ -159,4 +160,5 @@ def _gram(x: Array, dtype: DTypeLike) -> Array:
 
 
 def _rooted(x: Array, root: Array, factor: Array) -> Array:
+    factor = factor[:, :, : root.shape[1]]  # that of padded rows is of the unit matrix
     return jnp.einsum("knl,kld->knd", factor, root[:, :, None] * x.astype(root.dtype), precision=EXACT)

@@ -124,8 +124,15 @@ class Layout(Pytree):
         """See `TaskData.renewed`."""
 
     @abstractmethod
-    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
+    def map_samples(
+        self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], by_node: tuple[Array, ...],
+        *by_row: Array,
+    ) -> Tree:  # fmt: skip
         """See `TaskData.map_samples`."""
+
+    def scaled(self, scale: Array) -> Self:
+        """The layout of samples whose features were multiplied by these numbers ``[d]``."""
+        return self
 
     @abstractmethod
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
@@ -169,8 +176,14 @@ class AsStored(Layout):
 
         return each_device(sharding, work, part, x, factors, sums)
 
-    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
-        return each_device(sharding, partial(_in_parts, work), (), x, *by_node)
+    def map_samples(
+        self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], by_node: tuple[Array, ...],
+        *by_row: Array,
+    ) -> Tree:  # fmt: skip
+        return each_device(sharding, lambda _, x, *arrays: _in_parts(work, x, *arrays), (), x, *(*by_node, *by_row))
+
+    def scaled(self, scale: Array) -> Self:
+        return self.replace(rows=None)
 
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return lengths(jnp.max(jnp.sum(x.astype(dtype) ** 2, axis=2), axis=1))
@@ -184,7 +197,7 @@ class AsStored(Layout):
         return totals(terms, given, times(x, weights), y, weight, *rows)
 
 
-def _in_parts(work: Callable[..., Tree], _: tuple[()], x: Array, *by_node: Array) -> Tree:
+def _in_parts(work: Callable[..., Tree], x: Array, *by_node: Array) -> Tree:
     def part(first: Array | int, width: int) -> Tree:
         return work(*(nodes_of(a, first, width) for a in (x, *by_node)))
 

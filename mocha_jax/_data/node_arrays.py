@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -161,14 +161,21 @@ class NodeArrays(Pytree):
         """Multiply terms ``[m, n]`` by c, with padding cut off rather than multiplied: 0 times infinity is not 0."""
         return jnp.where(self.weight > 0, self.weight * terms, 0.0)
 
-    def map_samples(self, work: Callable[..., Result], *by_node: Array) -> Result:
-        """Compute something of the samples of every node, of some nodes at a time.
+    def map_samples(self, work: Callable[..., Result], by_node: tuple[Array, ...], *by_row: Array) -> Result:
+        """Compute something of the samples of every node, of some nodes at a time; of padding it is to be 0.
 
         Args:
-          work: ``work(x, *by_node)``, of samples ``[k, n, d]`` and arrays ``[k, ...]`` makes arrays ``[k, ...]``.
-          *by_node: arrays ``[m, ...]``.
+          work: ``work(x, *by_node, *by_row)``, of samples ``[k, r, d]`` and arrays ``[k, ...]`` and ``[k, r, ...]``
+            makes arrays ``[k, ...]``. It may be given fewer rows than there are, r of n: those that are real.
+          by_node: arrays ``[m, ...]``.
+          *by_row: arrays ``[m, n, ...]``.
         """
-        return cast(Result, self.layout.map_samples(self.x, self.sharding, work, *by_node))
+        return cast(Result, self.layout.map_samples(self.x, self.sharding, work, by_node, *by_row))
+
+    def with_features_scaled(self, scale: Array) -> Self:
+        """Multiply the features of all samples by these numbers ``[d]``."""
+        x = self.x * scale[None, None, :].astype(self.x.dtype)
+        return self.exchange(x=x, layout=self.layout.scaled(scale))
 
     @property
     def longest(self) -> Array:

@@ -56,7 +56,7 @@ class RunConfig(Pytree):
     def laid_out(self) -> RunConfig:
         """Lay out the data as `prepared` does, by a program of its own that does not copy what is there already."""
         config = self.in_order()
-        if not self.algorithm.lays_out:
+        if not self.bucketing and not self.algorithm.lays_out:
             return config
         rows = cast(AsStored, config.problem.data.layout).rows
         laid_out = config._with_layout(lambda _: _layout(config))
@@ -93,7 +93,13 @@ class RunConfig(Pytree):
 def _numbers(*args: object, **_: object) -> float:
     """Count the samples' numbers of a run. A network's work is more than its samples tell."""
     [config] = (argument for argument in args if isinstance(argument, RunConfig))
-    return config.problem.data.x.size if isinstance(config.problem, Problem) else math.inf
+    if not isinstance(config.problem, Problem):
+        return math.inf
+    data = config.problem.data
+    if not config.bucketing:
+        return data.x.size
+    devices = 1 if data.sharding is None else data.sharding.devices
+    return devices * sum(nodes * rows for nodes, rows in config.bucketing) * data.num_features
 
 
 # A program of a run: one of the arguments is its `RunConfig`.
@@ -137,7 +143,8 @@ def make_config(
     problem = problem.unnamed()
     systems = algorithm.select_nodes(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
-    bucketing = bucket_sizes(problem.data) if algorithm.lays_out else ()
+    saving = algorithm.bucket_saving
+    bucketing = () if saving is None else bucket_sizes(problem.data, saving)
     return RunConfig(algorithm, problem, systems, cost, watch, bucketing)
 
 

@@ -74,18 +74,21 @@ class Bucket(Pytree):
         return jax.tree.map(lambda a: self.take(a) if jnp.ndim(a) else a, numbers)
 
     def take_rows(self, *by_row: Array) -> tuple[Array, ...]:
-        """Take this bucket's part of numbers per row: each ``[m, n]`` to ``[c, rows]``."""
+        """Take this bucket's part of what is per row: each ``[m, n, ...]`` to ``[c, rows, ...]``."""
         if self.node is None:
             return by_row
         return tuple(a.at[self.node, : self.rows].get(mode="promise_in_bounds") for a in by_row)
 
     def put(self, into: Array, part: Array) -> Array:
-        """The reverse, ``[c, ...]`` into ``[m, ...]``; of a row of numbers as many as there are."""
+        """The reverse, ``[c, ...]`` into ``[m, ...]``; along further axes as many numbers as there are."""
         if self.node is None:
             return part
-        if part.ndim == 1:
-            return into.at[self.node].set(part)
-        return into.at[self.node, : part.shape[1]].set(part)
+        return into.at[self.node, *map(slice, part.shape[1:])].set(part)
+
+    def scaled(self, scale: Array) -> Self:
+        """The same nodes with features multiplied by these numbers ``[d]``."""
+        x = self.samples * scale[None, None, :].astype(self.samples.dtype)
+        return self.replace(x=x[None], norm2=_squared_lengths(x, self.y.dtype)[None])
 
 
 class TimeMajor(Layout):
@@ -122,10 +125,14 @@ class TimeMajor(Layout):
     ) -> Array:
         return each_device(sharding, partial(_renewed, parts, real), part, self, factors, sums)
 
-    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
-        if self.buckets[0].node is not None:
-            return AsStored().map_samples(x, sharding, work, *by_node)
-        return each_device(sharding, partial(_in_parts, work), (), self, *by_node)
+    def map_samples(
+        self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], by_node: tuple[Array, ...],
+        *by_row: Array,
+    ) -> Tree:  # fmt: skip
+        return each_device(sharding, partial(_of_samples, work), (), self, x, by_node, *by_row)
+
+    def scaled(self, scale: Array) -> Self:
+        return self.replace(buckets=tuple(bucket.scaled(scale) for bucket in self.buckets))
 
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return each_device(self.sharding, lambda _, rows, x: _longest(rows, x), (), self, x)
@@ -170,9 +177,20 @@ def _renewed(parts: int, real: int, part: Array, rows: TimeMajor, factors: Array
     return sums
 
 
-def _in_parts(work: Callable[..., Tree], _: tuple[()], rows: TimeMajor, *by_node: Array) -> Tree:
-    x = rows.buckets[0].samples
+def _of_samples(
+    work: Callable[..., Tree], _: tuple[()], rows: TimeMajor, x: Array, by_node: tuple[Array, ...], *by_row: Array
+) -> Tree:
+    if rows.buckets[0].node is None:
+        return _in_parts(work, rows.buckets[0].samples, *by_node, *by_row)
+    shapes = jax.eval_shape(work, x, *by_node, *by_row)
+    results = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    for bucket in rows.buckets:
+        taken = *map(bucket.take, by_node), *bucket.take_rows(*by_row)
+        results = jax.tree.map(bucket.put, results, _in_parts(work, bucket.samples, *taken))
+    return results
 
+
+def _in_parts(work: Callable[..., Tree], x: Array, *by_node: Array) -> Tree:
     def part(first: Array | int, width: int) -> Tree:
         return work(jnp.swapaxes(nodes_of(x, first, width, 1), 0, 1), *(nodes_of(a, first, width) for a in by_node))
 
@@ -244,8 +262,11 @@ def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight
 
 def _bucket(node: Array | None, *arrays: Array) -> Bucket:
     x, y, weight = (jnp.swapaxes(a if node is None else a[node], 0, 1) for a in arrays)
-    norm2 = jnp.sum(x.astype(y.dtype) ** 2, axis=2)
-    return Bucket(node, x[None], y[None], weight[None], norm2[None])
+    return Bucket(node, x[None], y[None], weight[None], _squared_lengths(x, y.dtype)[None])
+
+
+def _squared_lengths(x: Array, dtype: DTypeLike) -> Array:
+    return jnp.sum(x.astype(dtype) ** 2, axis=2)
 
 
 def extents(weight: Array) -> Array:
@@ -257,19 +278,28 @@ def extents(weight: Array) -> Array:
 _extents = jax.jit(extents)  # one program, where it is called from the host
 
 
-def bucket_sizes(data: TaskData) -> BucketSizes:
-    """Choose which sizes to put together, so that padding costs little; one bucket where sizes are alike or unknown."""
+def bucket_sizes(data: TaskData, saving: float = 1.0) -> BucketSizes:
+    """Choose which sizes to put together, so that padding costs little; one bucket where sizes are alike or unknown.
+
+    Args:
+      data: of the nodes.
+      saving: what a bucket must save, over what pays for coordinate ascent.
+    """
+    least = saving * _BUCKET_NUMBERS
     if is_traced(data.weight) or isinstance(data.weight, jax.ShapeDtypeStruct):
         return ()
     devices = 1 if data.sharding is None else data.sharding.devices
+    m, n, d = data.x.shape
+    if n * (m // devices * d + _STEP_NUMBERS) <= least:  # all that there is to save
+        return ()
     with jax.ensure_compile_time_eval():
         sizes = np.sort(fetched(_extents(data.weight)).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
-    bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
+    bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features, least)
     return bucketing if len(bucketing) > 1 else ()
 
 
-def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
+def _cheapest(sizes: np.ndarray, d: int, least: float) -> BucketSizes:
     """Cut a descending list of sizes, by dynamic programming over some candidates."""
     sizes = sizes[sizes > 0]
     if not len(sizes):
@@ -280,7 +310,7 @@ def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
         tops = np.unique(tops[np.searchsorted(tops, grid.round(), side="right") - 1])
     # below[j]: nodes up to size tops[j - 1]; a bucket from i to j holds the sizes in (tops[i - 1], tops[j - 1]].
     below = np.r_[0, np.searchsorted(sizes[::-1], tops, side="right")]
-    fixed = max(_BUCKET_SHARE * float(sizes.sum()) * d, _BUCKET_NUMBERS)
+    fixed = max(_BUCKET_SHARE * float(sizes.sum()) * d, least)
     best, cut = np.r_[0.0, np.full(len(tops), np.inf)], np.zeros(len(tops) + 1, int)
     for j in range(1, len(tops) + 1):
         cost = best[:j] + tops[j - 1] * ((below[j] - below[:j]) * d + _STEP_NUMBERS) + fixed

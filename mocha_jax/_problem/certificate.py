@@ -128,7 +128,7 @@ def _dual_vectors(problem: Problem, beta: Array) -> Pair:
     data, unit = problem.data, 0.5 * jnp.finfo(beta.dtype).eps
     limits = jnp.finfo(beta.dtype)
     factors, lost = twofold.product(data.weight, beta)
-    v, error = data.map_samples(twofold.combine_with_error, factors, lost)
+    v, error = data.map_samples(twofold.combine_with_error, (), factors, lost)
     # What is lost of a factor may itself be lost, being too small.
     error = error + 16.0 * limits.tiny * beta.shape[1] * data.longest[:, None]
     v, added = _sums(problem, v)
@@ -156,7 +156,7 @@ def _certified(
 ) -> Certificate:
     """The certificate; with `free`, of the problem in which so many features, the last ones, are not penalised."""
     data, regularizer, unit = problem.data, problem.regularizer, 0.5 * jnp.finfo(beta.dtype).eps
-    z, error = data.map_samples(twofold.times_with_error, data.to_nodes(weights))
+    z, error = data.map_samples(twofold.times_with_error, (data.to_nodes(weights),))
     terms, losses, moved = _of_samples(problem.node_loss, z, error, data.y, beta)
     # The terms are not negative, so that adding them up costs a few roundings of the result.
     more = 1.0 + unit * (16.0 + 2.0 * additions(beta.size))

@@ -39,7 +39,10 @@ class Absent(Layout):
     ) -> Array:
         return sums
 
-    def map_samples(self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], *by_node: Array) -> Tree:
+    def map_samples(
+        self, x: Array, sharding: NodeSharding | None, work: Callable[..., Tree], by_node: tuple[Array, ...],
+        *by_row: Array,
+    ) -> Tree:  # fmt: skip
         raise _elsewhere()
 
     def map_rows(self, work: Callable[..., Array], given: Tree, by_node: tuple[Array, ...], *by_row: Array) -> Array:
