@@ -58,7 +58,7 @@ def prediction() -> mj.Prediction:
 NEAR = regularizers.MeanRegularized(0.01, 0.01)
 DROPS = systems.Dropout(0.3)
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
-    "adaptive": lambda: dict(problem=problem(NEAR)),
+    "adaptive": lambda: dict(problem=problem(NEAR), algorithm=mj.Mocha()),
     "proximal": lambda: dict(problem=problem(regularizers.Probabilistic(0.01))),
     "deadline": lambda: dict(
         problem=problem(NEAR), systems=DROPS & systems.Deadline(0.1, mj.costs.lte()), cost=mj.costs.lte()

@@ -67,8 +67,8 @@ from mocha_jax._neural.prediction import Evaluation as Evaluation
 from mocha_jax._neural.prediction import Prediction as Prediction
 from mocha_jax._neural.trainer import Trainer as Trainer
 from mocha_jax._neural.virtual import Virtual as Virtual
-from mocha_jax._numerics.lasso import GraphicalLasso as GraphicalLasso
-from mocha_jax._numerics.lasso import graphical_lasso as graphical_lasso
+from mocha_jax._numerics.graphical_lasso import GraphicalLasso as GraphicalLasso
+from mocha_jax._numerics.graphical_lasso import graphical_lasso as graphical_lasso
 from mocha_jax._problem.certificate import certificate as certificate
 from mocha_jax._problem.certificate import free_intercept as free_intercept
 from mocha_jax._problem.gap import Certificate as Certificate

@@ -83,9 +83,9 @@ class InteriorPoint(SecondOrderMethod):
     r"""An interior point method for losses with kinks and a given relationship.
 
     For `Hinge`, `Absolute`, `Quantile`, `EpsilonInsensitive` and `Ordinal`, which are piecewise linear, and `PerTask`
-    of any one of them. Ten to thirty rounds reach a relative gap of 1e-4, whatever the regularizer's strength. In a
-    round nodes send a matrix of $d (d + 1) / 2$ numbers, two vectors and how far they can go, and the server solves the
-    system of `Newton` twice.
+    of one kind of them (of `Ordinal`, with as many thresholds in every task). Ten to thirty rounds reach a relative gap
+    of 1e-4, whatever the regularizer's strength. In a round nodes send a matrix of $d (d + 1) / 2$ numbers, two vectors
+    and how far they can go, and the server solves the system of `Newton` twice.
 
     The method is for one machine and few features: a round needs the answers of all nodes for all of their samples. If
     any is missing the server repeats it.
@@ -199,15 +199,15 @@ def _stepped(problem: Problem, state: InteriorState) -> tuple[Array, Interior]:
         )
         return dw, Interior(db, -db, *more)
 
-    count, zero = 2.0 * len(width) * jnp.sum(data.weight), jnp.zeros((), z.dtype)
-    now = _products(problem, point) / count  # their mean
+    weights, zero = 2.0 * len(width) * jnp.sum(data.weight), jnp.zeros((), z.dtype)  # of all products
+    now = _products(problem, point) / weights  # their mean
 
     def correct(_: Array, carry: tuple[Array, Interior, Array, Array]) -> tuple[Array, Interior, Array, Array]:
         """Change for products of `aim` and for those of the last change; see what it would leave of them."""
         _, way, _, aim = carry
         dw, way = change(aim - way.lower * way.below, aim - way.upper * way.above)
         longest = _longest_step(problem, point, way)
-        left = _products(problem, _moved(point, way, jnp.minimum(longest, 1.0))) / count
+        left = _products(problem, _moved(point, way, jnp.minimum(longest, 1.0))) / weights
         return dw, way, longest, jnp.clip(safe_ratio(left, now) ** _EXPONENT, 0.0, 1.0) * now
 
     nothing = jnp.zeros_like(state.w), jax.tree.map(jnp.zeros_like, point), zero, zero
@@ -295,8 +295,8 @@ def _expect_piecewise_linear(problem: Problem) -> None:
     if not loss.piecewise_linear:
         other = "Newton()" if loss.smoothness is not None else "Mocha()"
         raise ValueError(
-            f"InteriorPoint: {type(loss).__name__} is not divided into pieces with one kink; use {other}, or one of "
-            f"Hinge, Absolute, Quantile, EpsilonInsensitive and Ordinal."
+            f"InteriorPoint: {type(loss).__name__} is not divided into pieces with one kink, alike in all tasks; use "
+            f"{other}, or one of Hinge, Absolute, Quantile, EpsilonInsensitive and Ordinal."
         )
     if regularizer.learned:
         raise ValueError(

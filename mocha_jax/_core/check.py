@@ -292,6 +292,13 @@ def positive_semidefinite(owner: str, name: str, matrix: object) -> None:
         )
 
 
+def positive_definite(owner: str, name: str, matrix: object) -> None:
+    """Square, finite, symmetric, and every eigenvalue is above 0."""
+    positive_semidefinite(owner, name, matrix)
+    if (a := _numbers(owner, name, matrix)) is not None and not (lowest := np.linalg.eigvalsh(a)[0]) > 0:
+        raise ValueError(f"{owner}: {name} must be positive definite, but its smallest eigenvalue is {lowest:.3g}.")
+
+
 def one_of(owner: str, name: str, value: object, choices: tuple[str, ...]) -> None:
     """The value is one of a few words."""
     if not isinstance(value, str) or value not in choices:

@@ -131,7 +131,7 @@ class Layout(Pytree):
         """See `TaskData.map_samples`."""
 
     def scaled(self, scale: Array) -> Self:
-        """The layout of samples whose features were multiplied by these numbers ``[d]``."""
+        """Multiply the features of all samples that it holds by these numbers ``[d]``."""
         return self
 
     @abstractmethod

@@ -86,7 +86,7 @@ class Bucket(Pytree):
         return into.at[self.node, *map(slice, part.shape[1:])].set(part)
 
     def scaled(self, scale: Array) -> Self:
-        """The same nodes with features multiplied by these numbers ``[d]``."""
+        """Multiply the features of its samples by these numbers ``[d]``."""
         x = self.samples * scale[None, None, :].astype(self.samples.dtype)
         return self.replace(x=x[None], norm2=_squared_lengths(x, self.y.dtype)[None])
 

@@ -127,7 +127,7 @@ class Problem(Federated):
     regularizer: Regularizer
 
     convex = True
-    solvers = "Mocha, Newton, Cocoa, MiniBatchSdca and MiniBatchSgd"
+    solvers = "Mocha, Newton, InteriorPoint, Cocoa, MiniBatchSdca, MiniBatchSgd and privacy.PrivateSdca"
 
     @property
     def criterion_name(self) -> str:

@@ -48,6 +48,7 @@ __all__ = [
     "MarginLoss",
     "Ordinal",
     "PerTask",
+    "Piece",
     "Quantile",
     "ResidualLoss",
     "SmoothedHinge",

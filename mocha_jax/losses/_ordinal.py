@@ -123,13 +123,13 @@ class Ordinal(Loss, in_kernel=True):
     def _ranks(self, y: Array) -> list[Array]:
         """Tell how many kinks are before each.
 
-        A kink theta + 1 comes after those of lower thresholds and after those theta - 1 that are not higher; one
-        theta - 1 after those of lower thresholds of its kind and after those theta + 1 that are lower. As thresholds
-        rise, either are the first ones of their kind.
+        The first y thresholds have kinks theta + 1, the others theta - 1. Before a kink are the earlier ones of its
+        kind. Before a kink theta + 1 are also those theta - 1 that are not higher, before a kink theta - 1 those
+        theta + 1 that are lower: as thresholds rise, of all thresholds the first ones pass such a test.
         """
 
-        def count(kinks: Iterable[ArrayLike]) -> Array:
-            return total(jnp.asarray(is_before).astype(y.dtype) for is_before in kinks)
+        def count(tests: Iterable[ArrayLike]) -> Array:
+            return total(jnp.asarray(passed).astype(y.dtype) for passed in tests)
 
         theta, ranks = self.thresholds, []
         for k, own in enumerate(theta):

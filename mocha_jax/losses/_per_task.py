@@ -172,7 +172,8 @@ class PerTask(Loss):
         return self._own(lambda loss, _, y: loss.dual_bounds(y), y)
 
     def pieces(self, y: Array) -> Sequence[Piece]:
-        return self.kinds[0].pieces(y)
+        [kind] = self.kinds
+        return kind.pieces(y)
 
     def dual_step(self, beta: Array, g: Array, y: Array, kappa: Array) -> Array:
         return self._own(lambda loss, duals, y: loss.dual_step(duals(beta), g, y, kappa), y)

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
-import numpy as np
 from jax import Array
 
 from mocha_jax._core import check, domains
 from mocha_jax._core.pytree import Hyperparameter
-from mocha_jax._numerics.lasso import graphical_lasso, lasso
+from mocha_jax._numerics.graphical_lasso import graphical_lasso
+from mocha_jax._numerics.lasso import lasso
 from mocha_jax._numerics.math import matmul
 from mocha_jax._numerics.twofold import additions
 from mocha_jax.coupling import Coupling, Dense
@@ -175,11 +175,7 @@ class SparsePrecision(Learned):
 
     def check_omega(self, owner: str, name: str, omega: object, num_tasks: int) -> None:
         super().check_omega(owner, name, omega, num_tasks)
-        if (a := check.concrete(omega)) is not None and not np.linalg.eigvalsh(a)[0] > 0:
-            raise ValueError(
-                f"{owner}: {name} must be positive definite, as the precision of SparsePrecision is, got an eigenvalue "
-                f"{np.linalg.eigvalsh(a)[0]:.3g}."
-            )
+        check.positive_definite(owner, name, omega)
 
     def update_relation(self, relation: Array | None, weights: Array, smoothing: Array | float = 0.0) -> Array:
         m, d = weights.shape

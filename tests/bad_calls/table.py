@@ -34,7 +34,7 @@ PARTS = {
     "Problem.aim", "personalized.own_model", "personalized.same_model", "privacy.ExampleLevel.left", "privacy.ExampleLevel.of", "privacy.ExampleLevel.noise_of", "Implicit.differentiable", *(f"privacy.PrivateSdca.{name}" for name in ("model", "planned_steps", "published", "sampling", "taken", "updated")), *(f"FedAvg.{name}" for name in ("answer", "first_state", "heard", "inputs")), *(f"Virtual.{name}" for name in ("first_state", "inputs", "refine", "whole")), *(f"compression.{form}.{name}" for form in ("Sending", "Difference", "Quantized", "Stochastic", "TopK", "RandomK", "Rotated") for name in ("encode", "decode", "compress", "expand")),
     "SubproblemMethod.improve", "Mocha.improve", "Cocoa.improve", "SubproblemMethod.laid_out", "servers.AdaptiveServer.blank", "servers.AdaptiveServer.followed", "servers.AdaptiveServer.weigh", "federated.Server.weights", "federated.Server.relation", "federated.Server.omega", "federated.register", "SubproblemMethod.subproblems", "static", "systems.per_node", "coupling.Dense.conjugate_bound", "spectral.contract", "spectral.Contracted", "regularizers.MatrixNormal.curvature_of", "regularizers.MatrixNormal.fit_eigenvalues", *(f"TaskData.{name}" for name in (
         "to_nodes", "to_tasks", "replicated", "constrain_tasks", "pad_settings", "predictions", "node_predictions",
-        "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows",
+        "node_vectors", "dual_vectors", "weighted", "weighted_sums", "map_rows", "map_samples", "renewed", "sum_over_rows", "with_features_scaled",
     )),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Some thirty ways to break the library by a line: each is a mistake that somebody could make."""
+"""Some forty ways to break the library by a line: each is a mistake that somebody could make."""
 
 from typing import NamedTuple
 

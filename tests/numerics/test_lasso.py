@@ -217,3 +217,36 @@ def test_an_ill_conditioned_lasso_reaches_its_optimum():
     np.testing.assert_allclose(r[w != 0], lam1 * np.sign(w[w != 0]), atol=1e-8)
     assert np.abs(r[w == 0]).max() <= lam1 + 1e-8
     assert 0 < (w == 0).sum() < w.size
+
+
+def test_a_float32_lasso_ends_where_rounding_does():
+    # Of two weights of thousands that nearly cancel, a residual of a rounding of v cannot be had.
+    a = jnp.asarray([[0.50005, 0.49995], [0.49995, 0.50005]], jnp.float32)
+    v, zero = jnp.asarray([[0.5, 1.0], [-0.5, 1.0]], jnp.float32), jnp.zeros((), jnp.float32)
+    best = lasso(a, v, zero, jnp.zeros_like(v))
+    np.testing.assert_allclose(best, [[5000.0, 1.0], [-5000.0, 1.0]], rtol=2e-3)
+    np.testing.assert_array_equal(lasso(a, v, zero, best), best)  # optimal already
+
+
+def test_columns_of_very_different_sizes_are_all_solved():
+    rng, sizes = np.random.default_rng(0), np.array([1e-8, 1.0, 1e6])
+    a = (zoo.random_spd(6) + np.eye(6)).astype("float32")
+    v = (rng.normal(size=(6, 3)) * sizes).astype("float32")
+    best = np.linalg.solve(a.astype(float), v.astype(float))
+    start = jnp.asarray(best, jnp.float32).at[:, 0].set(0.0)  # the others are solved already
+    w = np.asarray(lasso(jnp.asarray(a), jnp.asarray(v), jnp.zeros((), jnp.float32), start))
+    np.testing.assert_allclose(w / sizes, best / sizes, rtol=1e-4, atol=1e-5)
+
+
+def test_a_penalty_counts_by_its_symmetric_part():
+    s, p = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[0.0, 0.2], [0.0, 0.0]])
+    found = mj.graphical_lasso(s, p)
+    assert found.solved
+    np.testing.assert_allclose(found.precision, mj.graphical_lasso(s, 0.5 * (p + p.T)).precision, rtol=1e-9)
+
+
+def test_what_rounding_ends_is_not_said_to_need_more_iterations():
+    with pytest.warns(UserWarning, match="rounding allows no smaller one"):
+        assert mj.graphical_lasso(samples(8, 20), 0.1, tol=0.0).iterations < 10_000
+    with pytest.raises(ValueError, match="start must be positive definite"):
+        mj.graphical_lasso(np.eye(2), 0.1, start=np.ones((2, 2)))
