@@ -1,9 +1,12 @@
-"""Devices of very different sizes: ``python -m benchmarks.skewed_sizes [--json FILE]``.
+"""Devices of very different sizes: ``python -m benchmarks.skewed_sizes [--parts rounds solves] [--json FILE]``.
 
 m devices with 3 to 2,000 samples each (lognormal, clipped) of d features, hinge loss, tasks near their mean, float32;
 beside them m devices of one size with as many samples in all. Milliseconds of one local epoch and of a whole round of
 `run` (with a certificate in every round, and in every fiftieth), medians of several; then the same devices padded to
 the largest, which is what the array [m, n, d] by itself would cost.
+
+Then solves to a relative gap of 1e-3 by default, which is by `mj.Newton` or `mj.InteriorPoint`, and by `mj.Mocha`:
+seconds of the first one and milliseconds of others, in buckets and on the padded array, in turns.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import jax
 import numpy as np
 
 import mocha_jax as mj
+import mocha_jax._node.buckets
 from benchmarks.local_epoch import one_pass
 from mocha_jax._node.buckets import bucket_sizes, time_major
 
 SHAPES = [(300, 64), (1000, 32), (1000, 64), (3000, 64)]
 METHODS = {"per_task": mj.Mocha(sigma_prime="per_task"), "adaptive": mj.Mocha(sigma_prime="adaptive")}
 ROUNDS = 50
+SOLVES = [(300, 16), (300, 64), (1000, 32)]
+NEAR = mj.regularizers.MeanRegularized(1e-2, 1e-3)
 
 
 def main() -> None:
@@ -34,27 +40,84 @@ def main() -> None:
         prog="benchmarks.skewed_sizes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--parts", nargs="+", choices=["rounds", "solves"], default=["rounds", "solves"])
     parser.add_argument("--json", type=Path, help="save the numbers here")
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; milliseconds")
+    found: dict[str, Any] = {"jax": jax.__version__}
+    if "rounds" in options.parts:
+        found["rows"] = of_rounds(options.repeats)
+    if "solves" in options.parts:
+        found["solves"] = of_solves(options.repeats)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def of_rounds(repeats: int) -> list[dict[str, Any]]:
+    """Rounds and epochs, beside those of equal sizes."""
     columns = "m, d", "samples", "padded", "epoch", "equal sizes", "ratio", "all padded"
     print("".join(f"{c:>13}" for c in columns) + "   a round, over that of equal sizes; records every 1 and 50")
     rows = []
     for m, d in SHAPES:
-        row = compare(m, d, options.repeats)
+        row = compare(m, d, repeats)
         rows.append(row)
         rounds = ", ".join(f"{name} {a:.2f} {b:.2f}" for name, (a, b) in row["rounds"].items())
         print(f"{f'{m}, {d}':>13}{row['samples']:>13}{row['padded']:>13}{row['epoch']:>13.2f}{row['equal']:>13.2f}"
               f"{row['epoch'] / row['equal']:>13.2f}{row['all_padded']:>13.2f}   {rounds}", flush=True)  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1))
+    return rows
+
+
+def of_solves(repeats: int) -> list[dict[str, Any]]:
+    """Whole solves, in buckets and on the padded array."""
+    print(f"{'m, d':>13}{'loss':>10}{'algorithm':>16}   first s, ms in buckets   padded: first s, ms   rounds")
+    rows = []
+    for m, d in SOLVES:
+        data = problem(drawn_sizes(m), d).data
+        for loss in (mj.losses.Logistic(), mj.losses.Hinge()):
+            this = mj.Problem(data, loss, NEAR)
+            for algorithm in (mj.default_algorithm(this), mj.Mocha()):
+                rows.append(row := solves(this, algorithm, repeats))
+                shape = f"{m}, {d}"
+                print(
+                    f"{shape:>13}{row['loss']:>10}{row['algorithm']:>16}{row['first_s'][0]:10.1f}{row['ms'][0]:10.0f}"
+                    f"{row['first_s'][1]:20.1f}{row['ms'][1]:10.0f}{row['rounds']:10d}",
+                    flush=True,
+                )
+    return rows
+
+
+def solves(this: mj.Problem, algorithm: mj.Algorithm[mj.Problem], repeats: int) -> dict[str, Any]:
+    """Solve in turns with and without buckets."""
+    every = 5 if isinstance(algorithm, mj.Mocha) else 1
+    least = mocha_jax._node.buckets._BUCKET_NUMBERS
+    first: list[float] = []
+    times: tuple[list[float], list[float]] = [], []
+    rounds = 0
+    for turn in range(repeats + 1):
+        for padded in (False, True):
+            # To save so much is nothing worth.
+            mocha_jax._node.buckets._BUCKET_NUMBERS = 2**60 if padded else least
+            began = time.perf_counter()
+            rounds = int(mj.solve(this, algorithm, tol=1e-3, record_every=every).rounds)
+            (times[padded] if turn else first).append(time.perf_counter() - began)
+    mocha_jax._node.buckets._BUCKET_NUMBERS = least
+    m, d = this.data.num_tasks, this.data.num_features
+    ms = [1e3 * float(np.median(each)) for each in times]
+    about = {"m": m, "d": d, "loss": type(this.loss).__name__, "algorithm": type(algorithm).__name__}
+    return about | {"first_s": first, "ms": ms, "rounds": rounds}
+
+
+def drawn_sizes(m: int) -> np.ndarray:
+    """Numbers of samples, the largest and the smallest among them."""
+    draws = np.random.default_rng(0).normal(np.log(60), 1.3, m)
+    sizes = np.clip(np.exp(draws), 3, 2000).astype(int)
+    sizes[:2] = 2000, 3
+    return sizes
 
 
 def compare(m: int, d: int, repeats: int) -> dict[str, Any]:
     """The same number of samples on skewed and on equal devices."""
-    draws = np.random.default_rng(0).normal(np.log(60), 1.3, m)
-    sizes = np.clip(np.exp(draws), 3, 2000).astype(int)
-    sizes[:2] = 2000, 3
+    sizes = drawn_sizes(m)
     skewed, equal = problem(sizes, d), problem(np.full(m, round(sizes.mean())), d)
     bucketing = bucket_sizes(skewed.data)
     rounds = {
