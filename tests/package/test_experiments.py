@@ -359,6 +359,22 @@ def test_a_draw_of_personalized_methods_that_is_under_way_is_left_out(experiment
     assert left_out == {("letters", 2)}
 
 
+def test_roles_predict_the_character_after_eight_others(experiments, tmp_path):
+    parts, roles = experiments.personalized_parts, [b"abcdefgh i" * 120, b"too short", b"ihgfedcba" * 150]
+    np.savez(
+        tmp_path / "roles.npz", text=np.frombuffer(b"".join(roles), np.uint8),
+        offsets=np.cumsum([0, *map(len, roles)]),
+    )  # fmt: skip
+    xs, ys = parts.SOURCES["Shakespeare"].draw(tmp_path / "roles.npz", 0, 2)
+    alphabet = np.unique(np.frombuffer(b"".join(roles), np.uint8))
+    texts = set()
+    for x, y in zip(xs, ys, strict=True):
+        before = x.reshape(len(x), 8, len(alphabet))
+        assert (before.sum(axis=2) == 1).all()
+        texts.add(alphabet[np.column_stack([before.argmax(axis=2), y])].astype(np.uint8).tobytes())
+    assert texts == {role[: len(role) // 9 * 9] for role in (roles[0], roles[2])}
+
+
 def test_clients_of_personalized_methods_are_scored(experiments, tmp_path):
     parts, rng = experiments.personalized_parts, np.random.default_rng(0)
     x, y, task = rng.normal(size=(90, 3)), rng.normal(3.0, 12.0, 90), np.repeat([0, 1, 2], 30)
