@@ -87,8 +87,9 @@ class Bucket(Pytree):
 
     def scaled(self, scale: Array) -> Self:
         """Multiply the features of its samples by these numbers ``[d]``."""
-        x = self.samples * scale[None, None, :].astype(self.samples.dtype)
-        return self.replace(x=x[None], norm2=_squared_lengths(x, self.y.dtype)[None])
+        assert self.x is not None
+        x = self.x * scale[None, None, None, :].astype(self.x.dtype)
+        return self.replace(x=x, norm2=_squared_lengths(x, self.y.dtype))
 
 
 class TimeMajor(Layout):
@@ -266,7 +267,7 @@ def _bucket(node: Array | None, *arrays: Array) -> Bucket:
 
 
 def _squared_lengths(x: Array, dtype: DTypeLike) -> Array:
-    return jnp.sum(x.astype(dtype) ** 2, axis=2)
+    return jnp.sum(x.astype(dtype) ** 2, axis=-1)
 
 
 def extents(weight: Array) -> Array:

@@ -1,8 +1,10 @@
 """Second-order methods on nodes of very different sizes, which are put into buckets."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import mocha_jax as mj
 from mocha_jax._node.buckets import bucket_sizes, time_major
@@ -41,6 +43,24 @@ def test_buckets_change_no_round_and_no_certificate(case, key, monkeypatch):
     np.testing.assert_allclose(dealt.state.beta, plain.state.beta, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(dealt.history.primal, plain.history.primal, rtol=1e-9)
     np.testing.assert_allclose(dealt.dual, plain.dual, rtol=1e-8)
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs several devices")
+def test_devices_have_buckets_of_their_own(monkeypatch):
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 4)) for n in (40, 3, 4, 2, 38, 5, 3, 4)]
+    data = mj.pack_tasks(xs, [np.sign(x[:, 0]) for x in xs], loss_scaling="task_mean")
+    regularizer = R.PerFeature(R.MeanRegularized(0.1, 0.02), np.arange(1.0, 5.0))
+    problem = mj.Problem(data, L.Logistic(), regularizer)
+    plain = mj.solve(problem, mj.Newton(), tol=1e-9)
+    monkeypatch.setattr("mocha_jax._node.buckets._BUCKET_NUMBERS", 0)
+    monkeypatch.setattr("mocha_jax._node.buckets._STEP_NUMBERS", 0)
+    mesh = jax.make_mesh((2,), ("nodes",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+    shared_out = mj.shard(problem, mesh)
+    assert len(bucket_sizes(shared_out.data)) > 1
+    dealt = mj.solve(shared_out, mj.Newton(), tol=1e-9)
+    assert plain.rounds == dealt.rounds
+    np.testing.assert_allclose(dealt.weights, plain.weights, rtol=1e-7, atol=1e-9)
 
 
 def test_work_on_the_samples_of_a_bucket_sees_its_own_rows(monkeypatch):
