@@ -81,7 +81,7 @@ class Algorithm(Pytree, Generic[Kind]):
 
     @property
     def bucket_saving(self) -> float | None:
-        """What a bucket of nodes of similar sizes must save, over what pays for coordinate ascent; None: no buckets."""
+        """Tell what a bucket of similar nodes must save, over what pays for coordinate ascent; None: no buckets."""
         return None
 
     @property

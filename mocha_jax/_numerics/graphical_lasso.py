@@ -167,7 +167,7 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         return accepted, _Iterate(theta, inv, length, state.iterations + 1)
 
     def newton(state: _Iterate) -> _Iterate:
-        """Go towards the least value with the signs of Theta, as `_newton` does."""
+        """Go towards the least value with the signs of Theta, as the step of the lasso does."""
         theta, covariance = state.precision, state.covariance
         free, signs = theta != 0, jnp.sign(theta)
         slope = jnp.where(free, s - covariance + p * signs, 0.0)
