@@ -13,7 +13,7 @@ from mocha_jax._core import check
 from mocha_jax._core.devices import on_purpose
 from mocha_jax._core.pytree import Pytree
 from mocha_jax._core.warnings import warn
-from mocha_jax._numerics.lasso import BETWEEN, ROUNDINGS, Progress, crossings, least_subgradient, soft_threshold
+from mocha_jax._numerics.lasso import BETWEEN, ROUNDINGS, Patience, crossings, least_subgradient, soft_threshold
 from mocha_jax._numerics.math import matmul
 
 _MAX_HALVINGS = 40
@@ -211,21 +211,21 @@ def _solve(s: Array, p: Array, first: Array, least: Array, max_iterations: Array
         kept = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, before)
         return count + 1, accepted, kept.replace(iterations=after.iterations)
 
-    def unfinished(carry: tuple[Progress, _Iterate]) -> Array:
-        progress, state = carry
-        return progress.goes_on() & (state.iterations < max_iterations) & (residual(state) > least)
+    def unfinished(carry: tuple[Patience, _Iterate]) -> Array:
+        patience, state = carry
+        return patience.goes_on() & (state.iterations < max_iterations) & (residual(state) > least)
 
-    def turn(carry: tuple[Progress, _Iterate]) -> tuple[Progress, _Iterate]:
-        progress, before = carry
+    def turn(carry: tuple[Patience, _Iterate]) -> tuple[Patience, _Iterate]:
+        patience, before = carry
         _, _, stepped = lax.while_loop(unstepped, step, (zero, jnp.asarray(True), before))
         done = (residual(stepped) <= least) | (stepped.iterations >= max_iterations)
         state = lax.cond(done, lambda state: state, newton, stepped)
         states = before.precision, stepped.precision, state.precision
-        return progress.after(residual(state), *states), state
+        return patience.after(residual(state), *states), state
 
     zero = jnp.zeros((), jnp.int32)
     inv, _ = inverse(first)
     safe_step = 1.0 / jnp.maximum(jnp.sum(inv**2), jnp.finfo(s.dtype).tiny)  # at most the least eigenvalue squared
     begin = _Iterate(first, inv, safe_step, zero)
-    _, state = lax.while_loop(unfinished, turn, (Progress(zero, residual(begin)), begin))
+    _, state = lax.while_loop(unfinished, turn, (Patience(zero, residual(begin)), begin))
     return state, residual(state)

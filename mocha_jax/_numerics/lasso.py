@@ -72,21 +72,21 @@ def lasso(a: Array, v: Array, lam1: Array, start: Array) -> Array:
     def sweep(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         return carry[0] + 1, lax.fori_loop(0, m, update, carry[1])
 
-    def unfinished(carry: tuple[Progress, Array, Array]) -> Array:
-        progress, sweeps, w = carry
-        return progress.goes_on() & (sweeps < _MAX_SWEEPS) & (size(w) > 1.0)
+    def unfinished(carry: tuple[Patience, Array, Array]) -> Array:
+        patience, sweeps, w = carry
+        return patience.goes_on() & (sweeps < _MAX_SWEEPS) & (size(w) > 1.0)
 
-    def sweeps_and_step(carry: tuple[Progress, Array, Array]) -> tuple[Progress, Array, Array]:
-        progress, sweeps, before = carry
+    def sweeps_and_step(carry: tuple[Patience, Array, Array]) -> tuple[Patience, Array, Array]:
+        patience, sweeps, before = carry
         count, swept = lax.while_loop(unswept, sweep, (zero, before))
         w = lax.cond(count < at_once, lambda w: w, lambda w: _newton(a, w, residual(w)), swept)
-        return progress.after(size(w), before, swept, w), sweeps + count, w
+        return patience.after(size(w), before, swept, w), sweeps + count, w
 
     zero = jnp.zeros((), jnp.int32)
-    return lax.while_loop(unfinished, sweeps_and_step, (Progress(zero, size(start)), zero, start))[2]
+    return lax.while_loop(unfinished, sweeps_and_step, (Patience(zero, size(start)), zero, start))[2]
 
 
-class Progress(Pytree):
+class Patience(Pytree):
     """A record by which to tell whether turns of two kinds of steps still gain something."""
 
     idle: Array  # [] int32 turns without halving the residual; one in which no sign changes counts as many
@@ -95,13 +95,13 @@ class Progress(Pytree):
     def goes_on(self) -> Array:
         return self.idle < _PATIENCE
 
-    def after(self, residual: Array, *states: Array) -> Progress:
-        """The progress after a turn with these states in it."""
+    def after(self, residual: Array, *states: Array) -> Patience:
+        """The patience after a turn with these states in it."""
         signs = [jnp.sign(state) for state in states]
         moves = jnp.any(jnp.stack([before != after for before, after in itertools.pairwise(signs)]))
         gains = residual < 0.5 * self.least
         idle = jnp.where(gains, 0, self.idle + jnp.where(moves, 1, _PATIENCE // 2))
-        return Progress(idle, jnp.where(gains, residual, self.least))
+        return Patience(idle, jnp.where(gains, residual, self.least))
 
 
 def least_subgradient(gradient: Array, x: Array, penalty: Array) -> Array:
