@@ -5,8 +5,8 @@ beside them m devices of one size with as many samples in all. Milliseconds of o
 `run` (with a certificate in every round, and in every fiftieth), medians of several; then the same devices padded to
 the largest, which is what the array [m, n, d] by itself would cost.
 
-Then solves to a relative gap of 1e-3 by default, which is by `mj.Newton` or `mj.InteriorPoint`, and by `mj.Mocha`:
-seconds of the first one and milliseconds of others, in buckets and on the padded array, in turns.
+Then solves to a relative gap of 1e-3 by default, which is by `mj.Newton` or `mj.InteriorPoint`, and by `mj.Mocha`, of
+both kinds of devices in turns: rounds, seconds of the first solve and milliseconds of others.
 """
 
 from __future__ import annotations
@@ -68,42 +68,41 @@ def of_rounds(repeats: int) -> list[dict[str, Any]]:
 
 
 def of_solves(repeats: int) -> list[dict[str, Any]]:
-    """Whole solves, in buckets and on the padded array."""
-    print(f"{'m, d':>13}{'loss':>10}{'algorithm':>16}   first s, ms in buckets   padded: first s, ms   rounds")
+    """Whole solves, of skewed and of equal sizes."""
+    print(f"{'m, d':>13}{'loss':>10}{'algorithm':>16}   rounds, first s, ms: skewed       equal sizes   a round, ratio")
     rows = []
     for m, d in SOLVES:
-        data = problem(drawn_sizes(m), d).data
+        sizes = drawn_sizes(m)
+        both = [problem(n, d).data for n in (sizes, np.full(m, round(sizes.mean())))]
         for loss in (mj.losses.Logistic(), mj.losses.Hinge()):
-            this = mj.Problem(data, loss, NEAR)
-            for algorithm in (mj.default_algorithm(this), mj.Mocha()):
-                rows.append(row := solves(this, algorithm, repeats))
-                shape = f"{m}, {d}"
+            pair = [mj.Problem(data, loss, NEAR) for data in both]
+            for algorithm in (mj.default_algorithm(pair[0]), mj.Mocha()):
+                rows.append(row := solves(pair, algorithm, repeats))
+                shown = (
+                    f"{r:8d}{f:8.1f}{ms:8.0f}"
+                    for r, f, ms in zip(row["rounds"], row["first_s"], row["ms"], strict=True)
+                )
+                ratio = row["ms"][0] / row["rounds"][0] / (row["ms"][1] / row["rounds"][1])
                 print(
-                    f"{shape:>13}{row['loss']:>10}{row['algorithm']:>16}{row['first_s'][0]:10.1f}{row['ms'][0]:10.0f}"
-                    f"{row['first_s'][1]:20.1f}{row['ms'][1]:10.0f}{row['rounds']:10d}",
-                    flush=True,
+                    f"{f'{m}, {d}':>13}{row['loss']:>10}{row['algorithm']:>16}{''.join(shown)}{ratio:12.2f}", flush=True
                 )
     return rows
 
 
-def solves(this: mj.Problem, algorithm: mj.Algorithm[mj.Problem], repeats: int) -> dict[str, Any]:
-    """Solve in turns with and without buckets."""
+def solves(pair: list[mj.Problem], algorithm: mj.Algorithm[mj.Problem], repeats: int) -> dict[str, Any]:
+    """Solve both in turns."""
     every = 5 if isinstance(algorithm, mj.Mocha) else 1
-    least = mocha_jax._node.buckets._BUCKET_NUMBERS
     first: list[float] = []
     times: tuple[list[float], list[float]] = [], []
-    rounds = 0
+    rounds = [0, 0]
     for turn in range(repeats + 1):
-        for padded in (False, True):
-            # To save so much is nothing worth.
-            mocha_jax._node.buckets._BUCKET_NUMBERS = 2**60 if padded else least
+        for i, this in enumerate(pair):
             began = time.perf_counter()
-            rounds = int(mj.solve(this, algorithm, tol=1e-3, record_every=every).rounds)
-            (times[padded] if turn else first).append(time.perf_counter() - began)
-    mocha_jax._node.buckets._BUCKET_NUMBERS = least
-    m, d = this.data.num_tasks, this.data.num_features
+            rounds[i] = int(mj.solve(this, algorithm, tol=1e-3, record_every=every).rounds)
+            (times[i] if turn else first).append(time.perf_counter() - began)
+    m, d = pair[0].data.num_tasks, pair[0].data.num_features
     ms = [1e3 * float(np.median(each)) for each in times]
-    about = {"m": m, "d": d, "loss": type(this.loss).__name__, "algorithm": type(algorithm).__name__}
+    about = {"m": m, "d": d, "loss": type(pair[0].loss).__name__, "algorithm": type(algorithm).__name__}
     return about | {"first_s": first, "ms": ms, "rounds": rounds}
 
 

@@ -11,6 +11,7 @@ from mocha_jax._algorithms.base import Algorithm, Drawn, State
 from mocha_jax._algorithms.dual_method import DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, Relation
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate
@@ -35,9 +36,8 @@ class Wrapper(Algorithm[Problem]):
         other = self.algorithm.by_loops(problem)
         return None if other is None else self.replace(algorithm=other)
 
-    @property
-    def bucket_saving(self) -> float | None:
-        return self.algorithm.bucket_saving
+    def bucketing(self, data: TaskData) -> BucketSizes:
+        return self.algorithm.bucketing(data)
 
     @property
     def lays_out(self) -> bool:

@@ -10,6 +10,7 @@ from jax import Array
 
 from mocha_jax._core import check
 from mocha_jax._core.pytree import PyTree, Pytree, Relation
+from mocha_jax._data.task_data import TaskData
 from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem, Quality
 from mocha_jax.networks import Network
@@ -79,10 +80,9 @@ class Algorithm(Pytree, Generic[Kind]):
         """Return this algorithm without the kernel it would choose for the problem. Default: None, it has none."""
         return None
 
-    @property
-    def bucket_saving(self) -> float | None:
-        """Tell what a bucket of similar nodes must save, over what pays for coordinate ascent; None: no buckets."""
-        return None
+    def bucketing(self, data: TaskData) -> BucketSizes:
+        """Choose by the sizes of nodes how `prepare` is to lay out their rows. Default: (), as they are."""
+        return ()
 
     @property
     def lays_out(self) -> bool:
@@ -90,8 +90,12 @@ class Algorithm(Pytree, Generic[Kind]):
         return False
 
     def prepare(self, problem: Kind, bucketing: BucketSizes = ()) -> Kind:
-        """Lay out the data for the rounds, nodes put together as `bucketing` says; drivers call it. Default: none."""
+        """Lay out the data for the rounds, by the choice of `bucketing`; drivers call it. Default: as they are."""
         return problem
+
+    def restore(self, state: OwnState, problem: Kind) -> State:
+        """Undo in the state what `prepare` did to the rows; drivers call it at the end. Default: nothing."""
+        return state
 
     @abstractmethod
     def init(self, problem: Kind) -> State:

@@ -15,16 +15,19 @@ solution, with $\mu = 0$, tells how small a $\mu$ is within reach and corrects f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import PrimalState, SecondOrderMethod
+from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState, dealt
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
+from mocha_jax._node.dealt import Dealt, of_parts
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._base import Info, Request, Work
@@ -62,21 +65,31 @@ class Interior(Pytree):
         return self.lower * self.below, self.upper * self.above
 
 
-class InteriorState(PrimalState):
+class InteriorState(SecondOrderState):
     """The state of the interior point method between two rounds."""
 
-    beta: Array  # [m, n]
     point: Interior
     gap: Array  # [] the smallest so far
     idle: Array  # [] int32 rounds one after the other that only rounding kept from gaining
 
     @property
-    def duals(self) -> Array:
-        return self.beta
-
-    @property
     def settled(self) -> Array:
         return self.idle >= _IDLE
+
+    def dealt(self, layout: Dealt) -> InteriorState:
+        return self._by_row(layout.deal)
+
+    def gathered(self, layout: Dealt) -> InteriorState:
+        return self._by_row(layout.gather)
+
+    def _by_row(self, move: Callable[[Array, np.ndarray], Array]) -> InteriorState:
+        """Padding is in the middle between bounds of its own."""
+        fields = jax.tree.leaves(self.point)
+        by_row = jnp.moveaxis(jnp.concatenate([*fields, self.beta[None]]), 0, 2)
+        pieces = len(fields[0])
+        middle = np.r_[np.full(4 * pieces, 0.5), 0.0]
+        *moved, beta = jnp.split(jnp.moveaxis(move(by_row, middle), 2, 0), [pieces * i for i in range(1, 5)])
+        return self.replace(beta=beta[0], point=Interior(*moved))
 
 
 class InteriorPoint(SecondOrderMethod):
@@ -111,6 +124,7 @@ class InteriorPoint(SecondOrderMethod):
         """Start from W = 0 in the middle between the bounds."""
         self.expect(problem)
         _expect_piecewise_linear(problem)
+        problem = of_parts(problem)
         data = problem.data
         w, nothing = jnp.zeros((data.num_tasks, data.num_features), data.dtype), jnp.zeros((), data.dtype)
         point = _begun(problem)
@@ -120,31 +134,21 @@ class InteriorPoint(SecondOrderMethod):
 
     def resume(self, state: InteriorState, problem: Problem) -> InteriorState:
         """Keep the point if it is one of this problem: near the bounds there is no way to another's optimum."""
-        state = self.kept(state, problem, InteriorState)
-        fresh = self.init(problem)
-        if state.point.below.shape != fresh.point.below.shape:
+        state, fresh = self.kept(state, problem, InteriorState), self.init(problem)
+        shape = len(fresh.point.below), *problem.data.y.shape
+        if state.point.below.shape != shape:
             raise ValueError(
                 f"InteriorPoint: the state has duals {state.point.below.shape}, of pieces of the loss, nodes and "
-                f"samples, and the problem has {fresh.point.below.shape}."
+                f"samples, and the problem has {shape}."
             )
+        state, problem = dealt(state, problem), of_parts(problem)
         w, point, gap = jax.tree.map(lambda a: a.astype(problem.data.dtype), (state.w, state.point, state.gap))
         kept = fresh.replace(w=w, point=point, beta=_duals(problem, point), gap=gap)
         same = (self.certify(kept, problem).gap <= _SAME * gap) & _is_between(problem, point)
         return jax.tree.map(partial(jnp.where, same), kept, fresh).replace(round=state.round)
 
-    def settle(self, state: InteriorState, problem: Problem) -> InteriorState:
-        """Keep it: weights and duals are what the certificate is of."""
-        return state
-
     def warm_start(self, state: InteriorState, problem: Problem) -> InteriorState:
         return self.init(problem).replace(round=self.kept(state, problem, InteriorState).round)
-
-    def full_work(self, problem: Problem) -> Array:
-        return problem.data.sizes
-
-    def step_flops(self, problem: Problem) -> float:
-        """A sample's part of the matrix, of which a half is enough."""
-        return float(problem.data.num_features * (problem.data.num_features + 1))
 
     def fixed_flops(self, problem: Problem) -> Array:
         """Three predictions and two sums."""
@@ -155,12 +159,12 @@ class InteriorPoint(SecondOrderMethod):
         up, down = (jnp.asarray(count, problem.data.dtype) for count in (d * (d + 5) // 2 + 4, 2 * d + 3))
         return request.replace(up=up, down=down)
 
-    def _dual_point(self, problem: Problem, state: InteriorState) -> Array:
-        return state.beta
-
     def step(self, key: Drawn, state: InteriorState, problem: Problem, work: Work) -> tuple[InteriorState, Info]:
-        data, full = problem.data, self.full_work(problem)
+        full = self.full_work(problem)
         steps = work.budget(full)
+        fixed = jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
+        flops = steps.astype(problem.data.dtype) * self.step_flops(problem) + fixed
+        problem = of_parts(problem)
         w, point = _stepped(problem, state)
         after = state.replace(w=w, point=point, beta=_duals(problem, point))
         gap = self.certify(after, problem).gap
@@ -171,8 +175,6 @@ class InteriorPoint(SecondOrderMethod):
         idle = ~better | ((gap > _ROUNDED * _products(problem, after.point)) & (gap > 0.75 * state.gap))
         idle = jnp.where(answered, jnp.where(idle, state.idle + 1, 0), state.idle)
         after = after.replace(round=state.round + 1, idle=idle)
-        fixed = jnp.where(steps > 0, self.fixed_flops(problem), 0.0)
-        flops = steps.astype(data.dtype) * self.step_flops(problem) + fixed
         return after, Info(steps, flops, jnp.zeros_like(work.active))
 
 

@@ -14,7 +14,8 @@ from mocha_jax._algorithms.base import Drawn, Draws
 from mocha_jax._algorithms.dual_method import OMEGA_EVERY, DualMethod, MochaState
 from mocha_jax._core import check
 from mocha_jax._core.pytree import Hyperparameter, static
-from mocha_jax._node.buckets import BACKENDS, BucketSizes, time_major
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._node.buckets import BACKENDS, BucketSizes, bucket_sizes, time_major
 from mocha_jax._node.local_accuracy import theta_of
 from mocha_jax._node.local_solver import STEP_FLOPS, Subproblems, ascend, visiting_orders
 from mocha_jax._numerics.math import safe_ratio
@@ -109,9 +110,8 @@ class SubproblemMethod(DualMethod):
           extra_flops: what a round costs a node for the server's sake, [] or ``[m]``.
         """
 
-    @property
-    def bucket_saving(self) -> float | None:
-        return 1.0
+    def bucketing(self, data: TaskData) -> BucketSizes:
+        return bucket_sizes(data)
 
     @property
     def lays_out(self) -> bool:

@@ -6,6 +6,7 @@ answer that is Newton's method; with silent ones it is the incremental one of Ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import PrimalState, SecondOrderMethod, slopes_at
+from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState, dealt, slopes_at
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
+from mocha_jax._node.dealt import Dealt, of_parts
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._base import Info, Request, Work
@@ -45,19 +47,29 @@ class Models(Pytree):
         return self.value - jnp.sum(moved * (self.slopes - 0.5 * bent), axis=1), self.slopes - bent
 
 
-class NewtonState(PrimalState):
+class NewtonState(SecondOrderState):
     """The state of Newton's method between two rounds. The server sends ``w`` to the nodes in the next one."""
 
-    beta: Array  # [m, n] the dual point of w
     z: Array  # [m, n] predictions by w
     models: Models
     base: Array  # [num_tasks, d] the best weights so far; w is on the way from there
     base_z: Array  # [m, n] predictions by the base
     share: Array  # [] of the way from there to the models' optimum
 
-    @property
-    def duals(self) -> Array:
-        return self.beta
+    def dealt(self, layout: Dealt) -> NewtonState:
+        answered = layout.to_parts(self.models.answered)
+        # A node's value is that of its first part: what rounds go by is how the sum changes.
+        value = jnp.where(layout.places.begin == 0, layout.to_parts(self.models.value), 0.0)
+        return self._by_row(layout.deal, answered, value)
+
+    def gathered(self, layout: Dealt) -> NewtonState:
+        answered = (layout.add_parts(self.models.answered) > 0).astype(jnp.int32)
+        return self._by_row(layout.gather, answered, layout.add_parts(self.models.value))
+
+    def _by_row(self, move: Callable[[Array], Array], answered: Array, value: Array) -> NewtonState:
+        by_row = jnp.stack([self.beta, self.z, self.base_z, self.models.slopes, self.models.bend], axis=2)
+        beta, z, base_z, *of_models = jnp.moveaxis(move(by_row), 2, 0)
+        return self.replace(beta=beta, z=z, base_z=base_z, models=Models(answered, value, *of_models))
 
 
 class Newton(SecondOrderMethod):
@@ -106,8 +118,9 @@ class Newton(SecondOrderMethod):
     def init(self, problem: Problem) -> NewtonState:
         """Start from W = 0, with losses as curved as they can be."""
         self.expect(problem)
-        data, dtype = problem.data, problem.data.dtype
         _expect_smooth(problem)
+        problem = of_parts(problem)
+        data, dtype = problem.data, problem.data.dtype
         w, z = jnp.zeros((data.num_tasks, data.num_features), dtype), jnp.zeros_like(data.y)
         most = data.to_nodes(jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, dtype), (data.num_tasks,)))
         models = Models(jnp.zeros(len(z), jnp.int32), jnp.zeros(len(z), dtype), z, most[:, None] * data.weight)
@@ -127,21 +140,11 @@ class Newton(SecondOrderMethod):
             lambda a: a.astype(data.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a,
             state.replace(coupling=problem.regularizer.coupling(data.num_tasks)),
         )
-        z, base_z = (data.predictions(w) for w in (state.w, state.base))
-        models = state.models if state.z.shape == z.shape else self.init(problem).models
+        models = dealt(state, problem).models if state.z.shape == data.y.shape else self.init(problem).models
+        problem = of_parts(problem)
+        z, base_z = (problem.data.predictions(w) for w in (state.w, state.base))
         models = models.replace(answered=jnp.zeros_like(models.answered))
         return state.replace(z=z, base_z=base_z, beta=slopes_at(problem, z), models=models)
-
-    def settle(self, state: NewtonState, problem: Problem) -> NewtonState:
-        """Keep it: weights and duals are what the certificate is of."""
-        return state
-
-    def full_work(self, problem: Problem) -> Array:
-        return problem.data.sizes
-
-    def step_flops(self, problem: Problem) -> float:
-        """A sample's part of the Hessian, of which a half is enough."""
-        return float(problem.data.num_features * (problem.data.num_features + 1))
 
     def fixed_flops(self, problem: Problem) -> Array:
         """Predictions and the gradient."""
@@ -152,14 +155,16 @@ class Newton(SecondOrderMethod):
         moments = jnp.where(jnp.asarray(round) == 0, d * (d + 1) // 2, 0)
         return request.replace(up=(d * (d + 3) // 2 + 1 + moments).astype(problem.data.dtype))
 
-    def _dual_point(self, problem: Problem, state: NewtonState) -> Array:
-        return state.beta
-
     def step(self, key: Drawn, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
-        data = problem.data
-        full = self.full_work(problem)
+        full, layout = self.full_work(problem), problem.data.layout
         steps = work.budget(full)
         answers, sent = (steps > 0) | (work.active & (full == 0)), steps >= full
+        flops = steps.astype(problem.data.dtype) * self.step_flops(problem)
+        flops = flops + jnp.where(answers, self.fixed_flops(problem), 0.0)
+        if isinstance(layout, Dealt):
+            answers, sent = layout.to_parts(answers), layout.to_parts(sent)
+        problem = of_parts(problem)
+        data = problem.data
         models, better = _asked(problem, state, answers, answers & sent)
         any_answer = jnp.any(answers)  # without one the round changes nothing
         better &= any_answer
@@ -171,7 +176,6 @@ class Newton(SecondOrderMethod):
         w = base + share * direction
         z = data.predictions(w)
         beta = jnp.where(any_answer, _slopes(problem, z, left), state.beta)
-        flops = steps.astype(data.dtype) * self.step_flops(problem) + jnp.where(answers, self.fixed_flops(problem), 0.0)
         after = state.replace(
             round=state.round + 1, w=w, beta=beta, z=z, models=models, base=base, base_z=base_z, share=share
         )

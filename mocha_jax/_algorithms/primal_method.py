@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Algorithm, OwnState, State
 from mocha_jax._core.pytree import Relation
-from mocha_jax._node.buckets import BucketSizes, time_major
+from mocha_jax._data.task_data import TaskData
+from mocha_jax._node.buckets import BucketSizes
+from mocha_jax._node.dealt import Dealt, deal, dealt_sizes, of_parts
 from mocha_jax._problem.certificate import proven
 from mocha_jax._problem.gap import Certificate, certify, fenchel_young
 from mocha_jax._problem.problem import Problem
@@ -75,15 +77,65 @@ class PrimalMethod(Algorithm[Problem]):
         return state.relation
 
 
-class SecondOrderMethod(PrimalMethod):
-    """A primal method whose nodes work through their samples at once, so that it reads them as they are stored."""
+class SecondOrderState(PrimalState):
+    """The state of a second-order method. Between rounds what is per row may be `Dealt`."""
+
+    beta: Array  # [m, n] the dual point of w
 
     @property
-    def bucket_saving(self) -> float | None:
-        return 8.0  # few rounds have to be worth what a bucket compiles for
+    def duals(self) -> Array:
+        return self.beta
+
+    @abstractmethod
+    def dealt(self, layout: Dealt) -> Self:
+        """Deal what is per row, or per node."""
+
+    @abstractmethod
+    def gathered(self, layout: Dealt) -> Self:
+        """The reverse."""
+
+
+Between = TypeVar("Between", bound=SecondOrderState)
+
+
+def dealt(state: Between, problem: Problem) -> Between:
+    """Deal a state as the samples of the problem are."""
+    layout = problem.data.layout
+    return state.dealt(layout) if isinstance(layout, Dealt) else state
+
+
+class SecondOrderMethod(PrimalMethod):
+    """A primal method whose nodes need nothing but sums over their samples, which may be `Dealt`."""
+
+    def bucketing(self, data: TaskData) -> BucketSizes:
+        return dealt_sizes(data)
 
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
-        return problem.replace(data=time_major(problem.data, bucketing)) if bucketing else problem
+        return problem.exchange(data=deal(problem.data, bucketing)) if bucketing else problem
+
+    def restore(self, state: SecondOrderState, problem: Problem) -> SecondOrderState:
+        layout = problem.data.layout
+        return state.gathered(layout) if isinstance(layout, Dealt) else state
+
+    def settle(self, state: SecondOrderState, problem: Problem) -> SecondOrderState:
+        """Keep it: weights and duals are what the certificate is of."""
+        return state
+
+    def certify(self, state: PrimalState, problem: Problem) -> Certificate:
+        return super().certify(state, of_parts(problem))
+
+    def prove(self, state: PrimalState, problem: Problem) -> Certificate:
+        return super().prove(state, of_parts(problem))
+
+    def full_work(self, problem: Problem) -> Array:
+        return problem.data.sizes
+
+    def step_flops(self, problem: Problem) -> float:
+        """A sample's part of the Hessian, of which a half is enough."""
+        return float(problem.data.num_features * (problem.data.num_features + 1))
+
+    def _dual_point(self, problem: Problem, state: SecondOrderState) -> Array:
+        return state.beta
 
 
 def slopes_at(problem: Problem, z: Array) -> Array:

@@ -217,6 +217,28 @@ def fetched(array: ArrayLike) -> np.ndarray:
     return np.asarray(array)
 
 
+def on_host(*arrays: Array) -> tuple[Array, ...] | None:
+    """Return the memory of arrays as arrays of NumPy, where all of them lie on one CPU; else None."""
+    views = [_on_host(array) for array in arrays]
+    return None if any(view is None for view in views) else cast(tuple[Array, ...], tuple(views))
+
+
+def _on_host(array: Array | np.ndarray) -> np.ndarray | None:
+    if isinstance(array, np.ndarray):
+        return array
+    if is_traced(array) or [device.platform for device in array.devices()] != ["cpu"]:
+        return None
+    try:
+        return np.from_dlpack(cast(Any, array))
+    except Exception:  # of a dtype that NumPy lacks
+        return None
+
+
+def namespace_of(array: Array) -> Any:
+    """NumPy for its own arrays, `jax.numpy` for others."""
+    return np if isinstance(array, np.ndarray) else jnp
+
+
 def key_numbers(array: ArrayLike) -> ArrayLike:
     """An array as it is, of random keys their numbers."""
     keys = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import ClassVar, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import AbstractMesh, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
-from mocha_jax._core.devices import NodeSharding, each_device, format_of, in_order, order_of
+from mocha_jax._core.devices import NodeSharding, each_device, format_of, in_order, on_host, order_of
 from mocha_jax._core.pytree import Pytree, Tree
 from mocha_jax._core.values import is_traced
 from mocha_jax._numerics.math import Terms, combine, in_blocks, lengths, nodes_of, part_of, times, totals, with_part
@@ -61,16 +61,12 @@ def seen_by_rows(x: object) -> Array | None:
 
     XLA for CPUs copies what it gets in any order but its own. Other compilers read it as it lies.
     """
-    if not isinstance(x, jax.Array) or is_traced(x) or len(x.devices()) != 1 or x.nbytes < _SMALL:
+    if not isinstance(x, jax.Array) or is_traced(x) or x.nbytes < _SMALL or order_of(x) != _ORDER:
+        return None
+    if not (views := on_host(x)):
         return None
     [device] = x.devices()
-    if device.platform != "cpu" or order_of(x) != _ORDER:
-        return None
-    try:
-        view = np.swapaxes(np.from_dlpack(cast(Any, x)), 0, 1)[None]
-    except Exception:  # of a dtype that NumPy lacks
-        return None
-    return cast(Array, jax.device_put(view, device, may_alias=True))
+    return cast(Array, jax.device_put(np.swapaxes(views[0], 0, 1)[None], device, may_alias=True))
 
 
 def collect(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -105,9 +101,9 @@ class Layout(Pytree):
         """Restore what `slim` left out; from `rows` ``[1, n, m, d]`` if given."""
         return self
 
+    @abstractmethod
     def sizes(self, weight: Array) -> Array:
         """Count the real samples of each node, ``[m]`` int32: those of positive weight ``[m, n]``."""
-        return jnp.sum(weight > 0, axis=1, dtype=jnp.int32)
 
     @abstractmethod
     def node_predictions(self, x: Array, weights: Array) -> Array:
@@ -130,10 +126,6 @@ class Layout(Pytree):
     ) -> Tree:  # fmt: skip
         """See `TaskData.map_samples`."""
 
-    def scaled(self, scale: Array) -> Self:
-        """Multiply the features of all samples that it holds by these numbers ``[d]``."""
-        return self
-
     @abstractmethod
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         """Return the length of each node's longest sample, ``[m]``."""
@@ -153,10 +145,8 @@ class Layout(Pytree):
 PART = 2**23
 
 
-class AsStored(Layout):
-    """The samples node by node, as they are stored."""
-
-    rows: Array | None = None  # [1, n, m, d] the same row by row, if available
+class NodeByNode(Layout):
+    """Base class of layouts by which samples are read node by node, as they are stored."""
 
     by_rows = False
 
@@ -182,9 +172,6 @@ class AsStored(Layout):
     ) -> Tree:  # fmt: skip
         return each_device(sharding, lambda _, x, *arrays: _in_parts(work, x, *arrays), (), x, *(*by_node, *by_row))
 
-    def scaled(self, scale: Array) -> Self:
-        return self.replace(rows=None)
-
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return lengths(jnp.max(jnp.sum(x.astype(dtype) ** 2, axis=2), axis=1))
 
@@ -195,6 +182,15 @@ class AsStored(Layout):
         self, x: Array, y: Array, weight: Array, terms: Callable[..., Terms], given: Tree, weights: Array, *rows: Array
     ) -> Terms:
         return totals(terms, given, times(x, weights), y, weight, *rows)
+
+
+class AsStored(NodeByNode):
+    """The samples as they are stored, and nothing else."""
+
+    rows: Array | None = None  # [1, n, m, d] the same row by row, if available
+
+    def sizes(self, weight: Array) -> Array:
+        return jnp.sum(weight > 0, axis=1, dtype=jnp.int32)
 
 
 def _in_parts(work: Callable[..., Tree], x: Array, *by_node: Array) -> Tree:

@@ -175,7 +175,7 @@ class NodeArrays(Pytree):
     def with_features_scaled(self, scale: Array) -> Self:
         """Multiply the features of all samples by these numbers ``[d]``."""
         x = self.x * scale[None, None, :].astype(self.x.dtype)
-        return self.exchange(x=x, layout=self.layout.scaled(scale))
+        return self.exchange(x=x, layout=AsStored())
 
     @property
     def longest(self) -> Array:

@@ -86,7 +86,8 @@ class Unrolled(Adjoint):
     def solve(
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
     ) -> Outcome:
-        progress, prepared = config.start(state), config.prepared()
+        prepared = config.prepared()
+        progress = prepared.start(state)
 
         def one(p: Progress, _: None) -> tuple[Progress, None]:
             return advance(prepared, p, plan(key, prepared, p.state.round)), None
@@ -101,7 +102,7 @@ class Unrolled(Adjoint):
             progress = some(lax.scan(stage, progress, length=many)[0], rest)
         else:
             progress = some(progress, max_rounds)
-        state, quality, relation = finalize(config, progress.state, progress.bound)
+        state, quality, relation = finalize(prepared, progress.state, progress.bound)
         progress, last = record(progress, config.problem, quality, config.watch)
         return Outcome(state, config.algorithm.weights(state), relation, quality, progress, last)
 
@@ -159,14 +160,14 @@ class Implicit(Adjoint):
         self, key: Array, config: RunConfig, state: State | None, tol: Array, max_rounds: int, record_every: int
     ) -> Outcome:
         constant, state = lax.stop_gradient((config, state))
-        progress, history = allocate(key, constant, state, records=1)
         laid_out, going = prepared(constant), None
+        progress, history = allocate(key, laid_out, state, records=1)
         whole, rest = divmod(max_rounds, record_every)
         for blocks, rounds in ((whole, record_every), (1, rest)):
             if blocks and rounds:
                 left = np.int32(blocks) if going is None else jnp.where(going, blocks, 0)
                 progress, history, _, going = run_chunk(key, laid_out, progress, history, left, tol, rounds=rounds)
-        state, quality, relation = lax.stop_gradient(finalize(constant, progress.state, progress.bound))
+        state, quality, relation = lax.stop_gradient(finalize(laid_out, progress.state, progress.bound))
         weights, history = config.algorithm.weights(state), jax.tree.map(lambda r: r[0], history)
         weights, relation, quality = self.differentiable(config.problem, state, (weights, relation, quality))
         return Outcome(state, weights, relation, quality, progress, history)

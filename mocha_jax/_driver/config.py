@@ -24,7 +24,7 @@ from mocha_jax._core.warnings import warn
 from mocha_jax._data.layouts import AsStored, Layout, row_by_row, seen_by_rows
 from mocha_jax._data.task_data import TaskData
 from mocha_jax._driver.history import Progress, Watch, start
-from mocha_jax._node.buckets import BucketSizes, bucket_sizes
+from mocha_jax._node.buckets import BucketSizes
 from mocha_jax._problem.problem import Federated, Problem
 from mocha_jax.costs import Cost
 from mocha_jax.systems import Full, System
@@ -47,7 +47,7 @@ class RunConfig(Pytree):
     systems: System
     cost: Cost
     watch: Watch | None
-    bucketing: BucketSizes = static(default=())  # which sizes of nodes to put together
+    bucketing: BucketSizes = static(default=())  # how to lay out nodes of different sizes
 
     def prepared(self) -> RunConfig:
         """Lay out the data for the algorithm."""
@@ -56,8 +56,8 @@ class RunConfig(Pytree):
     def laid_out(self) -> RunConfig:
         """Lay out the data as `prepared` does, by a program of its own that does not copy what is there already."""
         config = self.in_order()
-        if not self.bucketing and not self.algorithm.lays_out:
-            return config
+        if not self.algorithm.lays_out:
+            return config.prepared()
         rows = cast(AsStored, config.problem.data.layout).rows
         laid_out = config._with_layout(lambda _: _layout(config))
         return laid_out if rows is None else laid_out.whole(rows)
@@ -67,8 +67,11 @@ class RunConfig(Pytree):
         return self._with_layout(lambda data: data.layout.whole(data.x, rows))
 
     def in_order(self) -> RunConfig:
-        """Put the samples in order in memory, if that is this one's to do: not within a transformation."""
-        x = row_by_row(self.problem.data.x)
+        """Put the samples in order in memory, if that is this one's to do: not within a transformation.
+
+        They are copied anyway where nodes of different sizes are laid out otherwise.
+        """
+        x = self.problem.data.x if self.bucketing else row_by_row(self.problem.data.x)
         return self._with_data(self.problem.data.exchange(x=x, layout=AsStored(seen_by_rows(x))))
 
     def _with_layout(self, layout: Callable[[TaskData], Layout]) -> RunConfig:
@@ -143,9 +146,7 @@ def make_config(
     problem = problem.unnamed()
     systems = algorithm.select_nodes(systems)
     algorithm, systems, cost, watch = jax.tree.map(cast, (algorithm, systems, cost, watch))
-    saving = algorithm.bucket_saving
-    bucketing = () if saving is None else bucket_sizes(problem.data, saving)
-    return RunConfig(algorithm, problem, systems, cost, watch, bucketing)
+    return RunConfig(algorithm, problem, systems, cost, watch, algorithm.bucketing(problem.data))
 
 
 def check_state(owner: str, state: object, **rounds: int) -> None:

@@ -11,7 +11,6 @@ early where the tolerance is reached.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -165,7 +164,7 @@ def _run_all(
     if rest:
         progress, last = block(key, config, progress, rest)
         history = jax.tree.map(lambda h, r: jnp.concatenate([h, r[None]]), history, last)
-    return progress.state, history
+    return config.algorithm.restore(progress.state, config.problem), history
 
 
 _run = program(_run_all, static_argnames=("num_rounds", "record_every"))
@@ -222,11 +221,12 @@ def _settled(config: RunConfig, state: State) -> State:
     return config.algorithm.settle(state, config.problem)
 
 
-def _proven(config: RunConfig, state: State, bound: Array) -> tuple[Quality, Relation]:
-    """The certificate of a state with all rounding counted, and its Omega."""
+def _proven(config: RunConfig, state: State, bound: Array) -> tuple[State, Quality, Relation]:
+    """The state as it is returned, its certificate with all rounding counted, and its Omega."""
     config = config.whole()
     certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, bound)
-    return certificate, config.algorithm.relation(state, config.problem)
+    relation = config.algorithm.relation(state, config.problem)
+    return config.algorithm.restore(state, config.problem), certificate, relation
 
 
 # A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.
@@ -236,17 +236,18 @@ run_chunk_in_place = program(_run_chunk, static_argnames="rounds", donate_argnam
 settled, proven = program(_settled), program(_proven)
 _settled_in_place = program(_settled, donate_argnames="state")
 
+Ended = tuple[State, Quality, Relation]
 
-def finalize(
-    config: RunConfig, state: State, bound: Array, settled: Callable[[RunConfig, State], State] = settled
-) -> tuple[State, Quality, Relation]:
+
+def finalize(config: RunConfig, state: State, bound: Array) -> Ended:
     """The state made exact, its certificate with all rounding counted, and its Omega."""
     # Two programs: the second needs no memory of the first.
-    state = settled(config, state)
-    return state, *proven(config, state, bound)
+    return proven(config, settled(config, state), bound)
 
 
-finalize_in_place = partial(finalize, settled=_settled_in_place)
+def finalize_in_place(config: RunConfig, state: State, bound: Array) -> Ended:
+    """Finalize in the memory of the state."""
+    return proven(config, _settled_in_place(config, state), bound)
 
 
 def begin_compiling(

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from mocha_jax._core.devices import NodeSharding, each_device, fetched
+from mocha_jax._core.devices import NodeSharding, each_device, fetched, namespace_of, on_host
 from mocha_jax._core.pytree import Pytree, Tree, static
 from mocha_jax._core.values import is_traced
 from mocha_jax._data.layouts import PART, AsStored, Layout
@@ -31,7 +31,7 @@ from mocha_jax._numerics.math import Terms, in_blocks, lengths, nodes_of, part_o
 
 Numbers = TypeVar("Numbers")  # a tree of arrays and numbers, such as a loss
 
-BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, rows of the largest) of every bucket, largest first
+BucketSizes = tuple[tuple[int, int], ...]  # (nodes on a device, their rows) of every bucket, the longest first
 
 # What works through the rows: loops that XLA compiles, a Pallas kernel a pass, or the better one for the device.
 BACKENDS = ("auto", "xla", "pallas")
@@ -85,12 +85,6 @@ class Bucket(Pytree):
             return part
         return into.at[self.node, *map(slice, part.shape[1:])].set(part)
 
-    def scaled(self, scale: Array) -> Self:
-        """Multiply the features of its samples by these numbers ``[d]``."""
-        assert self.x is not None
-        x = self.x * scale[None, None, None, :].astype(self.x.dtype)
-        return self.replace(x=x, norm2=_squared_lengths(x, self.y.dtype))
-
 
 class TimeMajor(Layout):
     """The samples of all nodes, row by row."""
@@ -131,9 +125,6 @@ class TimeMajor(Layout):
         *by_row: Array,
     ) -> Tree:  # fmt: skip
         return each_device(sharding, partial(_of_samples, work), (), self, x, by_node, *by_row)
-
-    def scaled(self, scale: Array) -> Self:
-        return self.replace(buckets=tuple(bucket.scaled(scale) for bucket in self.buckets))
 
     def longest(self, x: Array, dtype: DTypeLike) -> Array:
         return each_device(self.sharding, lambda _, rows, x: _longest(rows, x), (), self, x)
@@ -263,44 +254,41 @@ def _time_major(bucketing: BucketSizes, _: tuple[()], x: Array, y: Array, weight
 
 def _bucket(node: Array | None, *arrays: Array) -> Bucket:
     x, y, weight = (jnp.swapaxes(a if node is None else a[node], 0, 1) for a in arrays)
-    return Bucket(node, x[None], y[None], weight[None], _squared_lengths(x, y.dtype)[None])
-
-
-def _squared_lengths(x: Array, dtype: DTypeLike) -> Array:
-    return jnp.sum(x.astype(dtype) ** 2, axis=-1)
+    return Bucket(node, x[None], y[None], weight[None], jnp.sum(x.astype(y.dtype) ** 2, axis=-1)[None])
 
 
 def extents(weight: Array) -> Array:
     """Rows up to the last real one of each node: weights ``[m, n]`` to ``[m]`` int32."""
-    n = weight.shape[1]
-    return jnp.max(jnp.where(weight > 0, np.arange(1, n + 1, dtype=np.int32), 0), axis=1, initial=0)
+    xp, number = namespace_of(weight), np.arange(1, weight.shape[1] + 1, dtype=np.int32)
+    return cast(Array, xp.max(xp.where(weight > 0, number[None, :], np.int32(0)), axis=1, initial=0))
 
 
-_extents = jax.jit(extents)  # one program, where it is called from the host
+def known_extents(data: TaskData) -> np.ndarray:
+    """Return those of data at hand."""
+    if views := on_host(data.weight):
+        return np.asarray(extents(views[0]))
+    with jax.ensure_compile_time_eval():
+        return fetched(_extents(data.weight))
 
 
-def bucket_sizes(data: TaskData, saving: float = 1.0) -> BucketSizes:
-    """Choose which sizes to put together, so that padding costs little; one bucket where sizes are alike or unknown.
+_extents = jax.jit(extents)  # one program
 
-    Args:
-      data: of the nodes.
-      saving: what a bucket must save, over what pays for coordinate ascent.
-    """
-    least = saving * _BUCKET_NUMBERS
+
+def bucket_sizes(data: TaskData) -> BucketSizes:
+    """Choose which sizes to put together, so that padding costs little; () where sizes are alike or unknown."""
     if is_traced(data.weight) or isinstance(data.weight, jax.ShapeDtypeStruct):
         return ()
     devices = 1 if data.sharding is None else data.sharding.devices
     m, n, d = data.x.shape
-    if n * (m // devices * d + _STEP_NUMBERS) <= least:  # all that there is to save
+    if n * (m // devices * d + _STEP_NUMBERS) <= _BUCKET_NUMBERS:  # all that there is to save
         return ()
-    with jax.ensure_compile_time_eval():
-        sizes = np.sort(fetched(_extents(data.weight)).reshape(devices, -1), axis=1)
+    sizes = np.sort(known_extents(data).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
-    bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features, least)
+    bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
     return bucketing if len(bucketing) > 1 else ()
 
 
-def _cheapest(sizes: np.ndarray, d: int, least: float) -> BucketSizes:
+def _cheapest(sizes: np.ndarray, d: int) -> BucketSizes:
     """Cut a descending list of sizes, by dynamic programming over some candidates."""
     sizes = sizes[sizes > 0]
     if not len(sizes):
@@ -311,7 +299,7 @@ def _cheapest(sizes: np.ndarray, d: int, least: float) -> BucketSizes:
         tops = np.unique(tops[np.searchsorted(tops, grid.round(), side="right") - 1])
     # below[j]: nodes up to size tops[j - 1]; a bucket from i to j holds the sizes in (tops[i - 1], tops[j - 1]].
     below = np.r_[0, np.searchsorted(sizes[::-1], tops, side="right")]
-    fixed = max(_BUCKET_SHARE * float(sizes.sum()) * d, least)
+    fixed = max(_BUCKET_SHARE * float(sizes.sum()) * d, _BUCKET_NUMBERS)
     best, cut = np.r_[0.0, np.full(len(tops), np.inf)], np.zeros(len(tops) + 1, int)
     for j in range(1, len(tops) + 1):
         cost = best[:j] + tops[j - 1] * ((below[j] - below[:j]) * d + _STEP_NUMBERS) + fixed

@@ -202,8 +202,9 @@ def added(a: Array, to_tasks: Callable[[Array], Array], to_nodes: Callable[[Arra
     unit = _power_of_two(4.0 * to_nodes(to_tasks(jnp.abs(a))))  # above every partial sum
     high = (unit + a) - unit
     low = a - high
-    total, rest = two_sum(to_tasks(high), to_tasks(low))
-    return total, jnp.abs(rest) + eps * len(a) * to_tasks(jnp.abs(low))
+    sums = to_tasks(jnp.stack([high, low, jnp.abs(low)], axis=-1))
+    total, rest = two_sum(sums[..., 0], sums[..., 1])
+    return total, jnp.abs(rest) + eps * len(a) * sums[..., 2]
 
 
 @jax.custom_jvp
