@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 import mocha_jax as mj
-import mocha_jax._node.buckets
 from benchmarks.local_epoch import one_pass
 from mocha_jax._node.buckets import bucket_sizes, time_major
 

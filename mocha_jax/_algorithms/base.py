@@ -93,8 +93,12 @@ class Algorithm(Pytree, Generic[Kind]):
         """Lay out the data for the rounds, by the choice of `bucketing`; drivers call it. Default: as they are."""
         return problem
 
-    def restore(self, state: OwnState, problem: Kind) -> State:
-        """Undo in the state what `prepare` did to the rows; drivers call it at the end. Default: nothing."""
+    def to_layout(self, state: OwnState, problem: Kind) -> State:
+        """Arrange a state's rows as `prepare` has arranged the problem's; drivers call it. Default: as they are."""
+        return state
+
+    def from_layout(self, state: OwnState, problem: Kind) -> State:
+        """Arrange a state's rows as users know them, the reverse of `to_layout`."""
         return state
 
     @abstractmethod

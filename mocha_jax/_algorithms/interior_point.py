@@ -24,10 +24,10 @@ import numpy as np
 from jax import Array, lax
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState, dealt
+from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._node.dealt import Dealt, of_parts
+from mocha_jax._node.dealt import of_parts
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._base import Info, Request, Work
@@ -76,13 +76,7 @@ class InteriorState(SecondOrderState):
     def settled(self) -> Array:
         return self.idle >= _IDLE
 
-    def dealt(self, layout: Dealt) -> InteriorState:
-        return self._by_row(layout.deal)
-
-    def gathered(self, layout: Dealt) -> InteriorState:
-        return self._by_row(layout.gather)
-
-    def _by_row(self, move: Callable[[Array, np.ndarray], Array]) -> InteriorState:
+    def moved(self, move: Callable[..., Array]) -> InteriorState:
         """Padding is in the middle between bounds of its own."""
         fields = jax.tree.leaves(self.point)
         by_row = jnp.moveaxis(jnp.concatenate([*fields, self.beta[None]]), 0, 2)
@@ -141,7 +135,7 @@ class InteriorPoint(SecondOrderMethod):
                 f"InteriorPoint: the state has duals {state.point.below.shape}, of pieces of the loss, nodes and "
                 f"samples, and the problem has {shape}."
             )
-        state, problem = dealt(state, problem), of_parts(problem)
+        state, problem = self.to_layout(state, problem), of_parts(problem)
         w, point, gap = jax.tree.map(lambda a: a.astype(problem.data.dtype), (state.w, state.point, state.gap))
         kept = fresh.replace(w=w, point=point, beta=_duals(problem, point), gap=gap)
         same = (self.certify(kept, problem).gap <= _SAME * gap) & _is_between(problem, point)

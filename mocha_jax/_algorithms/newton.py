@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from mocha_jax._algorithms.base import Drawn
-from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState, dealt, slopes_at
+from mocha_jax._algorithms.primal_method import SecondOrderMethod, SecondOrderState, slopes_at
 from mocha_jax._algorithms.second_derivatives import curvature
 from mocha_jax._core.pytree import Pytree
-from mocha_jax._node.dealt import Dealt, of_parts
+from mocha_jax._data.layouts import Layout
+from mocha_jax._node.dealt import add_parts, of_parts, to_parts
 from mocha_jax._numerics.math import safe_ratio
 from mocha_jax._problem.problem import Problem
 from mocha_jax.systems._base import Info, Request, Work
@@ -38,13 +39,13 @@ class Models(Pytree):
 
     answered: Array  # [m] int32 1 where the value is the node's own answer, 0 where a model predicted it
     value: Array  # [m]
-    slopes: Array  # [m, n] -c l' of every sample
+    slopes: Array  # [m, n] -c l' of every sample; within a run as the rows are dealt, as all that is per row
     bend: Array  # [m, n] c l''
 
     def after(self, moved: Array) -> tuple[Array, Array]:
-        """Values ``[m]`` and slopes ``[m, n]`` that the models predict where predictions have changed by so much."""
+        """Predict by how much the losses of all rows fall together, and slopes, where predictions change by so much."""
         bent = self.bend * moved
-        return self.value - jnp.sum(moved * (self.slopes - 0.5 * bent), axis=1), self.slopes - bent
+        return jnp.sum(moved * (self.slopes - 0.5 * bent), axis=1), self.slopes - bent
 
 
 class NewtonState(SecondOrderState):
@@ -56,20 +57,10 @@ class NewtonState(SecondOrderState):
     base_z: Array  # [m, n] predictions by the base
     share: Array  # [] of the way from there to the models' optimum
 
-    def dealt(self, layout: Dealt) -> NewtonState:
-        answered = layout.to_parts(self.models.answered)
-        # A node's value is that of its first part: what rounds go by is how the sum changes.
-        value = jnp.where(layout.places.begin == 0, layout.to_parts(self.models.value), 0.0)
-        return self._by_row(layout.deal, answered, value)
-
-    def gathered(self, layout: Dealt) -> NewtonState:
-        answered = (layout.add_parts(self.models.answered) > 0).astype(jnp.int32)
-        return self._by_row(layout.gather, answered, layout.add_parts(self.models.value))
-
-    def _by_row(self, move: Callable[[Array], Array], answered: Array, value: Array) -> NewtonState:
+    def moved(self, move: Callable[..., Array]) -> NewtonState:
         by_row = jnp.stack([self.beta, self.z, self.base_z, self.models.slopes, self.models.bend], axis=2)
-        beta, z, base_z, *of_models = jnp.moveaxis(move(by_row), 2, 0)
-        return self.replace(beta=beta, z=z, base_z=base_z, models=Models(answered, value, *of_models))
+        beta, z, base_z, slopes, bend = jnp.moveaxis(move(by_row), 2, 0)
+        return self.replace(beta=beta, z=z, base_z=base_z, models=self.models.replace(slopes=slopes, bend=bend))
 
 
 class Newton(SecondOrderMethod):
@@ -119,11 +110,11 @@ class Newton(SecondOrderMethod):
         """Start from W = 0, with losses as curved as they can be."""
         self.expect(problem)
         _expect_smooth(problem)
-        problem = of_parts(problem)
+        m, problem = problem.data.num_nodes, of_parts(problem)
         data, dtype = problem.data, problem.data.dtype
         w, z = jnp.zeros((data.num_tasks, data.num_features), dtype), jnp.zeros_like(data.y)
         most = data.to_nodes(jnp.broadcast_to(jnp.asarray(problem.loss.smoothness, dtype), (data.num_tasks,)))
-        models = Models(jnp.zeros(len(z), jnp.int32), jnp.zeros(len(z), dtype), z, most[:, None] * data.weight)
+        models = Models(jnp.zeros(m, jnp.int32), jnp.zeros(m, dtype), z, most[:, None] * data.weight)
         coupling, beta = problem.regularizer.coupling(data.num_tasks), slopes_at(problem, z)
         never, none = jnp.full((), jnp.inf, dtype), jnp.zeros((), dtype)
         share = none + _SHORTER  # as if the first one came after a short one
@@ -140,7 +131,8 @@ class Newton(SecondOrderMethod):
             lambda a: a.astype(data.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a,
             state.replace(coupling=problem.regularizer.coupling(data.num_tasks)),
         )
-        models = dealt(state, problem).models if state.z.shape == data.y.shape else self.init(problem).models
+        known = state.z.shape == data.y.shape
+        models = self.to_layout(state, problem).models if known else self.init(problem).models
         problem = of_parts(problem)
         z, base_z = (problem.data.predictions(w) for w in (state.w, state.base))
         models = models.replace(answered=jnp.zeros_like(models.answered))
@@ -161,11 +153,9 @@ class Newton(SecondOrderMethod):
         answers, sent = (steps > 0) | (work.active & (full == 0)), steps >= full
         flops = steps.astype(problem.data.dtype) * self.step_flops(problem)
         flops = flops + jnp.where(answers, self.fixed_flops(problem), 0.0)
-        if isinstance(layout, Dealt):
-            answers, sent = layout.to_parts(answers), layout.to_parts(sent)
         problem = of_parts(problem)
         data = problem.data
-        models, better = _asked(problem, state, answers, answers & sent)
+        models, better = _asked(problem, layout, state, answers, answers & sent)
         any_answer = jnp.any(answers)  # without one the round changes nothing
         better &= any_answer
         models = jax.tree.map(partial(jnp.where, better), models, state.models)
@@ -182,20 +172,22 @@ class Newton(SecondOrderMethod):
         return after, Info(steps, flops, jnp.zeros_like(work.active))
 
 
-def _asked(problem: Problem, state: NewtonState, answers: Array, sent: Array) -> tuple[Models, Array]:
+def _asked(problem: Problem, layout: Layout, state: NewtonState, answers: Array, sent: Array) -> tuple[Models, Array]:
     """Return the models at w, and whether the step from the base to w is to be kept.
 
     Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
     moved, unit = state.z - state.base_z, _ROUNDINGS * jnp.finfo(data.dtype).eps
-    value, slopes = old.after(moved)
-    values = jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1)
+    fall, slopes = old.after(moved)
+    value = old.value - add_parts(layout, fall)
+    values = add_parts(layout, jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1))
+    told, bent = (to_parts(layout, which)[:, None] for which in (answers, sent))
     change = jnp.sum(jnp.where(answers & (old.answered > 0), values, value) - old.value)
     penalty, before, of_step = map(problem.regularizer.value, (state.w, state.base, state.w - state.base))
     lost = unit * (jnp.sum(jnp.abs(old.value)) + before)
-    slopes = jnp.where(answers[:, None], data.weighted(state.beta), slopes)
-    bend = jnp.where(sent[:, None], data.weighted(_second_derivatives(problem, state.z)), old.bend)
+    slopes = jnp.where(told, data.weighted(state.beta), slopes)
+    bend = jnp.where(bent, data.weighted(_second_derivatives(problem, state.z)), old.bend)
     # R(w) - R(base) is its slope at either end and R(step), which is quadratic.
     change = change + penalty - before
     fell, rises = (penalty - before - sign * of_step - jnp.sum(moved * own)

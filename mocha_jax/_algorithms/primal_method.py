@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Self, TypeVar
 
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ class PrimalMethod(Algorithm[Problem]):
 
 
 class SecondOrderState(PrimalState):
-    """The state of a second-order method. Between rounds what is per row may be `Dealt`."""
+    """The state of a second-order method. Within a run arrays ``[m, n]`` are ``[b, r]`` where the rows are `Dealt`."""
 
     beta: Array  # [m, n] the dual point of w
 
@@ -87,21 +88,11 @@ class SecondOrderState(PrimalState):
         return self.beta
 
     @abstractmethod
-    def dealt(self, layout: Dealt) -> Self:
-        """Deal what is per row, or per node."""
-
-    @abstractmethod
-    def gathered(self, layout: Dealt) -> Self:
-        """The reverse."""
+    def moved(self, move: Callable[..., Array]) -> Self:
+        """Move what is per row by ``move(array, fill)``, `Dealt.deal` or `Dealt.gather`."""
 
 
-Between = TypeVar("Between", bound=SecondOrderState)
-
-
-def dealt(state: Between, problem: Problem) -> Between:
-    """Deal a state as the samples of the problem are."""
-    layout = problem.data.layout
-    return state.dealt(layout) if isinstance(layout, Dealt) else state
+Moving = TypeVar("Moving", bound=SecondOrderState)
 
 
 class SecondOrderMethod(PrimalMethod):
@@ -113,9 +104,13 @@ class SecondOrderMethod(PrimalMethod):
     def prepare(self, problem: Problem, bucketing: BucketSizes = ()) -> Problem:
         return problem.exchange(data=deal(problem.data, bucketing)) if bucketing else problem
 
-    def restore(self, state: SecondOrderState, problem: Problem) -> SecondOrderState:
+    def to_layout(self, state: Moving, problem: Problem) -> Moving:
         layout = problem.data.layout
-        return state.gathered(layout) if isinstance(layout, Dealt) else state
+        return state.moved(layout.deal) if isinstance(layout, Dealt) else state
+
+    def from_layout(self, state: Moving, problem: Problem) -> Moving:
+        layout = problem.data.layout
+        return state.moved(layout.gather) if isinstance(layout, Dealt) else state
 
     def settle(self, state: SecondOrderState, problem: Problem) -> SecondOrderState:
         """Keep it: weights and duals are what the certificate is of."""

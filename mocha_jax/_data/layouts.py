@@ -185,7 +185,7 @@ class NodeByNode(Layout):
 
 
 class AsStored(NodeByNode):
-    """The samples as they are stored, and nothing else."""
+    """The samples as they are stored."""
 
     rows: Array | None = None  # [1, n, m, d] the same row by row, if available
 

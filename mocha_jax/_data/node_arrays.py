@@ -173,7 +173,7 @@ class NodeArrays(Pytree):
         return cast(Result, self.layout.map_samples(self.x, self.sharding, work, by_node, *by_row))
 
     def with_features_scaled(self, scale: Array) -> Self:
-        """Multiply the features of all samples by these numbers ``[d]``."""
+        """Multiply the features of all samples by these numbers ``[d]``; how they were laid out is lost."""
         x = self.x * scale[None, None, :].astype(self.x.dtype)
         return self.exchange(x=x, layout=AsStored())
 

@@ -45,11 +45,24 @@ def solve_from_host(
         begin_compiling(key, config, current, buffer, aim, record_every)
     first = int(current.state.round)
     last = first + int(max_rounds)
+    algorithm = config.algorithm
+
+    def as_saved(current: Progress) -> Progress:
+        """As other devices may go on from it."""
+        if checkpoint is None:
+            return current
+        return current.replace(state=algorithm.from_layout(current.state, config.problem))
+
     with Saver(checkpoint, user_config.parts(key, record_every, state)) as save:
-        current, history = save.load(current, jax.tree.map(lambda r: np.asarray(r)[:0], buffer))
+        blank = jax.tree.map(lambda r: np.asarray(r)[:0], buffer)
+        if checkpoint is None:
+            history = blank
+        else:
+            current, history = save.load(as_saved(current), blank)
+            current = current.replace(state=algorithm.to_layout(current.state, config.problem))
         if not _ended(problem, history, current, aim, last, stopped):
             # A path that cannot be saved to is found out before there is something to lose.
-            save(int(current.state.round), current, history, name_of(type(history.quality)))
+            save(int(current.state.round), as_saved(current), history, name_of(type(history.quality)))
         with Bar(progress and jax.process_index() == 0, total=last, done=int(current.state.round)) as bar:
             while not _ended(problem, history, current, aim, last, stopped):
                 blocks, rounds = _next_blocks(int(current.state.round) - first, last - first, record_every, chunk)
@@ -63,7 +76,7 @@ def solve_from_host(
 
                 current, records, count, _ = or_by_loops(config.problem, config.algorithm, one_chunk)
                 history = _extend(history, records, int(count))
-                save(int(current.state.round), current, history, name_of(type(history.quality)))
+                save(int(current.state.round), as_saved(current), history, name_of(type(history.quality)))
                 bar.show(int(current.state.round), float(history.residual[-1]))
                 stopped = callback is not None and bool(callback(int(current.state.round), history))
     return _solution(problem, config, current, history, stopped, tol, int(current.state.round) - first)

@@ -164,7 +164,7 @@ def _run_all(
     if rest:
         progress, last = block(key, config, progress, rest)
         history = jax.tree.map(lambda h, r: jnp.concatenate([h, r[None]]), history, last)
-    return config.algorithm.restore(progress.state, config.problem), history
+    return config.algorithm.from_layout(progress.state, config.problem), history
 
 
 _run = program(_run_all, static_argnames=("num_rounds", "record_every"))
@@ -226,7 +226,7 @@ def _proven(config: RunConfig, state: State, bound: Array) -> tuple[State, Quali
     config = config.whole()
     certificate = config.algorithm.prove(state, config.problem).with_bound(config.problem, bound)
     relation = config.algorithm.relation(state, config.problem)
-    return config.algorithm.restore(state, config.problem), certificate, relation
+    return config.algorithm.from_layout(state, config.problem), certificate, relation
 
 
 # A run reuses the memory of its progress, and so does its end; inside a transformation there is no memory to reuse.

@@ -263,8 +263,7 @@ def extents(weight: Array) -> Array:
     return cast(Array, xp.max(xp.where(weight > 0, number[None, :], np.int32(0)), axis=1, initial=0))
 
 
-def known_extents(data: TaskData) -> np.ndarray:
-    """Return those of data at hand."""
+def _known_extents(data: TaskData) -> np.ndarray:
     if views := on_host(data.weight):
         return np.asarray(extents(views[0]))
     with jax.ensure_compile_time_eval():
@@ -282,7 +281,7 @@ def bucket_sizes(data: TaskData) -> BucketSizes:
     m, n, d = data.x.shape
     if n * (m // devices * d + _STEP_NUMBERS) <= _BUCKET_NUMBERS:  # all that there is to save
         return ()
-    sizes = np.sort(known_extents(data).reshape(devices, -1), axis=1)
+    sizes = np.sort(_known_extents(data).reshape(devices, -1), axis=1)
     # Every device has the same buckets: enough for the one with the largest nodes.
     bucketing = _cheapest(sizes[:, ::-1].max(axis=0), data.num_features)
     return bucketing if len(bucketing) > 1 else ()

@@ -8,20 +8,16 @@ from the data. Coordinate ascent, whose steps follow one another, has buckets in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mocha_jax._core.devices import NodeSharding, each_device, namespace_of, on_host
+from mocha_jax._core.devices import beside, namespace_of, on_host
 from mocha_jax._core.pytree import Pytree, static
-from mocha_jax._core.values import is_traced
-from mocha_jax._data.layouts import AsStored, NodeByNode
+from mocha_jax._data.layouts import AsStored, Layout, NodeByNode
 from mocha_jax._data.task_data import TaskData
-from mocha_jax._node.buckets import BucketSizes, extents, known_extents
+from mocha_jax._node.buckets import BucketSizes, extents
 from mocha_jax._problem.problem import Problem
 
 # A part costs what so many rows more would: its matrix is added to the others of its task. Measured at 10 to 101
@@ -38,7 +34,7 @@ _FEWEST_ROWS = 16
 
 
 class Places(Pytree):
-    """The places of rows of nodes in parts, and the reverse; on each device those of its own nodes."""
+    """The places of rows of nodes in parts, and the reverse."""
 
     node: Array  # [b] int32 of which node the rows of each part are
     begin: Array  # [b] int32 the first of them there
@@ -46,7 +42,8 @@ class Places(Pytree):
     extent: Array  # [m] int32 rows of each node, up to the last real one
 
 
-_Parts = tuple[Places, Array, Array, Array, Array, Array]  # with samples of the nodes, and the arrays of the parts
+# Places, the numbers of samples of the nodes, and the arrays of the parts.
+_Parts = tuple[Places, Array, Array, Array, Array, Array]
 
 
 class Dealt(NodeByNode):
@@ -57,41 +54,42 @@ class Dealt(NodeByNode):
     counts: Array  # [m] int32 real samples of each node
     rows: int = static()  # n, to which the nodes are padded
 
-    by_rows = False
-
     def sizes(self, weight: Array) -> Array:
         return self.counts
 
     def deal(self, by_row: Array, fill: float | np.ndarray = 0.0) -> Array:
         """Deal what is per row: ``[m, n, ...]`` to ``[b, r, ...]``, with `fill` where no sample is."""
-        return self._everywhere(partial(_dealt, self.data.y.shape[1], fill), by_row)
+        return _dealt(self.data.y.shape[1], fill, self.places, by_row)
 
     def gather(self, by_row: Array, fill: float | np.ndarray = 0.0) -> Array:
         """The reverse of `deal`."""
-        return self._everywhere(partial(_gathered, self.rows, fill), by_row)
+        return _gathered(self.rows, fill, self.places, by_row)
 
-    def to_parts(self, by_node: Array) -> Array:
-        """Give each part its node's entry: ``[m, ...]`` to ``[b, ...]``."""
-        return self._everywhere(lambda places, a: a[places.node], by_node)
 
-    def add_parts(self, by_part: Array) -> Array:
-        """Add up the parts of each node: ``[b, ...]`` to ``[m, ...]``."""
-        return self._everywhere(lambda p, a: jax.ops.segment_sum(a, p.node, len(p.first)), by_part)
+def to_parts(layout: Layout, by_node: Array) -> Array:
+    """Give each part its node's entry, ``[m, ...]`` to ``[b, ...]``, where rows are dealt."""
+    return by_node[layout.places.node] if isinstance(layout, Dealt) else by_node
 
-    def _everywhere(self, work: Callable[[Places, Array], Array], array: Array) -> Array:
-        return each_device(self.data.sharding, lambda _, *given: work(*given), (), self.places, array)
+
+def add_parts(layout: Layout, by_part: Array) -> Array:
+    """Add up the parts of each node, ``[b, ...]`` to ``[m, ...]``, where rows are dealt."""
+    if not isinstance(layout, Dealt):
+        return by_part
+    return jax.ops.segment_sum(by_part, layout.places.node, len(layout.places.first))
 
 
 def deal(data: TaskData, sizes: BucketSizes) -> TaskData:
-    """Lay out the data so, over as many parts on each device and of as many rows as `dealt_sizes` has chosen."""
+    """Lay out the data so, over as many parts and of as many rows as `dealt_sizes` has chosen."""
     [(count, rows)] = sizes
-    arrays = data.x, data.y, data.weight, data.task
-    views = on_host(*arrays)
-    if views is not None:  # where there is nothing to compile
-        there = data.x.sharding if getattr(data.x, "committed", False) else None
-        places, counts, x, y, weight, task = jax.device_put(_parts(count, rows, (), *views), there)
+    x = data.x
+    if isinstance(data.layout, AsStored) and data.layout.rows is not None:
+        x = jnp.swapaxes(data.layout.rows[0], 0, 1)
+    arrays = x, data.y, data.weight, data.task
+    if views := on_host(data.x, *arrays[1:]):  # where there is nothing to compile
+        places, counts, *of_parts = beside(data.x, jax.device_put(_parts(count, rows, *views)))
     else:
-        places, counts, x, y, weight, task = _dealt_on_devices(data.sharding, count, rows, *arrays)
+        places, counts, *of_parts = _parts(count, rows, *arrays)
+    x, y, weight, task = of_parts
     parts = data.exchange(x=x, y=y, weight=weight, task=task, shared=True, layout=AsStored())
     return data.exchange(layout=Dealt(parts, places, counts, data.y.shape[1]))
 
@@ -102,12 +100,7 @@ def of_parts(problem: Problem) -> Problem:
     return problem.exchange(data=layout.data) if isinstance(layout, Dealt) else problem
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _dealt_on_devices(sharding: NodeSharding | None, count: int, rows: int, *arrays: Array) -> _Parts:
-    return each_device(sharding, partial(_parts, count, rows), (), *arrays)
-
-
-def _parts(count: int, rows: int, _: tuple[()], x: Array, y: Array, weight: Array, task: Array) -> _Parts:
+def _parts(count: int, rows: int, x: Array, y: Array, weight: Array, task: Array) -> _Parts:
     xp = namespace_of(weight)
     extent = extents(weight)
     parts = -(-extent // np.int32(rows))
@@ -152,16 +145,21 @@ def _where(there: Array, taken: Array, fill: float | np.ndarray) -> Array:
 
 
 def dealt_sizes(data: TaskData) -> BucketSizes:
-    """Choose how many parts there are on a device, and their rows; () where that saves little or sizes are unknown."""
-    if is_traced(data.weight) or isinstance(data.weight, jax.ShapeDtypeStruct):
-        return ()
+    """Choose how many parts there are, and their rows; () where that saves little or sizes are unknown.
+
+    On one CPU: there the parts of a task are added up in order. Other machines have time for padding, and many of them
+    would add in an order that changes.
+    """
     devices = 1 if data.sharding is None else data.sharding.devices
     m, n, d = data.x.shape
-    padded = m // devices * (n + _PART_ROWS)
+    padded = m * (n + _PART_ROWS)
     # With fewer rows than features the systems are of the size of the rows, and there is one for every node.
-    if n < d or padded * d <= _LEAST_NUMBERS:
+    wide = n < d and not data.shared
+    if wide or padded * d <= _LEAST_NUMBERS or devices > 1 or isinstance(data.weight, jax.ShapeDtypeStruct):
         return ()
-    extent = known_extents(data).reshape(devices, -1)
+    if not (views := on_host(data.weight)):
+        return ()
+    extent = extents(views[0])
     choices = [(_count(extent, rows), rows) for rows in _rows_of_parts(n, d)]
     if not choices:
         return ()
@@ -176,8 +174,8 @@ def _rows_of_parts(n: int, d: int) -> list[int]:
     return [2**i for i in range(n.bit_length()) if fewest <= 2**i < n]
 
 
-def _count(extent: np.ndarray, rows: int) -> int:
-    """Return the parts of the device that has the most of them, rounded up."""
-    count = max(int((-(-extent // rows)).sum(axis=1).max()), 1)
+def _count(extent: Array, rows: int) -> int:
+    """Return the number of parts, rounded up."""
+    count = max(int((-(-extent // rows)).sum()), 1)
     unit = 2 ** max(count.bit_length() - _DIGITS, 0)
     return -(-count // unit) * unit
