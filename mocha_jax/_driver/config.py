@@ -54,7 +54,10 @@ class RunConfig(Pytree):
         return self.replace(problem=self.algorithm.prepare(self.problem, self.bucketing))
 
     def laid_out(self) -> RunConfig:
-        """Lay out the data as `prepared` does, by a program of its own that does not copy what is there already."""
+        """Lay out the data as `prepared` does, outside of the programs of the rounds.
+
+        Where loops read the samples row by row, a program does it that does not copy what is there already.
+        """
         config = self.in_order()
         if not self.algorithm.lays_out:
             return config.prepared()
@@ -69,7 +72,7 @@ class RunConfig(Pytree):
     def in_order(self) -> RunConfig:
         """Put the samples in order in memory, if that is this one's to do: not within a transformation.
 
-        They are copied anyway where nodes of different sizes are laid out otherwise.
+        Where nodes of different sizes are to be laid out, which copies them, they stay in the order that they have.
         """
         x = self.problem.data.x if self.bucketing else row_by_row(self.problem.data.x)
         return self._with_data(self.problem.data.exchange(x=x, layout=AsStored(seen_by_rows(x))))
