@@ -48,7 +48,7 @@ def solve_from_host(
     algorithm = config.algorithm
 
     def as_saved(current: Progress) -> Progress:
-        """As other devices may go on from it."""
+        """Arrange it so that other devices may go on from it."""
         if checkpoint is None:
             return current
         return current.replace(state=algorithm.from_layout(current.state, config.problem))
