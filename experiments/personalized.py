@@ -150,13 +150,18 @@ def study(options: argparse.Namespace) -> list[Row]:
 
 
 def whole(rows: list[Row]) -> list[Row]:
-    """Leave out the seeds of a data set that are under way: that lack a method that all its other seeds have."""
+    """Leave out what is under way: seeds of a data set that lack a method that all its other seeds have.
+
+    A data set's only seed is compared with the other data sets.
+    """
     of: dict[str, dict[int, set[str]]] = {}
     for row in rows:
         of.setdefault(row.tasks, {}).setdefault(row.seed, set()).add(row.method)
 
     def is_whole(row: Row) -> bool:
         others = [methods for seed, methods in of[row.tasks].items() if seed != row.seed]
+        if not others:
+            others = [set.union(*seeds.values()) for tasks, seeds in of.items() if tasks != row.tasks]
         return not others or set.intersection(*others) <= of[row.tasks][row.seed]
 
     return [row for row in rows if is_whole(row)]

@@ -348,15 +348,16 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
 def test_a_draw_of_personalized_methods_that_is_under_way_is_left_out(experiments):
     study = experiments.personalized
     blank = study.Row(*("" for _ in study.Row._fields))
-    # Of digits all seeds have A and B, and one has C too; of letters the last one lacks B.
+    # Of digits all seeds have A and B, and one has C too; of letters the last one lacks B, and of words the only one.
     ran = {("digits", 0): "ABC", ("digits", 1): "AB", ("letters", 0): "AB", ("letters", 1): "AB", ("letters", 2): "A"}
+    ran[("words", 0)] = "A"
     rows = [
         blank._replace(tasks=tasks, seed=seed, method=method)
         for (tasks, seed), methods in ran.items()
         for method in methods
     ] + [blank._replace(tasks="digits", seed=2, method=method) for method in "AB"]
     left_out = {(row.tasks, row.seed) for row in set(rows) - set(study.whole(rows))}
-    assert left_out == {("letters", 2)}
+    assert left_out == {("letters", 2), ("words", 0)}
 
 
 def test_roles_predict_the_character_after_eight_others(experiments, tmp_path):
