@@ -178,21 +178,24 @@ def _asked(problem: Problem, layout: Layout, state: NewtonState, answers: Array,
     Where a node has not told its losses at both points, its model's prediction takes their place.
     """
     data, loss, old = problem.data, problem.node_loss, state.models
-    moved, unit = state.z - state.base_z, _ROUNDINGS * jnp.finfo(data.dtype).eps
-    fall, slopes = old.after(moved)
+    moved, rounding = state.z - state.base_z, jnp.finfo(data.dtype).eps
+    unit, compared = _ROUNDINGS * rounding, answers & (old.answered > 0)
+    fall, predicted = old.after(moved)
     value = old.value - add_parts(layout, fall)
     values = add_parts(layout, jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1))
-    told, bent = (to_parts(layout, which)[:, None] for which in (answers, sent))
-    change = jnp.sum(jnp.where(answers & (old.answered > 0), values, value) - old.value)
+    both, told, bent = (to_parts(layout, which)[:, None] for which in (compared, answers, sent))
+    change = jnp.sum(jnp.where(compared, values, value) - old.value)
     penalty, before, of_step = map(problem.regularizer.value, (state.w, state.base, state.w - state.base))
     lost = unit * (jnp.sum(jnp.abs(old.value)) + before)
-    slopes = jnp.where(told, data.weighted(state.beta), slopes)
+    slopes, ends = (jnp.where(which, data.weighted(state.beta), predicted) for which in (told, both))
     bend = jnp.where(bent, data.weighted(_second_derivatives(problem, state.z)), old.bend)
     # R(w) - R(base) is its slope at either end and R(step), which is quadratic.
     change = change + penalty - before
     fell, rises = (penalty - before - sign * of_step - jnp.sum(moved * own)
-                   for sign, own in ((1.0, old.slopes), (-1.0, slopes)))  # fmt: skip
-    seen = unit * (jnp.sum(jnp.abs(moved * slopes)) + of_step)
+                   for sign, own in ((1.0, old.slopes), (-1.0, ends)))  # fmt: skip
+    # What rounds: the sums, and the penalties and predictions whose differences are in them.
+    subtracted = penalty + before + jnp.sum(jnp.abs(ends) * (jnp.abs(state.z) + jnp.abs(state.base_z)))
+    seen = unit * (jnp.sum(jnp.abs(moved * ends)) + of_step) + rounding * subtracted
     kept = (change <= -lost) | ((change <= lost) & (rises <= _RISE * jnp.abs(fell) + seen))
     answered = answers.astype(jnp.int32)
     return Models(answered, jnp.where(answers, values, value), slopes, bend), kept

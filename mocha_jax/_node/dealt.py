@@ -86,10 +86,10 @@ def deal(data: TaskData, sizes: BucketSizes) -> TaskData:
         x = jnp.swapaxes(data.layout.rows[0], 0, 1)
     arrays = x, data.y, data.weight, data.task
     if views := on_host(data.x, *arrays[1:]):  # where there is nothing to compile
-        places, counts, *of_parts = beside(data.x, jax.device_put(_parts(count, rows, *views)))
+        places, counts, *dealt = beside(data.x, jax.device_put(_parts(count, rows, *views)))
     else:
-        places, counts, *of_parts = _parts(count, rows, *arrays)
-    x, y, weight, task = of_parts
+        places, counts, *dealt = _parts(count, rows, *arrays)
+    x, y, weight, task = dealt
     parts = data.exchange(x=x, y=y, weight=weight, task=task, shared=True, layout=AsStored())
     return data.exchange(layout=Dealt(parts, places, counts, data.y.shape[1]))
 
@@ -150,14 +150,13 @@ def dealt_sizes(data: TaskData) -> BucketSizes:
     On one CPU: there the parts of a task are added up in order. Other machines have time for padding, and many of them
     would add in an order that changes.
     """
-    devices = 1 if data.sharding is None else data.sharding.devices
     m, n, d = data.x.shape
     padded = m * (n + _PART_ROWS)
     # With fewer rows than features the systems are of the size of the rows, and there is one for every node.
     wide = n < d and not data.shared
-    if wide or padded * d <= _LEAST_NUMBERS or devices > 1 or isinstance(data.weight, jax.ShapeDtypeStruct):
+    if wide or padded * d <= _LEAST_NUMBERS or isinstance(data.weight, jax.ShapeDtypeStruct):
         return ()
-    if not (views := on_host(data.weight)):
+    if not (views := on_host(data.weight)):  # traced, elsewhere, or on several devices
         return ()
     extent = extents(views[0])
     choices = [(_count(extent, rows), rows) for rows in _rows_of_parts(n, d)]

@@ -64,7 +64,7 @@ def test_dealt_samples_change_no_round_and_no_certificate(case, dealing):
     solutions = []
     for on in (True, False):
         dealing(on)
-        assert bool(dealt_sizes(problem.data)) == on
+        assert bool(algorithm.bucketing(problem.data)) == on
         solutions.append(mj.solve(problem, algorithm, tol=1e-9, max_rounds=30, record_every=1))
     same(*solutions)
     checked = mj.certificate(problem, solutions[0].state.beta, weights=solutions[0].weights)
@@ -82,6 +82,40 @@ def test_nodes_that_are_dealt_fail_as_one(system, dealing):
     same(*solutions)
     np.testing.assert_array_equal(solutions[0].state.models.answered, solutions[1].state.models.answered)
     np.testing.assert_allclose(solutions[0].state.models.value, solutions[1].state.models.value, atol=1e-9)
+
+
+class OnlyWithoutSamples(mj.systems.System):
+    """Only the node without samples answers in the second and third round."""
+
+    def work(self, key, data, request):
+        alone = (request.round == 1) | (request.round == 2)
+        return mj.systems.Work(request.steps, ~alone | (jnp.arange(data.num_nodes) == 9))
+
+
+@pytest.mark.parametrize("case", ["logistic", "hinge"])
+def test_only_a_node_without_samples_answers(case, dealing):
+    algorithm, loss, regularizer = LOSSES[case]
+    solutions = []
+    for on in (True, False):
+        dealing(on)
+        problem, systems = skewed(loss, regularizer), OnlyWithoutSamples()
+        solution = mj.solve(problem, algorithm, systems=systems, tol=1e-8, record_every=1)
+        assert solution.status == mj.Status.CONVERGED
+        solutions.append(solution)
+    same(*solutions)
+
+
+def test_samples_in_half_the_memory_are_dealt(dealing):
+    problem = skewed()
+    problem = problem.replace(data=problem.data.replace(x=problem.data.x.astype(jnp.bfloat16)))
+    solutions = []
+    for on in (True, False):
+        dealing(on)
+        assert bool(dealt_sizes(problem.data)) == on
+        solutions.append(mj.solve(problem, mj.Newton(), tol=1e-6, record_every=1))
+    assert solutions[0].status == mj.Status.CONVERGED
+    np.testing.assert_allclose(solutions[0].weights, solutions[1].weights, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(solutions[0].primal, solutions[1].primal, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["logistic", "hinge"])
@@ -161,8 +195,10 @@ def test_samples_are_dealt_where_that_saves_much():
     assert rows == 128
     assert count == 32 + 4
     assert dealt_sizes(mj.pack_tasks([np.ones((4000, 40), "f")] * 4, [np.ones(4000)] * 4)) == ()  # alike
-    wide = [np.ones((n, 700), "f") for n in (600, 20, 30, 60, 100)]
-    assert dealt_sizes(mj.pack_tasks(wide, [np.ones(len(x)) for x in wide])) == ()  # systems of the samples
+    wide = [np.ones((n, 700), "f") for n in (690, *[20] * 20)]
+    data = mj.pack_tasks(wide, [np.ones(len(x)) for x in wide])
+    assert dealt_sizes(data) == ()  # one system for each node, of the size of its samples
+    assert dealt_sizes(data.replace(task=np.zeros(21, np.int32), num_tasks=1)) != ()
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs several devices")

@@ -87,6 +87,27 @@ def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
 
 
 @pytest.mark.extended
+class Outage(mj.systems.System):
+    """From the second to the thirteenth round two nodes answer, then all."""
+
+    def work(self, key, data, request):
+        few = (request.round >= 1) & (request.round <= 12)
+        return mj.systems.Work(request.steps, ~few | (jnp.arange(data.num_nodes) < 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_goes_on_at_once_after_a_long_outage(seed, key):
+    rng = np.random.default_rng(seed)
+    xs = [rng.normal(size=(30, 5)) for _ in range(10)]
+    ys = [np.sign(x[:, 0] + 0.5 * rng.normal(size=30)) for x in xs]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    problem = mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(0.1, 0.02))
+    state, _ = mj.run(problem, mj.Newton(), key, num_rounds=13, systems=Outage())
+    assert float(state.share) == 1.0  # steps of no more than rounding are not taken back
+    solution = mj.solve(problem, mj.Newton(), systems=Outage(), tol=1e-9, record_every=1)
+    assert solution.rounds <= 13 + 4
+
+
 def test_weights_that_are_worse_are_taken_back(key):
     """With labels far apart a step of a smoothed hinge goes too far: no base is worse than the one before."""
     p = problem(mj.losses.SmoothedHinge(0.05)).replace(regularizer=mj.regularizers.MeanRegularized(1e-3, 1e-4))
