@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jax import Array
 
 import mocha_jax as mj
 from experiments import images
+from mocha_jax.regularizers._named import maker
 
 P = mj.personalized
 
@@ -315,6 +317,8 @@ WAYS = {
     "AFL": Way(lambda s, r, v, o: P.afl(s.network, SGD, mixture_rate=v, **o), (0.003, 0.01, 0.03, 0.1)),
     "VIRTUAL": Way(_virtual, (1.0, 0.1, 0.01, 0.001)),
 }
+_both = partial(maker("mean_covariance", 1)[0], mean=0.01)
+RIDGES = [0.99, 0.5, 0.0]  # from tasks near their mean to the trace norm of their deviations from it
 CONVEX = {
     "linear, near their mean (11)": mj.grid(
         mj.regularizers.MeanRegularized, lam1=[1e-1, 1e-2, 1e-3, 1e-4], lam2=[1e-2, 1e-3, 1e-4]
@@ -322,8 +326,10 @@ CONVEX = {
     "linear, learned covariance (14)": mj.grid(
         mj.regularizers.Probabilistic, lam=[1e-1, 1e-2, 1e-3, 1e-4], sigma2=[1.0, 10.0, 100.0]
     ),
+    "linear, mean and covariance": mj.grid(_both, lam=[1e-1, 1e-2, 1e-3, 1e-4], ridge=RIDGES),
 }
-METHODS = (*WAYS, *CONVEX)
+HEADS = {"FedAvg + MOCHA heads": mj.grid(_both, lam=[1e-1, 1e-2, 1e-3], ridge=RIDGES)}
+METHODS = (*WAYS, *CONVEX, *HEADS)
 
 
 def scores(shape: Shape, predicted: np.ndarray, data: mj.TaskData, scale: float) -> tuple[np.ndarray, np.ndarray]:

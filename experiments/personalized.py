@@ -1,11 +1,11 @@
 """Methods of personalized federated learning side by side: ``python -m experiments.personalized --data har.npz ...``.
 
-Twenty-two methods that train a network with 50 hidden units, and two certified convex models, on the same features of
-up to thirteen federations:
+Twenty-two methods that train a network with 50 hidden units, three certified convex models, and certified heads on such
+a network, on the same features of up to fourteen federations:
 
 - made ones: scikit-learn's digits dealt by Dirichlet(0.1), FedEM's mixture of three logistic models, synthetic(1, 1);
 - of files, where they are: land mines, schools (real labels), vehicle sensors, HAR's six activities, and MNIST in
-  shards, by Dirichlet(0.1), by writers, and with the pixels of every client permuted;
+  shards, by Dirichlet(0.1), by writers, and with the pixels of every client permuted; roles of Shakespeare;
 - of packages, where they are installed: the marks of 49 schools' pupils (faraway), the wages of 545 men (linearmodels).
 
 Of a client's samples 40 % are for training (at most 100), 20 % for choosing (50) and 40 % for testing (150). Every
@@ -44,6 +44,7 @@ from experiments._personalized_parts import (
     ALONE,
     BASELINE,
     CONVEX,
+    HEADS,
     METHODS,
     SOURCES,
     WAYS,
@@ -138,7 +139,8 @@ def study(options: argparse.Namespace) -> list[Row]:
             print(f"{name}, seed {seed}: {fed.shape.clients} clients", flush=True)
             for method in missing:
                 began = time.process_time()
-                found = (linear if method in CONVEX else trained)(fed, method, seed, options)
+                train = trained if method in WAYS else headed if method in HEADS else linear
+                found = train(fed, method, seed, options)
                 row = Row(name, settings, seed, method, " ".join(f"{s:.6g}" for s in found.scores), *found[1:],
                           time.process_time() - began)  # fmt: skip
                 append(path, row)
@@ -167,10 +169,28 @@ def whole(rows: list[Row]) -> list[Row]:
     return [row for row in rows if is_whole(row)]
 
 
+class Tuned(NamedTuple):
+    """The best run of a method that trains networks, and where its model is taken."""
+
+    rate: float
+    number: float
+    rounds: int
+    scores: np.ndarray  # [m]
+    traffic: tuple[float, float, float]  # up to there: bytes sent and received, seconds
+
+
 def trained(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:
     """Train all runs of a method that trains networks, and score the best one."""
+    numbers = WAYS[method].numbers
+    run = tuned(fed, method, seed, options, options.rates if numbers else 4 * options.rates)
+    chosen = f"rate {run.rate:.3g}" + (f", {run.number:g}" if numbers else "")
+    up, down, lte = run.traffic
+    return Outcome(run.scores, chosen, run.rounds, up / 1e6, down / 1e6, lte)
+
+
+def tuned(fed: Federation, method: str, seed: int, options: argparse.Namespace, many: int) -> Tuned:
+    """Train a method with so many rates and all of its numbers, and choose."""
     way, dtype = WAYS[method], fed.train.dtype
-    many = options.rates if way.numbers else 4 * options.rates
     least, most = RATES[fed.shape.kind]
     rates = np.geomspace(least, most, many) if many > 1 else np.sqrt([least * most])
     pairs = [(rate, number) for number in way.numbers or (0.0,) for rate in rates]
@@ -188,9 +208,29 @@ def trained(fed: Federation, method: str, seed: int, options: argparse.Namespace
     run, record = best(fed.shape, judged, loss)
     rounds, (rate, number) = every * (record + 1), pairs[run]
     up, down, lte = (float(a[run, : record + 1].sum()) for a in traffic)
-    chosen = f"rate {rate:.3g}" + (f", {number:g}" if way.numbers else "")
     tested = scores(fed.shape, test[run, record], fed.test, fed.scale)[0]
-    return Outcome(tested, chosen, rounds, up / 1e6, down / 1e6, lte)
+    return Tuned(float(rate), float(number), rounds, tested, (up, down, lte))
+
+
+def headed(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:
+    """Train `FedAvg`, then a certified last layer of every client's own on what the layers before make of its samples.
+
+    Its twelve runs are three rates and nine heads.
+    """
+    run, shape = tuned(fed, "FedAvg", seed, options, options.rates), fed.shape
+    rate = jnp.asarray(run.rate, fed.train.dtype)
+    how = dict(local_epochs=EPOCHS, batch_size=BATCH, rate=rate, seed=jnp.uint32(seed))
+    problem, averaging = mj.Prediction(fed.train, shape.likelihood), WAYS["FedAvg"].make(shape, rate, 0.0, how)
+    state, _ = mj.run(problem, averaging, jax.random.key(seed), num_rounds=run.rounds, record_every=run.rounds)
+    body = mj.features.Body(shape.network, state.shared)
+
+    def seen(data: mj.TaskData) -> mj.TaskData:
+        return data.replace(x=jnp.where(data.weight[..., None] > 0, body(data.x), 0.0))
+
+    heads = linear(fed._replace(train=seen(fed.train), held=seen(fed.held), test=seen(fed.test)), method, seed, options)
+    up, down, lte = run.traffic
+    return Outcome(heads.scores, f"rate {run.rate:.3g}, {heads.chosen}", run.rounds + heads.rounds,
+                   up / 1e6 + heads.sent, down / 1e6 + heads.received, lte + heads.lte)  # fmt: skip
 
 
 @partial(jax.jit, static_argnames=("shape", "method", "fixed", "every", "records"))
@@ -229,7 +269,7 @@ def _program(
 
 def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:
     """Train a certified convex model with all its candidates, and score the best one."""
-    shape, candidates, algorithm = fed.shape, CONVEX[method], mj.Mocha()
+    shape, candidates, algorithm = fed.shape, {**CONVEX, **HEADS}[method], mj.Mocha()
     train, held, test = (with_constant(data) for data in fed[1:4])
     several = shape.kind != "numbers" and shape.outputs > 2
     losses = {"classes": mj.losses.SmoothedHinge(0.5) if several else mj.losses.Logistic(),

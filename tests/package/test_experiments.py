@@ -325,22 +325,23 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
         study.main()
         return capsys.readouterr()
 
-    linear = study.METHODS[-2]
+    linear, heads = next(iter(study.CONVEX)), next(iter(study.HEADS))
     first = main("Local", "Ditto")
     assert "school.npz is not here" in first.err
     path = tmp_path / "trials.csv"
     path.write_text(path.read_text() + "mixture,rounds=2")  # cut off by a kill
-    both = main("Local", "Ditto", linear)
-    assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in ("Local", "Ditto", linear)] == [
-        1
-    ] * 3
+    methods = "Local", "Ditto", linear, heads
+    both = main(*methods)
+    assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in methods] == [1] * 4
     rows = {row.method: row for row in experiments.rows.read(path, study.Row)}
-    assert list(rows) == ["Local", "Ditto", linear]
+    assert tuple(rows) == methods
     assert all(len(row.scores.split()) == 4 and row.lte > 0 for row in rows.values())
     parameters = 50 * 50 + 50 + 50 * 2 + 2
     assert rows["Ditto"].sent == rows["Ditto"].received == pytest.approx(4e-6 * parameters * rows["Ditto"].rounds)
     assert rows["Local"].sent == 0
-    again = main("Local", "Ditto", linear, report=["--report"]).out
+    networks, vectors = 4e-6 * parameters * 2, 4e-6 * (50 + 1)  # of two rounds of averaging, then one a round
+    assert rows[heads].sent == pytest.approx(networks + vectors * (rows[heads].rounds - 2))
+    again = main(*methods, report=["--report"]).out
     assert again == both.out[both.out.index("\n|") :]
     assert (tmp_path / "personalized.png").stat().st_size > 5_000
 
