@@ -304,7 +304,7 @@ WAYS = {
     "FedPer": Way(lambda s, r, v, o: P.fedper(s.network, SGD, **o)),
     "LG-FedAvg": Way(lambda s, r, v, o: P.lg_fedavg(s.network, SGD, **o)),
     "FedBN": Way(lambda s, r, v, o: P.fedbn(_with_norm(s), SGD, **o)),
-    "FedRep": Way(lambda s, r, v, o: P.fedrep(s.network, SGD, **o)),
+    "FedRep": Way(lambda s, r, v, o: P.fedrep(s.network, SGD, **{**o, "local_epochs": v}), (1, 2, 5, 10), static=True),
     "SCAFFOLD": Way(lambda s, r, v, o: P.scaffold(s.network, SGD, **o)),
     "FedDyn": Way(lambda s, r, v, o: P.feddyn(s.network, SGD, strength=v, **o), PULLS),
     "Per-FedAvg": Way(lambda s, r, v, o: P.per_fedavg(s.network, SGD, inner_rate=v, **o), PULLS),

@@ -26,7 +26,7 @@ def fedper(
 ) -> Composed:  # fmt: skip
     r"""Compose FedPer: federated averaging of the first layers, and last layers of every client's own.
 
-    A client trains both parts together and sends the first layers alone.
+    A client trains both parts together and sends the first layers alone. All clients begin with the same last layers.
 
     Args:
       model: from `mocha_jax.networks`.
@@ -60,6 +60,7 @@ def lg_fedavg(
 ) -> Composed:  # fmt: skip
     r"""Compose LG-FedAvg: representations of every client's own, and federated averaging of the last layer.
 
+    All clients begin with the same representation, as in the authors' code, which takes that of a run of `FedAvg`.
     For a device that took no part the paper averages what all clients' models predict: ``solution.model`` does with
     ``unseen="mean"``.
 
@@ -134,7 +135,7 @@ def fedrep(
     r"""Compose FedRep: a representation $\phi$ that all share, and a head $h_k$ of every client's own.
 
     A client trains its head for `local_epochs` with the representation that it received, and then the representation
-    for `body_epochs` with the new head. It sends the representation.
+    for `body_epochs` with the new head. It sends the representation. All clients begin with the same head.
 
     Args:
       model: from `mocha_jax.networks`.
@@ -180,8 +181,8 @@ def _shared_part(b: Beginning) -> ServerParts:
     return ServerParts(params, (), b.optimizer.init(params))
 
 
-def _private_part(b: Beginning, node: Array) -> Params:
-    return b.begin(node).private
+def _private_part(b: Beginning, _: Array) -> Params:
+    return b.begin(0).private  # alike at all clients: what is averaged is then made for private parts that are related
 
 
 def _both_parts(shared: Params, row: Tree, own: Params) -> SplitParameters:
