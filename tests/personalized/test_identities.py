@@ -72,6 +72,26 @@ def test_rounds_are_those_of_fedavg(name, batch):
     same_rounds(ours, simulated(fedavg(batch), problem))
 
 
+@with_batches("batches")
+@pytest.mark.extended
+def test_ditto_with_a_pull_without_bounds_keeps_the_model_of_fedavg(batch):
+    problem, pull = make_problem("sum"), 1e8
+    algorithm = P.ditto(
+        MODEL,
+        SGD,
+        strength=pull,
+        personal_optimizer=optax.sgd(1.0 / (OPTIONS["rate"] * pull)),
+        batch_size=batch,
+        **OPTIONS,
+    )
+    ours = mj.run(problem, algorithm, jax.random.key(0), num_rounds=3)[0].own
+    # The model of FedAvg that the clients received in the third round.
+    received = mj.run(problem, fedavg(batch), jax.random.key(0), num_rounds=2)[0].shared
+    for k in range(K):
+        mine = jax.tree.map(lambda a, k=k: a[k], ours)
+        chex.assert_trees_all_close(mine, received, rtol=1e-6, atol=1e-7)
+
+
 @with_batches("full")
 @pytest.mark.extended
 def test_apfl_without_its_own_model_predicts_as_fedavg(batch):

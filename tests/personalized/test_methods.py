@@ -111,7 +111,7 @@ def test_parts_that_stay_at_the_client(name):
     algorithm = getattr(P, name)(MODEL, SGD, private=paths, **LOCAL)
     round_of = getattr(oracles, f"round_of_{name}")
     options = {"steps": STEPS, "lr": LR, **({"share": F.weights} if name == "fedbn" else {"weights": F.weights})}
-    after, _ = checked(algorithm, start_of_partial(shared), lambda s, chosen: round_of(s, chosen, F.grad, **options),
+    after, _ = checked(algorithm, oracles.start_of_partial(first(), K, {shared}), lambda s, chosen: round_of(s, chosen, F.grad, **options),
                        oracles.model_of_partial, "sum")  # fmt: skip
     weights, private = algorithm.weights(after), "body" if shared == "head" else "head"
     # The shared part once, the others with a row for each client.
@@ -124,7 +124,7 @@ def test_a_device_that_lg_fedavg_has_not_seen_gets_the_mean_of_all_models():
     algorithm = P.lg_fedavg(MODEL, SGD, **LOCAL)
     model = mj.solve(make_problem("sum"), algorithm, tol=None, max_rounds=1).model
     state = oracles.round_of_lg_fedavg(
-        start_of_partial("head"), range(K), F.grad, steps=STEPS, lr=LR, weights=F.weights
+        oracles.start_of_partial(first(), K, {"head"}), range(K), F.grad, steps=STEPS, lr=LR, weights=F.weights
     )
     x = np.concatenate(F.xs)
     each = [jax.nn.softmax(predict(w, x)) for w in oracles.new_client_of_lg_fedavg(state)]
@@ -132,17 +132,11 @@ def test_a_device_that_lg_fedavg_has_not_seen_gets_the_mean_of_all_models():
     np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-9)
 
 
-def start_of_partial(shared):
-    """The shared part of the first draw, and the others of each client's own."""
-    state = oracles.start_of_partial(first(), K, {shared})
-    return state | {"own": [{name: a for name, a in first(k).items() if name != shared} for k in range(K)]}
-
-
 @pytest.mark.extended
 def test_fedrep():
     algorithm = P.fedrep(MODEL, SGD, body_epochs=2, **LOCAL)
     checked(
-        algorithm, start_of_partial("body"),
+        algorithm, oracles.start_of_partial(first(), K, {"body"}),
         lambda s, chosen: oracles.round_of_fedrep(s, chosen, F.grad, head_steps=STEPS, lr=LR, body_steps=2,
                                                   share=F.weights),
         oracles.model_of_partial, "sum",
@@ -342,3 +336,44 @@ def test_rows_of_padding_are_never_predicted(key):
         state, _ = mj.run(problem, algorithm, key, num_rounds=1)
         assert state.diverged == 0
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.shared))
+
+
+NEW: dict[str, Any] = {
+    "ditto": (
+        P.ditto(MODEL, SGD, strength=0.7, **LOCAL), 1, oracles.start_of_ditto,
+        lambda s, k: oracles.new_client_of_ditto(s, k, F.grad, steps=STEPS, lr=LR, lam=0.7),
+    ),
+    "fedrep": (
+        P.fedrep(MODEL, SGD, **LOCAL), 1, lambda first, k: oracles.start_of_partial(first, k, {"body"}),
+        lambda s, k: oracles.new_client_of_fedrep(s, k, F.grad, {"head": first()["head"]}, head_steps=STEPS, lr=LR),
+    ),
+    "per_fedavg": (
+        P.per_fedavg(MODEL, SGD, inner_rate=0.2, **LOCAL), 0, lambda first, k: oracles.start_of_perfedavg(first),
+        lambda s, k: oracles.new_client_of_perfedavg(s, k, F.grad, alpha=0.2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", NEW)
+def test_new_clients(name):
+    algorithm, rounds, start, wanted = NEW[name]
+    after, problem = simulated(algorithm, "sum", ())
+    joined = algorithm.join(after, problem, jax.random.key(9), rounds=rounds)
+    state = start(first(), K)
+    for k in range(K):
+        model = jax.tree.map(np.asarray, algorithm.parameters(joined, problem, k))
+        chex.assert_trees_all_close(plain(model), wanted(state, k), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.extended
+def test_new_clients_of_fedem():
+    algorithm = P.fedem(MODEL, SGD, components=2, **LOCAL)
+    after, problem = simulated(algorithm, "sum", ROUNDS)
+    joined = algorithm.join(after, problem, jax.random.key(9), rounds=3)
+    for k in range(K):
+        params = algorithm.parameters(joined, problem, k)
+        models = [jax.tree.map(lambda a, j=j: np.asarray(a[j]), params.components) for j in range(2)]
+        shares, _ = oracles.new_client_of_fedem({"models": models}, k, F.sample_losses, rounds=3)
+        np.testing.assert_allclose(params.shares, shares, rtol=1e-9)
+        chex.assert_trees_all_close(params.components, algorithm.parameters(after, problem, k).components)

@@ -167,6 +167,36 @@ def test_ditto_is_the_bayes_estimate_of_federated_points():
     close(state.own[:, 0, 0], (precisions[0] * means + precisions[1] * means.mean()) / sum(precisions))
 
 
+@pytest.mark.parametrize("method", ["ditto", "mr_mtl"])
+@pytest.mark.extended
+def test_mean_estimation_has_the_error_and_the_best_strength_of_theory(method):
+    # Liu et al. 2022: means w_k of deviation tau, n samples each of deviation sigma. Both methods end at
+    # (x_k + lam x) / (1 + lam) of the means of samples, whose error is least at lam = sigma^2 / (n tau^2).
+    k, n, sigma, tau, draws, rng = 6, 4, 1.2, 0.5, 400, np.random.default_rng(0)
+    best, share = sigma**2 / (n * tau**2), sigma**2 / n
+    strengths = best * np.array([0.0, 0.3, 1.0, 3.0, 30.0])
+    points = 1.0 + tau * rng.normal(size=(draws, k))
+    samples = points[..., None] + sigma * rng.normal(size=(draws, k, n))
+    data = mj.pack_tasks([np.ones((n, 1))] * k, list(samples[0]), dtype=np.float64, loss_scaling="task_mean")
+    model = mj.networks.Model(lambda key: jnp.zeros((1, 1)), lambda w, x: x @ w)
+
+    def estimates(strength, y):
+        algorithm = getattr(P, method)(model, optax.sgd(0.03), strength=strength, local_epochs=2, **FULL)
+        return ended(algorithm, 1000, mj.Prediction(data.replace(y=y), GAUSSIAN)).own[:, 0, 0]
+
+    of_draws = jax.jit(jax.vmap(jax.vmap(estimates, (None, 0)), (0, None)))
+    ours = np.asarray(of_draws(jnp.asarray(strengths), jnp.asarray(samples)))
+    means = samples.mean(2)
+    lam = strengths[:, None, None]
+    close(ours, (means + lam * means.mean(1, keepdims=True)) / (1.0 + lam), rtol=1e-6)
+    own, pull = 1.0 / (1.0 + strengths), strengths / (1.0 + strengths)
+    spread = tau**2 * (1.0 - 1.0 / k) + share / k
+    theory = own**2 * share + pull**2 * spread + 2.0 * own * pull * share / k
+    errors = ((ours - points) ** 2).mean(2)  # [strengths, draws]
+    assert np.all(np.abs(errors.mean(1) - theory) < 4.0 * errors.std(1) / draws**0.5)
+    assert errors.mean(1).argmin() == theory.argmin() == 2
+
+
 @pytest.mark.parametrize("lam", [0.3, 3.0])
 @pytest.mark.slow
 def test_ditto_reaches_its_bilevel_solution(lam):
