@@ -11,13 +11,14 @@ a network, on the same features of up to fourteen federations:
 Of a client's samples 40 % are for training (at most 100), 20 % for choosing (50) and 40 % for testing (150). Every
 method has twelve runs: three learning rates times four values of a number of its own, or twelve rates. They train at
 once, in one compiled call but for numbers that change the program. Choices are by the mean score over clients on the
-samples for choosing: the run, and the round out of ten where the model is taken.
+samples for choosing: the run, and the round out of ten where the model is taken. Convex models are solved until their
+gap is 1 % of the objective.
 
 Scores are accuracies, of land mines areas under the ROC curve, of numbers RMSE. Beside them are the rounds up to the
 model taken, what a client sends until then (`Algorithm.request`), and simulated seconds on LTE. Differences from
-federated averaging with fine-tuning are paired, with 95 % intervals over clients and seeds (`metrics.over_tasks`).
-A CSV keeps every method; a run that was interrupted goes on. ``--small`` is half an hour of one core, the whole a
-night of two; ``--report`` makes table and picture of what there is.
+federated averaging with fine-tuning, or from another ``--baseline``, are paired, with 95 % intervals over clients and
+seeds (`metrics.over_tasks`). A CSV keeps every method; a run that was interrupted goes on. ``--small`` has two data
+sets, one seed and a third of the rounds; ``--report`` makes table and picture of what there is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,11 +63,12 @@ from experiments._personalized_parts import (
 from experiments.rows import append, read
 from mocha_jax import plotting
 
-SMALL = ("digits", "mixture")
+SMALL, SMALL_ROUNDS = ("digits", "mixture"), 50
 RATES = {"classes": (0.02, 0.5), "rare": (0.02, 0.5), "numbers": (0.004, 0.1)}  # the least and the largest rate
 RECORDS = 10
 EPOCHS, BATCH = 2, 10
 DRAWS = 2000  # of clients, for intervals of ranks
+GAP, MOST_ROUNDS = 1e-2, 2000  # of a convex model, relative
 
 
 class Row(NamedTuple):
@@ -92,10 +95,12 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SOURCES, help="default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="METHOD", help="default all")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=150, help="of every run, in tens (default %(default)s)")
+    parser.add_argument("--rounds", type=int, help=f"of every run, in tens (default 150, with --small {SMALL_ROUNDS})")
     parser.add_argument("--rates", type=int, default=3, help="learning rates of a method (default %(default)s)")
     parser.add_argument("--clients", type=int, help="of made federations (default: their own numbers)")
-    parser.add_argument("--small", action="store_true", help=f"{' and '.join(SMALL)}, one seed")
+    parser.add_argument("--small", action="store_true", help=f"{' and '.join(SMALL)}, one seed, fewer rounds")
+    parser.add_argument("--baseline", choices=METHODS, default=BASELINE, metavar="METHOD",
+                        help="of paired differences (default %(default)s)")  # fmt: skip
     parser.add_argument("--report", action="store_true", help="no training: table and picture of the CSV")
     parser.add_argument("--out", type=Path, default=Path("experiments/personalized"), help="folder of CSV and picture")
     options = parser.parse_args()
@@ -104,11 +109,12 @@ def main() -> None:
         options.data = sorted(Path(folder).glob("*.npz")) if folder else []
     options.sets = options.sets or (SMALL if options.small else tuple(SOURCES))
     options.seeds = 1 if options.small else options.seeds
+    options.rounds = options.rounds or (SMALL_ROUNDS if options.small else 150)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = study(options)
     if not rows:
         parser.error("there are no results")
-    text = report(rows)
+    text = report(rows, options.baseline)
     print("\n" + text)
     (options.out / "table.md").write_text(text)
     draw(rows, options.out / "personalized.png")
@@ -287,7 +293,7 @@ def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace)
         z = np.moveaxis(z, 0, -1) if several else np.stack([np.zeros_like(z), z], axis=-1)
         return np.asarray(jax.nn.softmax(z, axis=-1))
 
-    how: dict[str, Any] = dict(key=jax.random.key(seed), tol=1e-2, max_rounds=options.rounds)
+    how: dict[str, Any] = dict(key=jax.random.key(seed), tol=GAP, max_rounds=MOST_ROUNDS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mj.NotConverged)
         if several:
@@ -329,8 +335,8 @@ def gathered(rows: list[Row]) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def report(rows: list[Row]) -> str:
-    """A table in Markdown of all data sets by average rank, with the worst tenth in parentheses, and one for each."""
+def report(rows: list[Row], baseline: str = BASELINE) -> str:
+    """Tables in Markdown: all data sets by average rank, with worst tenths in parentheses; each one; numbers tried."""
     found, wide, lines = gathered(rows), dict[str, list[str]](), []
     heads = ["method", "average rank"]
     for name, of_methods in found.items():
@@ -339,7 +345,7 @@ def report(rows: list[Row]) -> str:
         heads += [f"{name}, {title}"]
         lines += [
             f"\n**{name}**, {seeds} seed{'s' if seeds > 1 else ''}\n",
-            f"| method | {title} | worst tenth | best tenth | std | better than local % | minus {BASELINE} | rounds "
+            f"| method | {title} | worst tenth | best tenth | std | better than local % | minus {baseline} | rounds "
             "| MB sent | MB received | s on LTE |",
             "|---" + "|---:" * 10 + "|",
         ]
@@ -349,7 +355,7 @@ def report(rows: list[Row]) -> str:
                 mj.metrics.over_tasks(
                     factor * values, maximise=not numbers,
                     baseline=factor * of_methods[other] if other in of_methods and other != method else None,
-                ) for other in (ALONE, BASELINE)
+                ) for other in (ALONE, baseline)
             )  # fmt: skip
             low, high = tuned.difference_interval or (np.nan, np.nan)
             better = "" if alone.better is None else f"{100 * alone.better:.0f}"
@@ -364,7 +370,23 @@ def report(rows: list[Row]) -> str:
     top = [f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for method, (rank, low, high) in sorted(ranks(rows).items(), key=lambda item: item[1]):
         top.append(f"| {method} | {rank:.1f} [{low:.1f}, {high:.1f}] | {' | '.join(wide[method])} |")
-    return "\n".join(top + lines) + "\n"
+    return "\n".join(top + lines + tried(wide)) + "\n"
+
+
+def tried(methods: Iterable[str]) -> list[str]:
+    """A table of the numbers that methods choose from, beside the learning rate."""
+    lines = ["\n**Numbers to choose from**, beside three learning rates; the others have twelve rates\n",
+             "| method | numbers |", "|---|---|"]  # fmt: skip
+    for method in methods:
+        if method in WAYS and not WAYS[method].numbers:
+            continue
+        if method in WAYS:
+            text = ", ".join(f"{number:g}" for number in WAYS[method].numbers)
+        else:
+            text = ", ".join(f"{name} {' '.join(f'{v:.3g}' for v in dict.fromkeys(np.asarray(leaf).tolist()))}"
+                             for name, leaf in vars({**CONVEX, **HEADS}[method]).items())  # fmt: skip
+        lines.append(f"| {method} | {text} |")
+    return lines
 
 
 def ranks(rows: list[Row]) -> dict[str, tuple[float, float, float]]:
