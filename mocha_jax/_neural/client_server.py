@@ -204,7 +204,7 @@ class ClientServer(BudgetedTrainer):
         """Make personal models of clients that took no part, with the server as it is.
 
         The new clients do their part of some rounds, of which the server does not hear. They begin with what the server
-        has, where a paper does not say otherwise; one of `fine_tuned` or `ifca` needs no round.
+        has, where a paper does not say otherwise; one of `fine_tuned`, `per_fedavg` or `ifca` needs no round.
 
         Args:
           state: of a run of this algorithm.

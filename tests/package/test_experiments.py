@@ -28,6 +28,7 @@ def experiments(monkeypatch):
         images,
         kernels,
         mixed,
+        new_clients,
         personalized,
         private_dual,
         private_school,
@@ -47,7 +48,7 @@ def experiments(monkeypatch):
         protocol=protocol, tasksets=tasksets, rows=rows, fedavg=fedavg_rounds, images=images, table2=virtual_table2,
         roles=roles, shakespeare=shakespeare, letter=virtual_letter, kernels=kernels, mixed=mixed, heads=heads, defaults=defaults,
         tuning=tuning, personalized=personalized, personalized_parts=_personalized_parts, private_school=private_school,
-        robust=robust, compression=compression, wire=wire, private_dual=private_dual,
+        robust=robust, compression=compression, wire=wire, private_dual=private_dual, new_clients=new_clients,
     )  # fmt: skip
 
 
@@ -344,6 +345,19 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
     again = main(*methods, report=["--report"]).out
     assert again == both.out[both.out.index("\n|") :]
     assert (tmp_path / "personalized.png").stat().st_size > 5_000
+
+    def newcomers(*more):
+        of_trials = ["--trials", str(path), "--clients", "4", "--out", str(tmp_path / "new"), *more]
+        monkeypatch.setattr("sys.argv", ["new_clients", *of_trials])
+        experiments.new_clients.main()
+        return capsys.readouterr().out
+
+    trained, again = newcomers(), newcomers("--report")
+    assert "mixture, seed 0, Ditto: 0." in trained
+    assert trained.endswith(again[again.index("\n|") :])
+    found = experiments.rows.read(tmp_path / "new" / "trials.csv", experiments.new_clients.Row)
+    assert [row.method for row in found] == ["Local", "Ditto"]  # convex models have no row
+    assert all(row.joined in experiments.new_clients.JOINED and len(row.scores.split()) == 4 for row in found)
 
 
 def test_a_draw_of_personalized_methods_that_is_under_way_is_left_out(experiments):
