@@ -79,22 +79,49 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("case", NETWORKS)
-@pytest.mark.slow
-def test_networks_go_over_flower_too(case, tmp_path, said):
-    algorithm, rounds = NETWORKS[case], 6
+KEEPING = {
+    "ditto": mj.personalized.ditto(NETWORK, optax.sgd(0.2), strength=0.3, local_epochs=2, batch_size=4),
+    "scaffold": mj.personalized.scaffold(NETWORK, optax.sgd(0.2), local_epochs=2, batch_size=4),
+}
+
+
+def over_flower(algorithm, folder, rounds, **how):
+    """The result of rounds over Flower, and the state and history of those that `run` simulates."""
     xs, ys = world.tables()
     ys = [(y > 0).astype(y.dtype) for y in ys]
     keepers = []
     for task, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        (tmp_path / f"{task}").mkdir()
+        (folder / f"{task}").mkdir()
         node = mj.federated.Node(x, y, LABELS, algorithm, rows=max(map(len, xs)), dtype=np.float32)
-        keepers.append(NodeStore(str(tmp_path / f"{task}"), node, task))
+        keepers.append(NodeStore(str(folder / f"{task}"), node, task))
     grid = world.LoopGrid({100 + t: world.answering(keeper) for t, keeper in enumerate(keepers)})
     server = mj.federated.Server(algorithm, None, world.M, world.D, dtype=np.float32)
+    served = serve(grid, server, max_rounds=rounds, **how, **QUICK)
+    problem = mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32))
+    return served, *mj.run(problem, algorithm, KEY, num_rounds=rounds)
+
+
+@pytest.mark.parametrize("case", KEEPING)
+@pytest.mark.extended
+@pytest.mark.thin(1)
+def test_what_clients_keep_lasts_over_flower(case, tmp_path):
+    served, state, _ = over_flower(KEEPING[case], tmp_path, 6)
+    model = state.shared if case == "ditto" else KEEPING[case].weights(state)
+    chex.assert_trees_all_close(served.weights, model, rtol=1e-4, atol=1e-5)
+    if case == "ditto":  # every node has its own model
+        for task in range(world.M):
+            with np.load(tmp_path / f"{task}" / "weights.npz") as file:
+                kept = [file[name] for name in file.files]
+            own = [leaf[task] for leaf in jax.tree.leaves(state.own)]
+            chex.assert_trees_all_close(kept, own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+@pytest.mark.slow
+def test_networks_go_over_flower_too(case, tmp_path, said):
+    algorithm, rounds = NETWORKS[case], 6
     # Nobody who is not asked is called silent, and no more answers are waited for than can come.
-    served = serve(grid, server, max_rounds=rounds, leave_after=2, min_answers=3, **QUICK)
-    state, history = mj.run(mj.Prediction(mj.pack_tasks(xs, ys, dtype=np.float32)), algorithm, KEY, num_rounds=rounds)
+    served, state, history = over_flower(algorithm, tmp_path, rounds, leave_after=2, min_answers=3)
     weights = algorithm.weights(state)
     weights = mj.networks.SplitParameters(weights.shared, None) if case == "virtual" else weights
     chex.assert_trees_all_close(served.weights, weights, rtol=1e-4, atol=1e-5)
@@ -117,7 +144,7 @@ def test_networks_go_over_flower_too(case, tmp_path, said):
         else:
             model = mj.load_model(path)
             assert model.trained["rounds"] == rounds
-            assert model.predict(xs[0][:2]).shape == (2,)
+            assert model.predict(world.tables()[0][0][:2]).shape == (2,)
     assert ("server_app: make_model failed" in "".join(said())) == (case == "virtual")
 
 
