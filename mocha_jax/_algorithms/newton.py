@@ -80,8 +80,9 @@ class Newton(SecondOrderMethod):
     $$
 
     by one small system per task and, for tasks near their mean, one for what they share. The squared loss takes one
-    round, others a handful. Where the objective of the nodes that answer has increased, the server takes the step back
-    and tries a quarter of it; where that is less than rounding, the slopes along the step tell.
+    round, others a handful. Where the objective of the nodes that answered at both ends of a step has increased, the
+    server takes the step back and tries a quarter of it; where the change is less than rounding, the slopes along the
+    step tell. Where no node answers in two rounds running, nothing limits a step: `Mocha` is safe there.
 
     A node sends d (d + 3) / 2 + 1 numbers, receives d, and computes some n d^2 operations a round, so the method is for
     few features: on one machine it is faster than `Mocha` up to some tens of them. `costs` charges its messages.
@@ -186,16 +187,16 @@ def _asked(problem: Problem, layout: Layout, state: NewtonState, answers: Array,
     both, told, bent = (to_parts(layout, which)[:, None] for which in (compared, answers, sent))
     change = jnp.sum(jnp.where(compared, values, value) - old.value)
     penalty, before, of_step = map(problem.regularizer.value, (state.w, state.base, state.w - state.base))
-    lost = unit * (jnp.sum(jnp.abs(old.value)) + before)
     slopes, ends = (jnp.where(which, data.weighted(state.beta), predicted) for which in (told, both))
     bend = jnp.where(bent, data.weighted(_second_derivatives(problem, state.z)), old.bend)
     # R(w) - R(base) is its slope at either end and R(step), which is quadratic.
     change = change + penalty - before
     fell, rises = (penalty - before - sign * of_step - jnp.sum(moved * own)
                    for sign, own in ((1.0, old.slopes), (-1.0, ends)))  # fmt: skip
-    # What rounds: the sums, and the penalties and predictions whose differences are in them.
-    subtracted = penalty + before + jnp.sum(jnp.abs(ends) * (jnp.abs(state.z) + jnp.abs(state.base_z)))
-    seen = unit * (jnp.sum(jnp.abs(moved * ends)) + of_step) + rounding * subtracted
+    # Rounding errors: of the sums, and of the penalties and predictions that are subtracted.
+    subtracted = rounding * (penalty + before + jnp.sum(jnp.abs(ends) * (jnp.abs(state.z) + jnp.abs(state.base_z))))
+    lost = unit * (jnp.sum(jnp.abs(old.value)) + before) + subtracted
+    seen = unit * (jnp.sum(jnp.abs(moved * ends)) + of_step) + subtracted
     kept = (change <= -lost) | ((change <= lost) & (rises <= _RISE * jnp.abs(fell) + seen))
     answered = answers.astype(jnp.int32)
     return Models(answered, jnp.where(answers, values, value), slopes, bend), kept

@@ -86,7 +86,6 @@ def test_nodes_that_are_silent_or_have_no_time_do_not_move_the_optimum(systems):
     np.testing.assert_allclose(other.weights, plain.weights, atol=1e-4)
 
 
-@pytest.mark.extended
 class Outage(mj.systems.System):
     """From the second to the thirteenth round two nodes answer, then all."""
 
@@ -108,6 +107,17 @@ def test_it_goes_on_at_once_after_a_long_outage(seed, key):
     assert solution.rounds <= 13 + 4
 
 
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_steps_at_the_optimum_are_no_more_than_rounding(far, key):
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(20, 4)).astype("f") for _ in range(6)]
+    data = mj.pack_tasks(xs, [(far + x[:, 0] + rng.normal(size=20)).astype("f") for x in xs], intercept=1.0)
+    problem = mj.Problem(data, mj.losses.Squared(), mj.regularizers.MeanRegularized(0.1, 0.02))
+    state, _ = mj.run(problem, mj.Newton(), key, num_rounds=16)
+    assert float(state.share) == 1.0  # none of them was taken back
+
+
+@pytest.mark.extended
 def test_weights_that_are_worse_are_taken_back(key):
     """With labels far apart a step of a smoothed hinge goes too far: no base is worse than the one before."""
     p = problem(mj.losses.SmoothedHinge(0.05)).replace(regularizer=mj.regularizers.MeanRegularized(1e-3, 1e-4))
