@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from jax import Array
 
 import mocha_jax as mj
 from experiments import images
-from mocha_jax.regularizers._named import maker
 
 P = mj.personalized
 
@@ -317,19 +315,40 @@ WAYS = {
     "AFL": Way(lambda s, r, v, o: P.afl(s.network, SGD, mixture_rate=v, **o), (0.003, 0.01, 0.03, 0.1)),
     "VIRTUAL": Way(_virtual, (1.0, 0.1, 0.01, 0.001)),
 }
-_both = partial(maker("mean_covariance", 1)[0], mean=0.01)
-RIDGES = [0.99, 0.5, 0.0]  # from tasks near their mean to the trace norm of their deviations from it
-CONVEX = {
-    "linear, near their mean (11)": mj.grid(
-        mj.regularizers.MeanRegularized, lam1=[1e-1, 1e-2, 1e-3, 1e-4], lam2=[1e-2, 1e-3, 1e-4]
-    ),
-    "linear, learned covariance (14)": mj.grid(
-        mj.regularizers.Probabilistic, lam=[1e-1, 1e-2, 1e-3, 1e-4], sigma2=[1.0, 10.0, 100.0]
-    ),
-    "linear, mean and covariance": mj.grid(_both, lam=[1e-1, 1e-2, 1e-3, 1e-4], ridge=RIDGES),
+
+
+class Grid(NamedTuple):
+    """A convex model: its numbers, and the regularizer that they make."""
+
+    make: Callable[..., mj.regularizers.Regularizer]
+    numbers: dict[str, tuple[float, ...]]
+    heads: bool = False  # of a network of `FedAvg`, or of the samples as they are
+
+    @property
+    def candidates(self) -> mj.regularizers.Regularizer:
+        """All of them, as a grid."""
+        return mj.grid(self.make, **self.numbers)
+
+
+def _both(lam: float, ridge: float) -> mj.regularizers.MeanCovariance:
+    """Penalties of the mean, and of the deviations from it: lam (ridge |U|^2 + (1 - ridge) |U|_*^2)."""
+    return mj.regularizers.MeanCovariance(0.01 * lam, (1.0 - ridge) * lam, (1.0 - ridge) / ridge if ridge else np.inf)
+
+
+LAMS, RIDGES = (1e-1, 1e-2, 1e-3, 1e-4), (0.99, 0.5, 0.0)
+GRIDS = {
+    "linear, near their mean (11)": Grid(mj.regularizers.MeanRegularized, {"lam1": LAMS, "lam2": (1e-2, 1e-3, 1e-4)}),
+    "linear, learned covariance (14)": Grid(mj.regularizers.Probabilistic, {"lam": LAMS, "sigma2": (1.0, 10.0, 100.0)}),
+    "linear, mean and covariance": Grid(_both, {"lam": LAMS, "ridge": RIDGES}),
+    "FedAvg + MOCHA heads": Grid(_both, {"lam": LAMS[:3], "ridge": RIDGES}, heads=True),
 }
-HEADS = {"FedAvg + MOCHA heads": mj.grid(_both, lam=[1e-1, 1e-2, 1e-3], ridge=RIDGES)}
-METHODS = (*WAYS, *CONVEX, *HEADS)
+METHODS = (*WAYS, *GRIDS)
+
+
+def predicted(algorithm: mj.Trainer, state: Any, problem: mj.Prediction, x: Array) -> Array:
+    """Predict samples ``[m, n, d]`` of every client: means ``[m, n, c]``."""
+    nodes = jnp.arange(len(x), dtype=jnp.int32)
+    return jax.vmap(lambda node, x: algorithm.predict(state, problem, node, x).mean)(nodes, x)
 
 
 def scores(shape: Shape, predicted: np.ndarray, data: mj.TaskData, scale: float) -> tuple[np.ndarray, np.ndarray]:

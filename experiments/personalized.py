@@ -45,8 +45,7 @@ import mocha_jax as mj
 from experiments._personalized_parts import (
     ALONE,
     BASELINE,
-    CONVEX,
-    HEADS,
+    GRIDS,
     METHODS,
     SOURCES,
     WAYS,
@@ -56,6 +55,7 @@ from experiments._personalized_parts import (
     Traffic,
     best,
     federation,
+    predicted,
     scores,
     signs,
     with_constant,
@@ -117,7 +117,7 @@ def main() -> None:
     text = report(rows, options.baseline)
     print("\n" + text)
     (options.out / "table.md").write_text(text)
-    draw(rows, options.out / "personalized.png")
+    draw(rows, options.out / "personalized.png", options.baseline)
 
 
 def study(options: argparse.Namespace) -> list[Row]:
@@ -145,7 +145,7 @@ def study(options: argparse.Namespace) -> list[Row]:
             print(f"{name}, seed {seed}: {fed.shape.clients} clients", flush=True)
             for method in missing:
                 began = time.process_time()
-                train = trained if method in WAYS else headed if method in HEADS else linear
+                train = trained if method in WAYS else headed if GRIDS[method].heads else linear
                 found = train(fed, method, seed, options)
                 row = Row(name, settings, seed, method, " ".join(f"{s:.6g}" for s in found.scores), *found[1:],
                           time.process_time() - began)  # fmt: skip
@@ -221,7 +221,7 @@ def tuned(fed: Federation, method: str, seed: int, options: argparse.Namespace, 
 def headed(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:
     """Train `FedAvg`, then a certified last layer of every client's own on what the layers before make of its samples.
 
-    Its twelve runs are three rates and nine heads.
+    Of its twelve runs three choose the rate, and then nine the head.
     """
     run, shape = tuned(fed, "FedAvg", seed, options, options.rates), fed.shape
     rate = jnp.asarray(run.rate, fed.train.dtype)
@@ -260,13 +260,10 @@ def _program(
                                     cost=mj.costs.lte())  # fmt: skip
             ready = algorithm.resume(state, problem)
 
-            def predicted(data: mj.TaskData) -> Array:
-                nodes = jnp.arange(shape.clients, dtype=jnp.int32)
-                return jax.vmap(lambda node, x: algorithm.predict(ready, problem, node, x).mean)(nodes, data.x)
-
             request = algorithm.request(problem)
             traffic = Traffic(4.0 * every * request.up, 4.0 * every * request.down, history.simulated_time[-1])
-            return state, (predicted(held), predicted(test), traffic)
+            of_held, of_test = (predicted(algorithm, ready, problem, data.x) for data in (held, test))
+            return state, (of_held, of_test, traffic)
 
         return lax.scan(block, algorithm.init(problem), length=records)[1]
 
@@ -275,7 +272,7 @@ def _program(
 
 def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace) -> Outcome:
     """Train a certified convex model with all its candidates, and score the best one."""
-    shape, candidates, algorithm = fed.shape, {**CONVEX, **HEADS}[method], mj.Mocha()
+    shape, candidates, algorithm = fed.shape, GRIDS[method].candidates, mj.Mocha()
     train, held, test = (with_constant(data) for data in fed[1:4])
     several = shape.kind != "numbers" and shape.outputs > 2
     losses = {"classes": mj.losses.SmoothedHinge(0.5) if several else mj.losses.Logistic(),
@@ -286,7 +283,7 @@ def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace)
     def problem(data: mj.TaskData, i: int = 0) -> mj.Problem:
         return mj.Problem(data, losses[shape.kind], jax.tree.map(lambda leaf: leaf[i], candidates))
 
-    def predicted(weights: Any, data: mj.TaskData) -> np.ndarray:
+    def of(weights: Any, data: mj.TaskData) -> np.ndarray:
         z = np.einsum("...mf,mnf->...mn", np.asarray(weights), np.asarray(data.x))
         if shape.kind == "numbers":
             return z[..., None]
@@ -301,14 +298,14 @@ def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace)
             weights = np.stack([model.weights for model in path])  # [candidates, classes, m, d]
         else:
             weights = np.asarray(mj.lambda_path(problem(train), candidates, algorithm, **how).weights)
-        judged, loss = scores(shape, np.stack([predicted(w, held) for w in weights]), fed.held, fed.scale)
+        judged, loss = scores(shape, np.stack([of(w, held) for w in weights]), fed.held, fed.scale)
         chosen = best(shape, judged[:, None], loss[:, None])[0]
         if several:  # anew from the beginning, so that its rounds count
             of_classes = mj.one_vs_rest(train, partial(problem, i=chosen), algorithm, classes=shape.outputs, **how)
-            last, of_each = of_classes.weights, np.asarray(of_classes.rounds)
+            last, of_each, certificate = of_classes.weights, np.asarray(of_classes.rounds), of_classes.certificate
         else:
             solution = mj.solve(problem(train, chosen), algorithm, **how)
-            last, of_each = solution.weights, np.array([solution.rounds])
+            last, of_each, certificate = solution.weights, np.array([solution.rounds]), solution.certificate
     asked, cost = algorithm.request(problem(signs(train) if several else train)), mj.costs.lte()
     flops = asked.steps.astype(train.dtype) * asked.step_flops + asked.fixed_flops
     together = cost.replace(latency=0.0).round_seconds(cost.replace(latency=0.0).seconds(flops, asked.down, asked.up))
@@ -316,8 +313,10 @@ def linear(fed: Federation, method: str, seed: int, options: argparse.Namespace)
     lte = vectors * float(together) + most * float(cost.latency)
     sent, received = (4e-6 * vectors * float(numbers) for numbers in (asked.up, asked.down))
     record = jax.tree.map(lambda leaf: float(leaf[chosen]), candidates)
-    tested = scores(shape, predicted(last, test), fed.test, fed.scale)[0]
-    return Outcome(tested, repr(record), most, sent, received, lte)
+    gap = float(jnp.max(certificate.relative_joint_gap))
+    note = "" if gap <= GAP else f", gap of {gap:.2g}"
+    tested = scores(shape, of(last, test), fed.test, fed.scale)[0]
+    return Outcome(tested, f"{record!r}{note}", most, sent, received, lte)
 
 
 def gathered(rows: list[Row]) -> dict[str, dict[str, np.ndarray]]:
@@ -374,17 +373,15 @@ def report(rows: list[Row], baseline: str = BASELINE) -> str:
 
 
 def tried(methods: Iterable[str]) -> list[str]:
-    """A table of the numbers that methods choose from, beside the learning rate."""
-    lines = ["\n**Numbers to choose from**, beside three learning rates; the others have twelve rates\n",
-             "| method | numbers |", "|---|---|"]  # fmt: skip
+    """A table of the numbers that methods choose from."""
+    lines = ["\n**Numbers to choose from**\n", "| method | numbers |", "|---|---|"]
     for method in methods:
-        if method in WAYS and not WAYS[method].numbers:
-            continue
-        if method in WAYS:
-            text = ", ".join(f"{number:g}" for number in WAYS[method].numbers)
+        if method in GRIDS:
+            text = ", ".join(f"{name} {' '.join(map('{:g}'.format, of))}" for name, of in GRIDS[method].numbers.items())
+        elif WAYS[method].numbers:
+            text = " ".join(f"{number:g}" for number in WAYS[method].numbers) + ", three rates"
         else:
-            text = ", ".join(f"{name} {' '.join(f'{v:.3g}' for v in dict.fromkeys(np.asarray(leaf).tolist()))}"
-                             for name, leaf in vars({**CONVEX, **HEADS}[method]).items())  # fmt: skip
+            text = "twelve rates"
         lines.append(f"| {method} | {text} |")
     return lines
 
@@ -407,17 +404,17 @@ def ranks(rows: list[Row]) -> dict[str, tuple[float, float, float]]:
     return {method: (middle[i, 0], low[i], high[i]) for i, method in enumerate(methods)}
 
 
-def draw(rows: list[Row], path: Path) -> None:
+def draw(rows: list[Row], path: Path, baseline: str = BASELINE) -> None:
     """Average ranks with intervals; the band is that of the baseline."""
     found = sorted(ranks(rows).items(), key=lambda item: item[1])
-    kinds = {**dict.fromkeys((ALONE, "FedAvg", "FedProx"), 1), BASELINE: 2, **dict.fromkeys(CONVEX, 3)}
+    kinds = {**dict.fromkeys((ALONE, "FedAvg", "FedProx"), 1), **dict.fromkeys(GRIDS, 3), baseline: 2}
     figure = Figure(figsize=(7.0, 1.0 + 0.2 * len(found)), layout="constrained")
     axes = figure.subplots()
     for place, (method, (mean, low, high)) in enumerate(found):
         colour = plotting.COLOURS[kinds.get(method, 0)]
         axes.plot([low, high], [place, place], color=colour, lw=1.6)
         axes.plot([mean], [place], "o", color=colour, ms=4.5)
-        if method == BASELINE:
+        if method == baseline:
             axes.axvspan(low, high, color=colour, alpha=0.12, lw=0)
     axes.set_yticks(range(len(found)), [method for method, _ in found], fontsize=8)
     axes.invert_yaxis()

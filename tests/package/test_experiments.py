@@ -326,14 +326,14 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
         study.main()
         return capsys.readouterr()
 
-    linear, heads = next(iter(study.CONVEX)), next(iter(study.HEADS))
+    linear, heads = next(iter(study.GRIDS)), "FedAvg + MOCHA heads"
     first = main("Local", "Ditto")
     assert "school.npz is not here" in first.err
     path = tmp_path / "trials.csv"
     path.write_text(path.read_text() + "mixture,rounds=2")  # cut off by a kill
-    methods = "Local", "Ditto", linear, heads
+    methods = "Local", "Ditto", "FedU", "FedRep", linear, heads
     both = main(*methods)
-    assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in methods] == [1] * 4
+    assert [sum(f"{method}: 0." in out for out in (first.out, both.out)) for method in methods] == [1] * 6
     rows = {row.method: row for row in experiments.rows.read(path, study.Row)}
     assert tuple(rows) == methods
     assert all(len(row.scores.split()) == 4 and row.lte > 0 for row in rows.values())
@@ -347,8 +347,8 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
     assert (tmp_path / "personalized.png").stat().st_size > 5_000
 
     def newcomers(*more):
-        of_trials = ["--trials", str(path), "--clients", "4", "--out", str(tmp_path / "new"), *more]
-        monkeypatch.setattr("sys.argv", ["new_clients", *of_trials])
+        of_trials = ["--trials", str(path), "--settings", "rounds=2 rates=1 clients=4", "--out", str(tmp_path / "new")]
+        monkeypatch.setattr("sys.argv", ["new_clients", *of_trials, *more])
         experiments.new_clients.main()
         return capsys.readouterr().out
 
@@ -356,8 +356,17 @@ def test_personalized_methods_are_resumed_and_tabled(experiments, tmp_path, caps
     assert "mixture, seed 0, Ditto: 0." in trained
     assert trained.endswith(again[again.index("\n|") :])
     found = experiments.rows.read(tmp_path / "new" / "trials.csv", experiments.new_clients.Row)
-    assert [row.method for row in found] == ["Local", "Ditto"]  # convex models have no row
-    assert all(row.joined in experiments.new_clients.JOINED and len(row.scores.split()) == 4 for row in found)
+    assert [row.method for row in found] == ["Local", "Ditto", "FedU", "FedRep"]  # no convex models
+    assert found[0].joined == found[0].rounds
+    assert {row.joined for row in found[1:]} <= set(experiments.new_clients.JOINED)
+    assert all(len(row.scores.split()) == len(row.took_part.split()) == 4 for row in found)
+
+
+def test_new_clients_are_not_among_the_others(experiments):
+    for m in (4, 20, 29):
+        old, new = experiments.new_clients.folds(m, seed=1)
+        assert set(new.ravel()) == set(range(m))
+        assert all(sorted([*a, *b]) == list(range(m)) for a, b in zip(old, new, strict=True))
 
 
 def test_a_draw_of_personalized_methods_that_is_under_way_is_left_out(experiments):
