@@ -9,10 +9,10 @@ a network, on the same features of up to fourteen federations:
 - of packages, where they are installed: the marks of 49 schools' pupils (faraway), the wages of 545 men (linearmodels).
 
 Of a client's samples 40 % are for training (at most 100), 20 % for choosing (50) and 40 % for testing (150). Every
-method has twelve runs: three learning rates times four values of a number of its own, or twelve rates. They train at
-once, in one compiled call but for numbers that change the program. Choices are by the mean score over clients on the
-samples for choosing: the run, and the round out of ten where the model is taken. Convex models are solved until their
-gap is 1 % of the objective.
+method of training networks has twelve runs: three learning rates times four values of a number of its own, or twelve
+rates. They train at once, in one compiled call but for numbers that change the program. Choices are by the mean score
+over clients on the samples for choosing: the run, and the round out of ten where the model is taken. A convex model has
+twelve candidates, each solved until its gap is 1 % of the objective; heads have nine, on the best of three networks.
 
 Scores are accuracies, of land mines areas under the ROC curve, of numbers RMSE. Beside them are the rounds up to the
 model taken, what a client sends until then (`Algorithm.request`), and simulated seconds on LTE. Differences from

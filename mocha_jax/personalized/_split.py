@@ -94,6 +94,8 @@ def fedbn(
 ) -> Composed:  # fmt: skip
     r"""Compose FedBN: federated averaging of all but the normalisation layers, which stay at the clients.
 
+    All clients begin with the same normalisation.
+
     Args:
       model: one with normalisation layers, e.g. of another library by `networks.Model`. Running statistics of batches
         are no parameters; a model that needs them is to normalise by its batch.
@@ -182,7 +184,7 @@ def _shared_part(b: Beginning) -> ServerParts:
 
 
 def _private_part(b: Beginning, _: Array) -> Params:
-    return b.begin(0).private  # alike at all clients: what is averaged is then made for private parts that are related
+    return b.begin(0).private  # the same at all clients, so that the averaged part fits every private one
 
 
 def _both_parts(shared: Params, row: Tree, own: Params) -> SplitParameters:

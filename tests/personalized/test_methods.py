@@ -340,15 +340,20 @@ def test_rows_of_padding_are_never_predicted(key):
 
 NEW: dict[str, Any] = {
     "ditto": (
-        P.ditto(MODEL, SGD, strength=0.7, **LOCAL), 1, oracles.start_of_ditto,
+        P.ditto(MODEL, SGD, strength=0.7, **LOCAL), 1, oracles.start_of_ditto(first(), K),
+        lambda s, chosen: oracles.round_of_ditto(s, chosen, F.grad, steps=STEPS, lr=LR, lam=0.7, own_steps=STEPS,
+                                                 own_lr=LR, share=F.weights),
         lambda s, k: oracles.new_client_of_ditto(s, k, F.grad, steps=STEPS, lr=LR, lam=0.7),
     ),
     "fedrep": (
-        P.fedrep(MODEL, SGD, **LOCAL), 1, lambda first, k: oracles.start_of_partial(first, k, {"body"}),
+        P.fedrep(MODEL, SGD, **LOCAL), 1, oracles.start_of_partial(first(), K, {"body"}),
+        lambda s, chosen: oracles.round_of_fedrep(s, chosen, F.grad, head_steps=STEPS, lr=LR, share=F.weights),
         lambda s, k: oracles.new_client_of_fedrep(s, k, F.grad, {"head": first()["head"]}, head_steps=STEPS, lr=LR),
     ),
     "per_fedavg": (
-        P.per_fedavg(MODEL, SGD, inner_rate=0.2, **LOCAL), 0, lambda first, k: oracles.start_of_perfedavg(first),
+        P.per_fedavg(MODEL, SGD, inner_rate=0.2, **LOCAL), 0, oracles.start_of_perfedavg(first()),
+        lambda s, chosen: oracles.round_of_perfedavg(s, chosen, F.grad, steps=STEPS, alpha=0.2, beta=LR,
+                                                     share=F.weights),
         lambda s, k: oracles.new_client_of_perfedavg(s, k, F.grad, alpha=0.2),
     ),
 }  # fmt: skip
@@ -357,10 +362,11 @@ NEW: dict[str, Any] = {
 @pytest.mark.extended
 @pytest.mark.parametrize("name", NEW)
 def test_new_clients(name):
-    algorithm, rounds, start, wanted = NEW[name]
-    after, problem = simulated(algorithm, "sum", ())
+    algorithm, rounds, state, round_of, wanted = NEW[name]
+    after, problem = simulated(algorithm, "sum", ROUNDS)
+    for chosen in ROUNDS:
+        state = round_of(state, chosen)
     joined = algorithm.join(after, problem, jax.random.key(9), rounds=rounds)
-    state = start(first(), K)
     for k in range(K):
         model = jax.tree.map(np.asarray, algorithm.parameters(joined, problem, k))
         chex.assert_trees_all_close(plain(model), wanted(state, k), rtol=1e-9, atol=1e-11)
