@@ -130,7 +130,7 @@ def trained(fed: Federation, trial: study.Row) -> tuple[np.ndarray, np.ndarray, 
 def _rounds(method: str, shape: Shape, rounds: int) -> tuple[int, ...]:
     if method == ALONE:
         return (rounds,)
-    made = WAYS[method].make(shape, 1.0, 1, dict(rate=1.0, seed=0))
+    made = WAYS[method].make(shape, jnp.ones(()), 1, dict(rate=1.0, seed=jnp.uint32(0)))
     assert isinstance(made, ClientServer)
     declared = made.declared().method
     return (0,) if declared.personal_model is None or declared.ready is not None else JOINED

@@ -107,6 +107,34 @@ def test_it_goes_on_at_once_after_a_long_outage(seed, key):
     assert solution.rounds <= 13 + 4
 
 
+class Alternating(mj.systems.System):
+    """Nodes with even and with odd numbers answer in turn: none does in two rounds running."""
+
+    def work(self, key, data, request):
+        return mj.systems.Work(request.steps, jnp.arange(data.num_nodes, dtype=jnp.int32) % 2 == request.round % 2)
+
+
+# A system, and how near the optimum sixty rounds come at least, as a multiple of the objective there.
+SILENT = {
+    "drops": (mj.systems.Dropout(0.5), 1.2), "sampled": (mj.systems.Sampled(0.1), 4.0), "in turn": (Alternating(), 1.2)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [0.5, 0.05])
+@pytest.mark.parametrize("case", SILENT)
+@pytest.mark.extended
+def test_losses_that_bend_suddenly_do_not_throw_it_off_when_nodes_are_silent(case, width, key):
+    rng = np.random.default_rng(0)
+    xs, common = [rng.normal(size=(int(rng.integers(5, 60)), 8)) for _ in range(40)], rng.normal(size=8)
+    ys = [np.sign(x @ (common + 0.5 * rng.normal(size=8)) + 0.5 * rng.normal(size=len(x))) for x in xs]
+    data = mj.pack_tasks(xs, ys, loss_scaling="task_mean")
+    problem = mj.Problem(data, mj.losses.SmoothedHinge(width), mj.regularizers.MeanRegularized(0.01, 0.001))
+    _, history = mj.run(problem, mj.Newton(), key, num_rounds=60, systems=SILENT[case][0], record_every=1)
+    start = 40.0 * (1.0 - width / 2.0)  # the objective without weights
+    assert np.all(np.asarray(history.primal[1:]) < start)
+    assert history.primal[-1] < SILENT[case][1] * mj.solve(problem, mj.Newton(), tol=1e-6).primal
+
+
 @pytest.mark.parametrize("far", [0.0, 1e4])
 def test_steps_at_the_optimum_are_no_more_than_rounding(far, key):
     rng = np.random.default_rng(0)
