@@ -34,18 +34,26 @@ _ROUNDINGS = 64.0
 # by that share of how it fell at the start: the approximate condition of Hager and Zhang 2005.
 _RISE = 0.8
 
-# Models of silent nodes are no longer trusted where losses are higher by that share of the change to first order; trust
-# comes back by this factor a round. Chosen on logistic and smoothed hinge losses with drops and sampled nodes.
-_SURPRISE, _TRUST = 0.25, 0.7
+# Models of silent nodes are no longer trusted where losses are higher by that share of the change to first order; the
+# caution falls by this factor with every node's evidence. Chosen on logistic and smoothed hinge losses, 5 to 50 % of 40
+# nodes a round.
+_SURPRISE, _TRUST = 0.25, 0.3
 
 
 class Models(Pytree):
-    """Second-order models of every node's losses around the base, from what they are to each sample."""
+    """Second-order models of every node's losses about its last answer, from what they are to each sample."""
 
-    answered: Array  # [m] int32 1 where the node answered at the base, 0 where it did elsewhere, -1 where never
+    answered: Array  # [m] int32 1 where that was at the base, 0 where elsewhere, -1 where there was none
     value: Array  # [m]
-    slopes: Array  # [m, n] -c l' of every sample; within a run as the rows are dealt, as all that is per row
-    bend: Array  # [m, n] c l''
+    z: Array  # [m, n] predictions then; within a run as the rows are dealt, as all that is per row
+    slopes: Array  # [m, n] -c l' of every sample
+    bend: Array  # [m, n] c l'', of the last answer that had it
+
+    def at(self, z: Array, bend: Array, layout: Layout) -> tuple[Array, Array]:
+        """Predict the losses ``[m]`` and slopes ``[m, n]`` at other predictions, with these second derivatives."""
+        moved = z - self.z
+        fall = jnp.sum(moved * (self.slopes - 0.5 * bend * moved), axis=1)
+        return self.value - add_parts(layout, fall), self.slopes - bend * moved
 
 
 class NewtonState(SecondOrderState):
@@ -56,12 +64,14 @@ class NewtonState(SecondOrderState):
     base: Array  # [num_tasks, d] the best weights so far; w is on the way from there
     base_z: Array  # [m, n] predictions by the base
     share: Array  # [] of the way from there to the models' optimum
-    caution: Array  # [] in [0, 1], how far silent nodes' curvature is taken from their last one to the largest
+    caution: Array  # [] in [0, 1], how far the curvature of silent nodes is from their last one to the largest
 
     def moved(self, move: Callable[..., Array]) -> NewtonState:
-        by_row = jnp.stack([self.beta, self.z, self.base_z, self.models.slopes, self.models.bend], axis=2)
-        beta, z, base_z, slopes, bend = jnp.moveaxis(move(by_row), 2, 0)
-        return self.replace(beta=beta, z=z, base_z=base_z, models=self.models.replace(slopes=slopes, bend=bend))
+        own = self.models
+        by_row = jnp.stack([self.beta, self.z, self.base_z, own.z, own.slopes, own.bend], axis=2)
+        beta, z, base_z, told, slopes, bend = jnp.moveaxis(move(by_row), 2, 0)
+        models = own.replace(z=told, slopes=slopes, bend=bend)
+        return self.replace(beta=beta, z=z, base_z=base_z, models=models)
 
 
 class Newton(SecondOrderMethod):
@@ -87,12 +97,12 @@ class Newton(SecondOrderMethod):
     A node sends d (d + 3) / 2 + 1 numbers, receives d, and computes some n d^2 operations a round, so the method is for
     few features: on one machine it is faster than `Mocha` up to some tens of them. `costs` charges its messages.
 
-    The server predicts a silent node by its model. Where nodes that answer again have higher losses than theirs said,
-    and until that is known, the models of silent nodes are upper bounds, as curved as the loss can be: the second
-    moments of a node's samples, which are charged in round 0, times the largest second derivative. So no step that is
-    kept raises a bound on the objective; trust comes back while models predict well. Where few nodes answer a round and
-    the loss has corners that are hardly smoothed, bounds make small steps, and `Mocha` is faster. A node without time
-    for all of its samples sends its gradient, and the server keeps its last Hessian.
+    The server predicts a silent node by its model. In the beginning, and after a round in which nodes that answer again
+    have clearly higher losses than their models said, it takes the models of silent nodes for as curved as the loss can
+    be, upper bounds: the second moments of a node's samples, which are charged in round 0, times the largest second
+    derivative. While models predict well it returns to their own curvature. Where few nodes answer a round and the loss
+    has corners that are hardly smoothed, the steps by bounds are small, and `Mocha` is faster. A node without time for
+    all of its samples sends its gradient, and the server keeps its last Hessian.
 
     Examples:
       >>> import jax, mocha_jax as mj
@@ -118,7 +128,7 @@ class Newton(SecondOrderMethod):
         m, problem = problem.data.num_nodes, of_parts(problem)
         data, dtype = problem.data, problem.data.dtype
         w, z = jnp.zeros((data.num_tasks, data.num_features), dtype), jnp.zeros_like(data.y)
-        models = Models(jnp.full(m, -1, jnp.int32), jnp.zeros(m, dtype), z, _largest(problem))
+        models = Models(jnp.full(m, -1, jnp.int32), jnp.zeros(m, dtype), z, z, _largest(problem))
         coupling, beta = problem.regularizer.coupling(data.num_tasks), slopes_at(problem, z)
         never, none = jnp.full((), jnp.inf, dtype), jnp.zeros((), dtype)
         share = none + _SHORTER  # as if the first one came after a short one
@@ -137,12 +147,18 @@ class Newton(SecondOrderMethod):
             lambda a: a.astype(data.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a,
             state.replace(coupling=problem.regularizer.coupling(data.num_tasks)),
         )
-        known = state.z.shape == data.y.shape
-        models = self.to_layout(state, problem).models if known else self.init(problem).models
+        if state.z.shape == data.y.shape:
+            state = self.to_layout(state, problem)
+            old = state.models
+            models = old.replace(slopes=old.slopes - old.bend * (state.base_z - old.z))  # at the base
+        else:
+            models = self.init(problem).models
         problem = of_parts(problem)
         z, base_z = (problem.data.predictions(w) for w in (state.w, state.base))
-        models = models.replace(answered=jnp.full_like(models.answered, -1))
-        return state.replace(z=z, base_z=base_z, beta=slopes_at(problem, z), models=models)
+        models = models.replace(z=base_z, answered=jnp.full_like(models.answered, -1))
+        return state.replace(
+            z=z, base_z=base_z, beta=slopes_at(problem, z), models=models, caution=jnp.ones_like(state.caution)
+        )
 
     def fixed_flops(self, problem: Problem) -> Array:
         """Predictions and the gradient."""
@@ -156,95 +172,85 @@ class Newton(SecondOrderMethod):
     def step(self, key: Drawn, state: NewtonState, problem: Problem, work: Work) -> tuple[NewtonState, Info]:
         full, layout = self.full_work(problem), problem.data.layout
         steps = work.budget(full)
-        answers, sent = (steps > 0) | (work.active & (full == 0)), steps >= full
+        answers, sent = steps > 0, steps >= full
         flops = steps.astype(problem.data.dtype) * self.step_flops(problem)
         flops = flops + jnp.where(answers, self.fixed_flops(problem), 0.0)
         problem = of_parts(problem)
-        data = problem.data
-        models, better, caution = _asked(problem, layout, state, answers, answers & sent)
-        any_answer = jnp.any(answers)  # without one the round changes nothing
-        better &= any_answer
-        models = jax.tree.map(partial(jnp.where, any_answer), models, state.models)
+        data, most, nodes = problem.data, _largest(problem), jnp.sum(full > 0, dtype=problem.data.dtype)
+        models, better, caution = _asked(problem, layout, state, nodes, answers, answers & sent)
         base, base_z = (jnp.where(better, new, old) for new, old in ((state.w, state.base), (state.z, state.base_z)))
-        caution = jnp.where(any_answer, caution, state.caution)
-        # The share of nodes that will be silent, as now, is judged with caution.
-        silent = 1.0 - safe_ratio(*(jnp.sum(which, dtype=data.dtype) for which in (answers & (full > 0), full > 0)))
-        bend = models.bend + silent * caution * (_largest(problem) - models.bend)
-        direction, left = state.coupling.newton_system(curvature(data, bend))(-base, models.slopes)
-        shorter = jnp.where(any_answer, _SHORTER * state.share, state.share)
-        share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), shorter)
+        share = jnp.where(better, jnp.minimum(state.share / _SHORTER, 1.0), _SHORTER * state.share)
+        # Caution applies to nodes that were silent at the base, and to others as far as they may be silent next.
+        silent = 1.0 - safe_ratio(jnp.sum(answers, dtype=data.dtype), nodes)
+        stale = to_parts(layout, models.answered < 1)[:, None]
+        own, judged = (models.bend + caution * part * (most - models.bend)
+                       for part in (stale.astype(data.dtype), jnp.where(stale, 1.0, silent)))  # fmt: skip
+        slopes = models.at(base_z, own, layout)[1]
+        direction, left = state.coupling.newton_system(curvature(data, judged))(-base, slopes)
         w = base + share * direction
         z = data.predictions(w)
-        beta = jnp.where(any_answer, _slopes(problem, z, left), state.beta)
-        after = state.replace(
-            round=state.round + 1,
-            w=w,
-            beta=beta,
-            z=z,
-            models=models,
-            base=base,
-            base_z=base_z,
-            share=share,
-            caution=caution,
-        )
-        return after, Info(steps, flops, jnp.zeros_like(work.active))
+        after = state.replace(w=w, beta=_slopes(problem, z, left), z=z, models=models, base=base, base_z=base_z,
+                              share=share, caution=caution)  # fmt: skip
+        # Without an answer the round changes nothing.
+        after = jax.tree.map(partial(jnp.where, jnp.any(answers)), after, state)
+        return after.replace(round=state.round + 1), Info(steps, flops, jnp.zeros_like(work.active))
 
 
 def _asked(
-    problem: Problem, layout: Layout, state: NewtonState, answers: Array, sent: Array
+    problem: Problem, layout: Layout, state: NewtonState, nodes: Array, answers: Array, sent: Array
 ) -> tuple[Models, Array, Array]:
-    """Return the models at the new base, whether that is w, and the caution.
+    """Return the models after the answers at w, whether w is the new base, and the caution.
 
     Where a node has not told its losses at a point, its model takes their place. With a caution of 1 that is an upper
-    bound, as curved as the loss can be, so that what is kept lowers a bound on the objective, whoever answers.
+    bound, if the node has ever answered.
     """
     data, loss, old, most = problem.data, problem.node_loss, state.models, _largest(problem)
     moved, own = state.z - state.base_z, data.weighted(state.beta)
     values = add_parts(layout, jnp.sum(data.weighted(loss.value(state.z, data.y)), axis=1))
     known, compared = answers & (old.answered >= 0), answers & (old.answered > 0)
-    of_known, both, told, bent = (to_parts(layout, which)[:, None] for which in (known, compared, answers, sent))
+    told = to_parts(layout, answers)[:, None]
     penalty, before, of_step = map(problem.regularizer.value, (state.w, state.base, state.w - state.base))
 
-    def modelled(caution: Array) -> tuple[Array, Array, Array]:
-        """Values ``[m]``, slopes and curvatures ``[m, n]`` of silent nodes at w."""
-        bend = old.bend + caution * (most - old.bend)
-        fall = jnp.sum(moved * (old.slopes - 0.5 * bend * moved), axis=1)
-        return old.value - add_parts(layout, fall), old.slopes - bend * moved, bend
+    def modelled(z: Array, caution: Array) -> tuple[Array, Array]:
+        return old.at(z, old.bend + caution * (most - old.bend), layout)
 
+    def first_order(slopes: Array) -> Array:
+        """The change of the losses ``[m]`` with these slopes."""
+        return -add_parts(layout, jnp.sum(moved * slopes, axis=1))
+
+    # Models are too flat where losses are higher than they say, by more than a share of the change to first order.
+    slopes = modelled(state.base_z, state.caution)[1]
+    surprise, expected = (jnp.sum(jnp.where(known, a, 0.0)) for a in (
+        values - modelled(state.z, state.caution)[0], first_order(slopes)))  # fmt: skip
     # Rounding errors: of the sums, and of the penalties and predictions that are subtracted.
     rounding = jnp.finfo(data.dtype).eps
-    unit, sizes = _ROUNDINGS * rounding, jnp.abs(own) * (jnp.abs(state.z) + jnp.abs(state.base_z))
-    subtracted = rounding * (penalty + before + jnp.sum(sizes))
+    sizes = jnp.abs(jnp.where(told, own, old.slopes)) * (jnp.abs(state.z) + jnp.abs(state.base_z))
+    unit, subtracted = _ROUNDINGS * rounding, rounding * (penalty + before + jnp.sum(sizes))
     lost = unit * (jnp.sum(jnp.abs(old.value)) + before) + subtracted
-    # Models are too flat where losses are higher than they say, by more than a share of the change to first order.
-    surprise = jnp.sum(jnp.where(known, values - modelled(state.caution)[0], 0.0))
-    first_order = jnp.abs(jnp.sum(jnp.where(of_known, moved * old.slopes, 0.0)))
-    trusting = jnp.where(jnp.any(known), _TRUST, 1.0) * state.caution
-    caution = jnp.where(surprise > _SURPRISE * first_order + lost, 1.0, trusting)
-    value, slopes, bend = modelled(caution)
+    trust = _TRUST ** safe_ratio(jnp.sum(known, dtype=data.dtype), nodes)  # with every node's evidence
+    caution = jnp.where(surprise > _SURPRISE * jnp.abs(expected) + lost, 1.0, trust * state.caution)
 
-    # Of a node that answers for the first time the loss at the base is not known: its model says how it has changed.
-    unheard = jnp.where(answers, modelled(jnp.zeros_like(caution))[0], value)
-    change = jnp.sum(jnp.where(known, values, unheard) - old.value) + penalty - before
+    at_base, slopes = modelled(state.base_z, caution)
+    at_w, predicted = modelled(state.z, caution)
+    # The change of losses that were not told at the base is bounded by the slopes that are told now: they are convex.
+    most_change = first_order(own)
+    change = jnp.where(answers, values, at_w) - at_base
+    change = jnp.where(answers & ~compared, jnp.where(known, jnp.minimum(change, most_change), most_change), change)
+    change = jnp.sum(change) + penalty - before
     # R(w) - R(base) is its slope at either end and R(step), which is quadratic.
-    ends = jnp.where(both, own, slopes)
+    ends = jnp.where(told, own, predicted)
     fell, rises = (penalty - before - sign * of_step - jnp.sum(moved * there)
-                   for sign, there in ((1.0, old.slopes), (-1.0, ends)))  # fmt: skip
+                   for sign, there in ((1.0, slopes), (-1.0, ends)))  # fmt: skip
     seen = unit * (jnp.sum(jnp.abs(moved * ends)) + of_step) + subtracted
     kept = (change <= -lost) | ((change <= lost) & (rises <= _RISE * jnp.abs(fell) + seen))
 
-    bend = jnp.where(bent, data.weighted(_second_derivatives(problem, state.z)), jnp.where(told, old.bend, bend))
-    at_w = Models(jnp.where(answers, 1, jnp.minimum(old.answered, 0)), jnp.where(answers, values, value),
-                  jnp.where(told, own, slopes), bend)  # fmt: skip
-    # Where w is not kept, those who had not answered at the base have told a bound on their losses there.
-    news = answers & (old.answered <= 0)
-    of_news = to_parts(layout, news)[:, None]
-    back = add_parts(layout, jnp.sum(moved * (own + 0.5 * most * moved), axis=1))
-    at_base = Models(
-        jnp.where(news, 0, old.answered), jnp.where(news, values + back, old.value),
-        jnp.where(of_news, own + most * moved, old.slopes), jnp.where(of_news, most, old.bend),
-    )  # fmt: skip
-    return jax.tree.map(partial(jnp.where, kept), at_w, at_base), kept, caution
+    # Where w is not kept, answers at the base count for more than those at w.
+    new = answers & (kept | (old.answered < 1))
+    answered = jnp.where(new, kept.astype(jnp.int32), jnp.where(kept, jnp.minimum(old.answered, 0), old.answered))
+    of_new, bent = (to_parts(layout, which)[:, None] for which in (new, new & sent))
+    bend = jnp.where(bent, data.weighted(_second_derivatives(problem, state.z)), old.bend)
+    z, slopes = (jnp.where(of_new, a, b) for a, b in ((state.z, old.z), (own, old.slopes)))
+    return Models(answered, jnp.where(new, values, old.value), z, slopes, bend), kept, caution
 
 
 def _largest(problem: Problem) -> Array:

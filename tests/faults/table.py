@@ -156,7 +156,7 @@ FAULTS = (
     ),
     Fault(
         "Newton keeps weights that are worse", "_algorithms/newton.py",
-        "slopes, bend), kept\n", "slopes, bend), jnp.ones_like(kept)\n", ("algorithms",),
+        "slopes, bend), kept, caution\n", "slopes, bend), jnp.ones_like(kept), caution\n", ("algorithms",),
     ),
     Fault(
         "a system of the size of the samples forgets its right side", "_algorithms/second_derivatives.py",
