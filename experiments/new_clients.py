@@ -32,6 +32,7 @@ from mocha_jax._neural.client_server import ClientServer
 
 FOLDS = 5
 JOINED = 1, 5, 30  # rounds of those who join
+DIVERGED = 1e6
 METHODS = tuple(method for method in WAYS if method != "VIRTUAL")
 
 
@@ -176,7 +177,8 @@ def table(rows: list[Row]) -> str:
             factor = 1.0 if SOURCES[tasks].kind == "numbers" else 100.0
             as_new, took_part = (factor * np.mean([_mean(text) for text in texts]) if own else 0.0 for texts in
                                  ([row.scores for row in own], [row.took_part for row in own]))  # fmt: skip
-            cells.append(f"{as_new:.2f} ({took_part:.2f})" if own else "")
+            diverged = not as_new < DIVERGED
+            cells.append("diverged" if diverged else f"{as_new:.2f} ({took_part:.2f})" if own else "")
         if any(cells):
             lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
