@@ -4,8 +4,8 @@ The networks of `experiments.personalized` are trained anew by four fifths of th
 that were chosen there. The others join: they do their part of 1, 5 or 30 rounds, of which the server does not hear
 (`join`), and held-out samples choose between the three. Where all predict by the server's model, or by one that is made
 from it, no round is needed; a client alone trains for as long as it would have. Every client is new in one of five
-trainings, which run at once in one compiled call; in the other four it takes part, and beside its score as a new client
-is the mean of those.
+trainings, or in two where five do not divide their number; they run at once in one compiled call. In the others it
+takes part, and beside its score as a new client is the mean of those.
 
 Convex models are left out: their optimum with a client does not depend on when the client came (`Mocha.add_tasks`).
 """

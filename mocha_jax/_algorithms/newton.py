@@ -137,7 +137,7 @@ class Newton(SecondOrderMethod):
         )
 
     def resume(self, state: NewtonState, problem: Problem) -> NewtonState:
-        """Keep weights, round and models. Their values may be another problem's, so no node counts as heard before."""
+        """Go on from the weights. Models may be those of another problem, so no node counts as heard before."""
         state = self.kept(state, problem, NewtonState)
         _expect_smooth(problem)
         data = problem.data
@@ -150,14 +150,14 @@ class Newton(SecondOrderMethod):
         if state.z.shape == data.y.shape:
             state = self.to_layout(state, problem)
             old = state.models
-            models = old.replace(slopes=old.slopes - old.bend * (state.base_z - old.z))  # at the base
+            models = old.replace(slopes=old.slopes - old.bend * (state.z - old.z))  # at w
         else:
             models = self.init(problem).models
         problem = of_parts(problem)
-        z, base_z = (problem.data.predictions(w) for w in (state.w, state.base))
-        models = models.replace(z=base_z, answered=jnp.full_like(models.answered, -1))
+        z = problem.data.predictions(state.w)
+        models = models.replace(z=z, answered=jnp.full_like(models.answered, -1))
         return state.replace(
-            z=z, base_z=base_z, beta=slopes_at(problem, z), models=models, caution=jnp.ones_like(state.caution)
+            base=state.w, base_z=z, z=z, beta=slopes_at(problem, z), models=models, caution=jnp.ones_like(state.caution)
         )
 
     def fixed_flops(self, problem: Problem) -> Array:

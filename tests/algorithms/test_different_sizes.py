@@ -102,6 +102,10 @@ def test_only_a_node_without_samples_answers(case, dealing):
         solution = mj.solve(problem, algorithm, systems=systems, tol=1e-8, record_every=1)
         assert solution.status == mj.Status.CONVERGED
         solutions.append(solution)
+        first, silent = (
+            mj.run(problem, algorithm, jax.random.key(0), num_rounds=r, systems=systems)[0] for r in (1, 3)
+        )
+        np.testing.assert_array_equal(first.w, silent.w)
     same(*solutions)
 
 

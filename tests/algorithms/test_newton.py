@@ -107,6 +107,19 @@ def test_it_goes_on_at_once_after_a_long_outage(seed, key):
     assert solution.rounds <= 13 + 4
 
 
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_warm_start_is_a_newton_step_at_once(factor, key):
+    def problem(lam):
+        data = mj.pack_tasks(*zoo.ragged(seed=3, m=6, d=4, low=20, high=40), loss_scaling="task_mean")
+        return mj.Problem(data, mj.losses.Logistic(), mj.regularizers.MeanRegularized(lam, lam / 10.0))
+
+    state, _ = mj.run(problem(0.1), mj.Newton(), key, num_rounds=3)
+    after, history = mj.run(problem(0.1 * factor), mj.Newton(), key, num_rounds=6, state=state, record_every=1)
+    assert float(after.share) == 1.0
+    assert np.all(np.diff(np.asarray(history.primal)) <= 1e-12)  # no step is taken back
+    assert float(history.relative_gap[-1]) < 1e-9
+
+
 class Alternating(mj.systems.System):
     """Nodes with even and with odd numbers answer in turn: none does in two rounds running."""
 
